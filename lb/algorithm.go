@@ -7,8 +7,8 @@ import "math/rand/v2"
 type TableFunc func(targets []Target, size int) []uint16
 
 // tableFuncs has an entry for every Algorithm. The kernel always uses Table[h mod len(Table)]. Algorithms differ in how
-// the table is filled here, and in what h is in the kernel: a hash of the flow, a hash of the source address, a counter
-// or a random number. For LeastConnections the kernel compares the live flows of two slots.
+// this package fills the table, and in what the kernel uses as h: a hash of the flow, a hash of the source address, a
+// counter or a random number. For LeastConnections the kernel compares the live flows of two slots.
 var tableFuncs = map[Algorithm]TableFunc{
 	AlgorithmMaglev:           Maglev,
 	AlgorithmSourceHash:       Maglev,
@@ -17,8 +17,8 @@ var tableFuncs = map[Algorithm]TableFunc{
 	AlgorithmLeastConnections: interleaved,
 }
 
-// tableFor returns the table of these targets. Stateful: the kernel has every flow in its flow table, so a
-// change of the table size moves no flow, and one slot is enough for one target.
+// tableFor returns the table of these targets. If stateful, the kernel has every flow in its flow table, so a change of
+// the table size moves no flow, and a single target needs only one slot.
 func tableFor(a Algorithm, targets []Target, stateful bool) []uint16 {
 	size := tableLen(len(targets), stateful)
 	if size <= 1 {
@@ -38,8 +38,8 @@ func tableLen(targets int, stateful bool) int {
 	return TableSize(targets)
 }
 
-// interleaved gives each target slots in proportion to its weight, spread over the table so that a walk through it
-// visits targets in turn (the smooth weighted round-robin of nginx, precomputed).
+// interleaved gives each target slots in proportion to its weight, spread so that a walk through the table visits
+// targets in turn (the smooth weighted round-robin of nginx, precomputed).
 func interleaved(targets []Target, size int) []uint16 {
 	total := 0
 	for _, t := range targets {

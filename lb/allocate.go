@@ -10,15 +10,15 @@ import (
 // Holder is the part of a service that determines whether it can share an address.
 type Holder struct {
 	Service string
-	// ShareKey permits a service to be assigned an address that others have: all have the same key, not "", and no port
-	// in common. Who has the address keeps it whatever becomes of the keys.
+	// ShareKey lets services share an address: all have the same key, not "", and no port in common. A service that has
+	// the address keeps it even if the keys change.
 	ShareKey string
-	// Namespace bounds the ShareKey: a service of another one may join only if ShareWith names its namespace.
+	// Namespace bounds the ShareKey: a service in another namespace may join only if ShareWith names that namespace.
 	Namespace string
 	ShareWith []string
 	Ports     []Port
-	// Created and ID decide which of two services has a port that both hold: the one that was created first, then the
-	// one with the lower ID.
+	// Created and ID decide which of two services has a port that both hold: the one created first, then the one with
+	// the lower ID.
 	Created time.Time
 	ID      string
 }
@@ -33,23 +33,23 @@ func (h Holder) equal(o Holder) bool {
 // Request is the set of addresses that a service needs.
 type Request struct {
 	Holder
-	// Families are the families that the service needs one address of each, in the order of the result.
+	// Families lists the families in which the service needs an address each, in the order of the result.
 	Families []FamilyRequest
-	// PerFamily is how many addresses of a family the service gets while the pool of the first one has free ones; 0: 1.
+	// PerFamily is how many addresses per family the service gets while the first one's pool has free ones. 0 means 1.
 	PerFamily int
-	// Pool is the pool to assign from; "": the AutoAssign pools.
+	// Pool is the pool to assign from, or "" for the AutoAssign pools.
 	Pool string
-	// Addresses are requested explicitly, at most one of a family. They take precedence over Pool.
+	// Addresses are requested explicitly, at most one per family. They take precedence over Pool.
 	Addresses []netip.Addr
-	// Allows reports whether the service may be assigned addresses of a pool; nil: of all.
+	// Allows reports whether the service may be assigned addresses from a pool. Nil allows all pools.
 	Allows func(pool string) bool
-	// ByName chooses a new address by the name of the service, and not the lowest free one.
+	// ByName chooses a new address by the service's name instead of the lowest free one.
 	ByName bool
 
-	chosen []netip.Addr // by Assign, up to now
+	chosen []netip.Addr // by Assign so far
 }
 
-// FamilyRequest is a need for one address. An Optional one that cannot be met is left out of the result.
+// FamilyRequest is a request for one address. An Optional one that cannot be met is left out of the result.
 type FamilyRequest struct {
 	Family   Family
 	Optional bool
@@ -57,19 +57,19 @@ type FamilyRequest struct {
 
 func (r *Request) allows(p Pool) bool { return r.Allows == nil || r.Allows(p.Name) }
 
-// Allocator assigns VIPs to services. An address that a service has stays with it until it is released or until its
-// pool no longer has it: neither the order of pools nor other services move it. A new address is the lowest free one of
-// the first range of the first pool that has one. Of services that share an address, each port has one.
+// Allocator assigns VIPs to services. A service keeps an address until it is released or its pool no longer has it:
+// neither the order of pools nor other services move it. A new address is the lowest free one of the first range of the
+// first pool that has one. If services share an address, each port belongs to only one of them.
 //
-// The cost of a call does not depend on the number of addresses assigned or on the size of the pools. An Allocator is a
+// The cost of a call does not depend on the number of assigned addresses or the size of the pools. An Allocator is a
 // pure state machine for one goroutine: the same calls give the same results.
 type Allocator struct {
 	pools    []Pool                   // by Priority
-	free     [][]scan                 // of pools and their ranges
+	free     [][]scan                 // indexed by pool and range
 	shared   map[shareKey]*shareGroup // none is empty
 	assigned map[string][]netip.Addr  // by service, in the order of its families
 	reserved map[string][]netip.Addr  // by service
-	holders  map[netip.Addr][]Holder  // by the names of their services; none is empty
+	holders  map[netip.Addr][]Holder  // sorted by service name; none is empty
 	freed    bool                     // an address has lost a holder
 }
 
@@ -91,24 +91,24 @@ func NewAllocator(pools []Pool) *Allocator {
 	return a
 }
 
-// Given returns the addresses that were assigned to a service, in the order of its families.
+// Given returns the addresses assigned to a service, in the order of its families.
 func (a *Allocator) Given(service string) []netip.Addr { return slices.Clone(a.assigned[service]) }
 
-// Take assigns exactly these addresses to a service, whether others hold them or not, and releases its previous ones.
+// Take assigns exactly these addresses to a service, even if others hold them, and releases its previous ones.
 func (a *Allocator) Take(h Holder, addrs []netip.Addr) { a.replace(a.assigned, h, addrs) }
 
 // Release releases the addresses assigned to a service.
 func (a *Allocator) Release(service string) { a.Take(Holder{Service: service}, nil) }
 
-// Reserve makes a service the holder of addresses of its own specification, in addition to those assigned to it; it
-// replaces an earlier reservation. They are not assigned to others, but a service that has one of them assigned keeps
-// it. (Kubernetes: externalIPs.)
+// Reserve makes a service the holder of addresses in its own specification, in addition to those assigned to it. It
+// replaces the previous reservation. Reserved addresses are not assigned to others, but a service to which one is
+// already assigned keeps it. (Kubernetes: externalIPs.)
 func (a *Allocator) Reserve(h Holder, addrs []netip.Addr) { a.replace(a.reserved, h, addrs) }
 
-// Assign returns one address of each family of r, and assigns them. For each family it takes the first that exists of
-// the requested address, the one that the service has, the lowest that it may share, and a free one. The others of
-// PerFamily follow. When it fails, with an *AssignError, it changes nothing. A request all of whose families are
-// optional needs one of them. The service does not get the ports that are Denied.
+// Assign assigns and returns one address for each family of r. It takes the first that exists: the requested address,
+// the service's current one, the lowest that it may share, or a free one. The others of PerFamily follow. On failure it
+// returns an *AssignError and changes nothing. If all families are optional, at least one is needed. The service does
+// not get the ports that are Denied.
 func (a *Allocator) Assign(r Request) ([]netip.Addr, error) {
 	r.chosen = nil
 	var missing error
@@ -131,7 +131,7 @@ func (a *Allocator) Assign(r Request) ([]netip.Addr, error) {
 		}
 	}
 	one := slices.Clone(r.chosen)
-	for n := 1; n < r.PerFamily; n++ { // scans pass what is chosen, so nothing may fail from here
+	for n := 1; n < r.PerFamily; n++ { // scans pass the chosen addresses, so nothing may fail from here on
 		for _, first := range one {
 			pools := []int{a.poolOf(first)}
 			if !r.allows(a.pools[pools[0]]) {
@@ -146,7 +146,7 @@ func (a *Allocator) Assign(r Request) ([]netip.Addr, error) {
 	return r.chosen, nil
 }
 
-// find returns an address of one family for r.
+// find returns an address in one family for r.
 func (a *Allocator) find(r *Request, f Family) (netip.Addr, error) {
 	for _, addr := range r.Addresses {
 		if FamilyOf(addr) == f {
@@ -165,7 +165,7 @@ func (a *Allocator) find(r *Request, f Family) (netip.Addr, error) {
 	return netip.Addr{}, err
 }
 
-// choose returns an address of one family that is not chosen yet: one that the service has, or one of pools; or zero.
+// choose returns an address in one family that is not chosen yet: one that the service has, one from pools, or zero.
 func (a *Allocator) choose(r *Request, f Family, pools []int) netip.Addr {
 	for _, addr := range a.assigned[r.Service] {
 		if FamilyOf(addr) == f && !slices.Contains(r.chosen, addr) && a.keeps(r, addr, pools) {
@@ -196,7 +196,7 @@ func (a *Allocator) choose(r *Request, f Family, pools []int) netip.Addr {
 	return netip.Addr{}
 }
 
-// isFree reports whether r may be assigned an address of a pool that nobody holds.
+// isFree reports whether r may be assigned an address from a pool that nobody holds.
 func (a *Allocator) isFree(r *Request, pool int, addr netip.Addr) bool {
 	return a.holders[addr] == nil && a.pools[pool].assignable(addr) && !slices.Contains(r.chosen, addr)
 }
@@ -206,7 +206,7 @@ func (a *Allocator) mayShare(r *Request, addr netip.Addr) bool {
 	return a.conflict(r.Holder, addr) == nil && !slices.Contains(r.chosen, addr)
 }
 
-// poolsFor returns the pools that r may be assigned addresses from, best first.
+// poolsFor returns the pools from which r may be assigned addresses, best first.
 func (a *Allocator) poolsFor(r *Request) (pools []int, err error) {
 	for i, p := range a.pools {
 		switch {
@@ -226,8 +226,8 @@ func (a *Allocator) poolsFor(r *Request) (pools []int, err error) {
 	return nil, &AssignError{Cause: NoPool}
 }
 
-// keeps reports whether a service keeps an address that it has. A service that names no pool keeps one of any pool,
-// also when that pool is no longer AutoAssign or no longer for it.
+// keeps reports whether a service keeps its address. If it names no pool, it keeps an address of any pool, even if that
+// pool is no longer AutoAssign or no longer allowed for it.
 func (a *Allocator) keeps(r *Request, addr netip.Addr, pools []int) bool {
 	p := a.poolOf(addr)
 	return p >= 0 && (r.Pool == "" || slices.Contains(pools, p))
@@ -235,7 +235,7 @@ func (a *Allocator) keeps(r *Request, addr netip.Addr, pools []int) bool {
 
 // lowestShared returns the lowest address in use that r may share, or zero.
 func (a *Allocator) lowestShared(r *Request, f Family, pools []int) (lowest netip.Addr) {
-	for _, addr := range a.reserved[r.Service] { // the scans have passed those that only r itself may hold
+	for _, addr := range a.reserved[r.Service] { // the scans have passed addresses that only r may hold
 		usable := FamilyOf(addr) == f && slices.Contains(pools, a.poolOf(addr)) && a.mayShare(r, addr)
 		if usable && (!lowest.IsValid() || addr.Less(lowest)) {
 			lowest = addr
@@ -255,8 +255,8 @@ func (a *Allocator) lowestShared(r *Request, f Family, pools []int) (lowest neti
 	return lowest
 }
 
-// mayHold returns why r cannot have addr: it is in no pool that it may use, or another service has it and does not
-// share it.
+// mayHold says why r cannot have addr, or returns nil: addr is in no pool that r may use, or another service has it and
+// does not share it.
 func (a *Allocator) mayHold(r *Request, addr netip.Addr) error {
 	p := a.poolOf(addr)
 	if p < 0 {
@@ -271,7 +271,7 @@ func (a *Allocator) mayHold(r *Request, addr netip.Addr) error {
 	return nil
 }
 
-// replace makes addrs the addresses of a service in list, which is assigned or reserved.
+// replace sets the addresses of a service in list, which is assigned or reserved.
 func (a *Allocator) replace(list map[string][]netip.Addr, h Holder, addrs []netip.Addr) {
 	old := list[h.Service]
 	if len(addrs) == 0 {
@@ -289,7 +289,7 @@ func (a *Allocator) replace(list map[string][]netip.Addr, h Holder, addrs []neti
 	}
 }
 
-// holder returns where the holder of addr with this service is in the list, or would be.
+// holder returns the index at which service is or would be in the list of holders of addr.
 func (a *Allocator) holder(addr netip.Addr, service string) (i int, found bool) {
 	return slices.BinarySearchFunc(a.holders[addr], service, func(h Holder, s string) int {
 		return strings.Compare(h.Service, s)
@@ -318,7 +318,7 @@ func (a *Allocator) hold(h Holder, addr netip.Addr) {
 	a.shared[key].add(addr)
 }
 
-// drop makes a service no holder of addr, so that others may have or share it.
+// drop removes a service from the holders of addr, so that others may have or share it.
 func (a *Allocator) drop(service string, addr netip.Addr) {
 	a.freed = true
 	i, found := a.holder(addr, service)
@@ -356,7 +356,7 @@ func (a *Allocator) drop(service string, addr netip.Addr) {
 	}
 }
 
-// poolOf returns the index of the pool that has addr, or -1.
+// poolOf returns the index of the pool that contains addr, or -1.
 func (a *Allocator) poolOf(addr netip.Addr) int {
 	return slices.IndexFunc(a.pools, func(p Pool) bool { return p.Contains(addr) })
 }
@@ -368,7 +368,7 @@ func (a *Allocator) names(pools []int) (names []string) {
 	return names
 }
 
-// signature is the same text for the same ports in any order.
+// signature returns the same text for the same ports in any order.
 func signature(ports []Port) string {
 	names := make([]string, len(ports))
 	for i, p := range ports {

@@ -12,14 +12,14 @@ type AssignCause uint8
 const (
 	NoSuchPool         AssignCause = iota + 1 // Pools[0] does not exist
 	PoolNotAllowed                            // the service may not use Pools[0], which it requests
-	NoPool                                    // the service requests no pool and may use none that is AutoAssign
+	NoPool                                    // the service requests no pool and may not use any AutoAssign pool
 	NoFreeAddress                             // Pools have no free address of Family
 	AddrInNoPool                              // Addr, which is requested, is in no pool
 	AddrNotAllowed                            // Addr is in Pools[0], which the service may not use
 	AddrInUse                                 // Service holds Addr and shares it only with the same ShareKey
 	NotSharedWith                             // Service holds Addr and does not share it with this namespace
-	PortInUse                                 // Service holds Addr and has Port, too, so they can never share it
-	FamilyNotRequested                        // the service needs no address of the family of Addr
+	PortInUse                                 // Service holds Addr and also has Port, so they can never share it
+	FamilyNotRequested                        // the service does not need an address of Addr's family
 )
 
 // AssignError is the reason why a request fails. Fields that the Cause does not mention are zero.

@@ -14,10 +14,10 @@ import (
 	"unicode"
 )
 
-// Part is what handles a kind of objects that come from outside: the label of steelyard_panics_total.
+// Part names code that handles one kind of external objects. It is a label of steelyard_panics_total.
 type Part string
 
-// The parts. Of the first ones an object stays as it was until it changes; the others handle each object once.
+// The parts. Objects of the first group stay as they were until they change; the others handle each object once.
 const (
 	PartService   Part = "service" // a Service of the cluster or of the file, with its EndpointSlices
 	PartSlice     Part = "endpointslice"
@@ -26,46 +26,46 @@ const (
 	PartSecret    Part = "secret"
 	PartPlan      Part = "plan"      // of a service
 	PartTable     Part = "table"     // of a frontend
-	PartAddresses Part = "addresses" // that the allocator gives a Service
+	PartAddresses Part = "addresses" // assigned to a Service by the allocator
 
 	PartStatus  Part = "status" // of a service
-	PartObject  Part = "object" // of the cluster, as it arrives
-	PartPeer    Part = "peer"   // a message of a BGP peer
+	PartObject  Part = "object" // of the cluster, on arrival
+	PartPeer    Part = "peer"   // a message from a BGP peer
 	PartBFD     Part = "bfd"
 	PartFrame   Part = "frame"   // of ARP and NDP
-	PartMember  Part = "member"  // a message of a member
-	PartNetlink Part = "netlink" // a notification of the kernel
+	PartMember  Part = "member"  // a message from a member
+	PartNetlink Part = "netlink" // a notification from the kernel
 	PartHTTP    Part = "http"    // a request
 	PartProbe   Part = "probe"   // of a server
 )
 
-// Parts of which objects are reported that are refused without a panic.
+// Parts that report objects refused without a panic.
 const (
-	PartRoom      Part = "room"      // of a service in the tables of the kernel
-	PartEndpoints Part = "endpoints" // of a Service: it has too many
+	PartRoom      Part = "room"      // for a service in the kernel's tables
+	PartEndpoints Part = "endpoints" // of a Service that has too many
 )
 
-// Parts are the parts that count panics.
+// Parts lists the parts that count panics.
 var Parts = []Part{
 	PartService, PartSlice, PartNode, PartConfigMap, PartSecret, PartPlan, PartTable, PartAddresses,
 	PartStatus, PartObject, PartPeer, PartBFD, PartFrame, PartMember, PartNetlink, PartHTTP, PartProbe,
 }
 
-// keeps reports whether objects of the part last, so that one is as it was until it is handled again.
+// keeps reports whether objects of the part persist, so that one stays as it was until it is handled again.
 func (p Part) keeps() bool { return slices.Index(Parts, p) < slices.Index(Parts, PartStatus) }
 
-// Boundary is around the handling of each object that comes from outside. A panic in it loses that object only: it is
-// counted, logged with its stack, and a trouble in the status. What is handled inside of a boundary holds no lock that
-// others need and changes only what belongs to the object: values are built aside, and put in force after it. Its
-// methods may be called from any goroutine; those of nil recover nothing and report nothing.
+// Boundary surrounds the handling of each external object. A panic inside loses only that object: it is counted, logged
+// with its stack, and reported as a trouble in the status. Code inside a boundary holds no lock that others need and
+// changes only what belongs to the object: it builds values aside, to be activated afterwards. The methods may be
+// called from any goroutine; on a nil Boundary they recover nothing and report nothing.
 type Boundary struct {
 	Log *slog.Logger
-	// Changed is called when an object has a trouble, or has another one. It must not block. It may be nil.
+	// Changed is called when an object has a trouble, or a different one. It must not block. It may be nil.
 	Changed func(Trouble)
-	// Before is called inside of the boundary, before the object is handled. Tests panic in it; an agent has none.
+	// Before is called inside the boundary, before the object is handled. Tests use it to panic; in an agent it is nil.
 	Before func(Part, string)
 
-	some     atomic.Bool // there is a trouble of an object that lasts
+	some     atomic.Bool // an object that persists has a trouble
 	mu       sync.Mutex  // guards all below
 	panics   map[Part]uint64
 	troubles map[object]Trouble
@@ -81,16 +81,17 @@ type Trouble struct {
 	Part   Part
 	Object string
 	Reason string
-	at     time.Time // the last time
+	at     time.Time // when it last occurred
 }
 
-// troublesMax bounds the troubles that are kept, and troubleFor how long one of an object that does not last is shown.
+// troublesMax bounds the number of troubles kept. troubleFor is how long one of an object that does not persist is
+// shown.
 const (
 	troublesMax = 1000
 	troubleFor  = 10 * time.Minute
 )
 
-// Do calls f, which handles an object, and reports whether it has returned.
+// Do calls f, which handles an object, and reports whether f returned.
 func (b *Boundary) Do(part Part, name string, f func()) (ok bool) {
 	if b == nil {
 		f()
@@ -122,14 +123,14 @@ func (b *Boundary) Do(part Part, name string, f func()) (ok bool) {
 	return true
 }
 
-// Report sets the trouble of an object, "": it has none.
+// Report sets the trouble of an object. An empty reason clears it.
 func (b *Boundary) Report(part Part, name, reason string) {
 	if b != nil && (reason != "" || b.some.Load()) {
 		b.report(part, name, reason, false)
 	}
 }
 
-// cut makes a text that others may have written printable, and bounds it.
+// cut makes text from outside printable, and truncates it.
 func cut(text string) string {
 	return fmt.Sprintf("%.200s", strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -172,7 +173,7 @@ func (b *Boundary) report(part Part, name, reason string, panicked bool) {
 	}
 }
 
-// Panics returns how many panics each part has had.
+// Panics returns the number of panics in each part.
 func (b *Boundary) Panics() map[Part]uint64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -15,9 +15,9 @@ type Change struct {
 	Op     ChangeOp `json:"op"`
 	Object string   `json:"object"` // "service web" or "backend 10.0.0.21 of web"
 	Text   string   `json:"text,omitempty"`
-	// Connections is how many established connections end by it, up to ConnectionsMax.
+	// Connections is how many established connections the change ends, up to ConnectionsMax.
 	Connections int `json:"connections,omitempty"`
-	// Ends are the connections that end by it; the zero value: none.
+	// Ends selects the connections that the change ends. The zero value means none.
 	Ends FlowFilter `json:"-"`
 }
 
@@ -30,10 +30,10 @@ const (
 	Changed ChangeOp = "~"
 )
 
-// ConnectionsMax is where the count of Change.Connections stops.
+// ConnectionsMax is where Change.Connections stops counting.
 const ConnectionsMax = 100_000
 
-// String is a line such as "- service web: 203.0.113.10; 80/tcp; 2 backends; ends 12 connections".
+// String returns a line such as "- service web: 203.0.113.10; 80/tcp; 2 backends; ends 12 connections".
 func (c Change) String() string {
 	line := string(c.Op) + " " + c.Object
 	if c.Text != "" {
@@ -48,7 +48,7 @@ func (c Change) String() string {
 	return line
 }
 
-// Changes returns what differs between two lists of services, in the order of their names.
+// Changes returns the differences between two lists of services, in the order of their names.
 func Changes(before, after []*Service) (all []Change) {
 	was, is := servicesByName(before), servicesByName(after)
 	names := slices.Concat(slices.Collect(maps.Keys(was)), slices.Collect(maps.Keys(is)))
@@ -77,7 +77,7 @@ func servicesByName(list []*Service) map[string]*Service {
 	return m
 }
 
-// summary is what a service has: addresses, ports, and the number of its backends.
+// summary lists the service's addresses, its ports, and the number of its backends.
 func (s *Service) summary() string {
 	var vips, ports []string
 	for _, vip := range s.VIPs {
@@ -97,7 +97,7 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %s", n, what)
 }
 
-// backends returns those of all ports.
+// backends returns the backends of all ports.
 func (s *Service) backends() map[netip.AddrPort]Backend {
 	all := map[netip.AddrPort]Backend{}
 	for _, p := range s.Ports {
@@ -108,7 +108,7 @@ func (s *Service) backends() map[netip.AddrPort]Backend {
 	return all
 }
 
-// changesOf returns what differs between two versions of a service.
+// changesOf returns the differences between two versions of a service.
 func changesOf(a, b *Service) []Change {
 	if reflect.DeepEqual(a, b) {
 		return nil
@@ -133,8 +133,8 @@ func changesOf(a, b *Service) []Change {
 	return all
 }
 
-// parts returns what differs between two sets of parts of a service. changed describes the difference between two
-// parts of one name, ends returns the connections that end with a part, within the service.
+// parts returns the differences between two sets of parts of a service. changed describes the difference between two
+// parts with the same name. ends selects the connections within the service that end with a part.
 func parts[K interface {
 	comparable
 	fmt.Stringer
@@ -166,7 +166,7 @@ func parts[K interface {
 	return all
 }
 
-// name is that of a part. A backend without a port of its own is named by its address.
+// name returns the name of a part. A backend without a port of its own is named by its address.
 func name(k fmt.Stringer) string {
 	if id, ok := k.(netip.AddrPort); ok && id.Port() == 0 {
 		return id.Addr().String()
@@ -198,18 +198,18 @@ func (s *Service) ports() map[portName]Port {
 	return all
 }
 
-// changed describes the difference between two versions of a port; "": none.
+// changed describes the difference between two versions of a port, or returns "" if they are equal.
 func (p Port) changed(next Port) string { return arrow("backend port", p.Target, next.Target) }
 
-// changed describes the difference between two versions of a backend; "": none.
+// changed describes the difference between two versions of a backend, or returns "" if they are equal.
 func (b Backend) changed(next Backend) string {
 	return joined(arrow("weight", b.Weight, next.Weight), arrow("drain", b.Drain, next.Drain))
 }
 
-// settingsChanged describes what differs beside addresses, ports and backends, in words of the configuration.
+// settingsChanged describes differences other than addresses, ports and backends, in the words of the configuration.
 func settingsChanged(a, b *Service) string {
 	check, next := a.Check, b.Check
-	check.ServicePort, next.ServicePort = Port{}, Port{} // it follows from the ports
+	check.ServicePort, next.ServicePort = Port{}, Port{} // follows from the ports
 	text := joined(
 		arrow("forward", a.Method, b.Method), arrow("tunnel", a.Encap, b.Encap), arrow("snat", !a.KeepSource,
 			!b.KeepSource), arrow("algorithm", a.Algorithm, b.Algorithm), arrow("affinity", a.Affinity, b.Affinity),
@@ -223,7 +223,7 @@ func settingsChanged(a, b *Service) string {
 	return text
 }
 
-// arrow is "NAME A -> B"; "" when they are equal.
+// arrow returns "NAME A -> B", or "" if a and b are equal.
 func arrow(name string, a, b any) string {
 	x, y := cmp.Or(fmt.Sprint(a), `""`), cmp.Or(fmt.Sprint(b), `""`)
 	if x == y {

@@ -12,28 +12,28 @@ import (
 
 // Sink is what a Source writes to. Its methods do not block and may be called from any goroutine.
 type Sink interface {
-	// Put adds s, or replaces the service of that name.
+	// Put adds s, or replaces the service with the same name.
 	Put(s *Service)
-	// Delete removes the service of that name, if there is one.
+	// Delete removes the service with this name, if any.
 	Delete(name string)
-	// Complete reports that a source has put every service that existed at its start. Frontends of an earlier run are
-	// removed from the kernel only when every source is complete.
+	// Complete reports that a source has put every service that existed at its start. Frontends from a previous run are
+	// removed from the kernel only once every source is complete.
 	Complete(source string)
 }
 
 // Source is an origin of Services.
 type Source interface {
-	// Run feeds sink until ctx ends; it returns nil then.
+	// Run feeds sink until ctx ends and then returns nil.
 	Run(ctx context.Context, sink Sink) error
 }
 
 // Datapath forwards packets. Both methods are called from one goroutine at a time.
 type Datapath interface {
-	// Held returns the frontends of an earlier run that are in the kernel.
+	// Held returns the frontends from a previous run that are in the kernel.
 	Held() ([]Frontend, error)
-	// Apply carries out d. It returns the frontends for which that failed, each with its error; those are unchanged.
-	// To put a frontend that exists, and to delete one that does not, is no error. A service without room gets
-	// ErrRefused for each of its frontends, before anything of it is written.
+	// Apply carries out d. It returns the frontends that failed, each with its error; those are unchanged. Putting a
+	// frontend that exists or deleting one that does not is not an error. If there is no room for a service, each of
+	// its frontends gets ErrRefused before any of them is written.
 	Apply(ctx context.Context, d Delta) map[Frontend]error
 }
 
@@ -41,53 +41,53 @@ type Datapath interface {
 type Delta struct {
 	Put    []*FrontendPlan
 	Delete []Frontend
-	// Later is about how many targets further deltas put: to make room for all at once saves time.
+	// Later is the approximate number of targets in later deltas: making room for all at once saves time.
 	Later int
 }
 
 // Announcer makes VIPs reachable.
 type Announcer interface {
-	// Set announces exactly these VIPs. It returns when the updates and withdrawals have been sent to every peer that
-	// can be reached. An unreachable peer is no error and never delays Set. After VIPErrors, each VIP in it may be
-	// announced as before or as requested, and all others are as requested. After another error, that is so of no VIP.
+	// Set announces exactly these VIPs. It returns once the updates and withdrawals have been sent to every reachable
+	// peer. An unreachable peer is not an error and never delays Set. After VIPErrors, each VIP in it may be announced
+	// as before or as requested, and all others are as requested. After another error, any VIP may be in either state.
 	Set(ctx context.Context, announcements []Announcement) error
 }
 
 // Announcement is a VIP to be made reachable through this node.
 type Announcement struct {
 	VIP netip.Addr
-	// By lists the announcers to use; empty: all.
+	// By lists the announcers to use. Empty means all.
 	By []AnnouncerKind
-	// Weight is the number of healthy backends, at least 1: the capacity of this node relative to other nodes.
+	// Weight is the number of healthy backends, at least 1. It is this node's capacity relative to other nodes.
 	Weight int
 	// LowerPreference asks routers to prefer the announcements of other nodes.
 	LowerPreference bool
-	// Local: a backend that may receive new flows runs on this node.
+	// Local: a backend on this node may receive new flows.
 	Local bool
-	// Apart are VIPs of one family, this one included, that different nodes should have where one node at a time has a
-	// VIP; empty: no matter. All nodes have the same list, whether they announce the others or not.
+	// Apart lists VIPs of one family, including this one, that should be on different nodes if only one node at a time
+	// has a VIP. Empty means no preference. All nodes have the same list, whether or not they announce the others.
 	Apart []netip.Addr
-	// Movable: connections survive when their packets arrive at another node.
+	// Movable: connections survive if their packets arrive at another node.
 	Movable bool
 }
 
-// Weighted tells for which VIPs routers learn the weight of each node. A changed weight moves flows to other nodes.
+// Weighted says for which VIPs routers learn each node's weight. A changed weight moves flows to other nodes.
 type Weighted int
 
 const (
 	WeightedNever   Weighted = iota
-	WeightedMovable          // VIPs whose connections survive it
+	WeightedMovable          // VIPs whose connections survive this
 	WeightedAlways           // all, once the weight has not changed for a while
 )
 
-// Prober runs checks, and reports results to Engine.Health.
+// Prober runs checks and reports results to Engine.Health.
 type Prober interface {
-	// Put replaces the checks of a service. A check that stays the same keeps its state and its schedule; an empty
-	// list ends the checks of the service.
+	// Put replaces the checks of a service. An unchanged check keeps its state and schedule; an empty list ends the
+	// service's checks.
 	Put(service string, checks []Check)
 }
 
-// VIPErrors are the VIPs for which an Announcer failed, with the error of each.
+// VIPErrors maps the VIPs for which an Announcer failed to their errors.
 type VIPErrors map[netip.Addr]error
 
 // Error lists the errors by VIP.
@@ -99,10 +99,10 @@ func (e VIPErrors) Error() string {
 	return strings.Join(texts, "; ")
 }
 
-// Add adds an error of a VIP.
+// Add adds an error for a VIP.
 func (e VIPErrors) Add(vip netip.Addr, err error) { e[vip] = errors.Join(e[vip], err) }
 
-// OrNil returns e as an error; nil without VIPs.
+// OrNil returns e as an error, or nil if e is empty.
 func (e VIPErrors) OrNil() error {
 	if len(e) == 0 {
 		return nil

@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// datapathState is, per Frontend, what the datapath must hold and what it holds. It computes the next Delta.
+// datapathState is what the datapath must hold and holds for each Frontend. It computes the next Delta.
 type datapathState struct {
 	vips      *vipTable
 	retry     time.Duration
 	frontends map[Frontend]*frontendState
-	frozen    map[netip.Addr]int    // by how many services: what an earlier run installed for the VIP stays
+	frozen    map[netip.Addr]int    // number of services that freeze a VIP: what a previous run installed for it stays
 	dirty     map[Frontend]struct{} // frontends whose wanted and held plan may differ
 	inFlight  bool                  // a call to Apply is running
-	behind    time.Time             // since when it lacks a wanted frontend that it has not refused; zero: none
-	// lacks adds to the number of frontends that a service wants and no call has put yet.
+	behind    time.Time             // since when it lacks a wanted frontend that it has not refused, or zero
+	// lacks adds n to the number of frontends that a service wants and no call has put yet.
 	lacks func(service string, n int)
 }
 
@@ -24,20 +24,20 @@ type datapathState struct {
 type frontendState struct {
 	want   *FrontendPlan // nil: not wanted
 	held   bool          // the datapath holds the frontend …
-	plan   *FrontendPlan // … with this plan; nil when an earlier run installed it
+	plan   *FrontendPlan // … with this plan; nil if a previous run installed it
 	tries  int           // consecutive failures
-	retry  time.Time     // no further try before this time
+	retry  time.Time     // do not try again before this time
 	err    error         // of the last try
-	part   *FrontendPlan // of want, without the targets that were refused; put in place of it until the next try
+	part   *FrontendPlan // want without refused targets; put instead of want until the next try
 	change waiting       // for a call
 }
 
-// serves reports whether the datapath has a target for this frontend. A frontend of an earlier run counts as having
+// serves reports whether the datapath has a target for this frontend. A frontend from a previous run counts as having
 // one.
 func (s *frontendState) serves() bool { return s.held && (s.plan == nil || len(s.plan.Targets) > 0) }
 
 // newDatapathState starts from the frontends that the datapath holds. Their VIPs count as announced: routers may still
-// forward to routes of an earlier run, so the frontends stay until the announcers have confirmed their first set.
+// follow routes from a previous run, so the frontends stay until the announcers have confirmed their first set.
 func newDatapathState(
 	vips *vipTable, held []Frontend, retry time.Duration, lacks func(service string, n int),
 ) *datapathState {
@@ -94,7 +94,7 @@ func (d *datapathState) freeze(p *Plan, n int) {
 	}
 }
 
-// drop removes the frontends of old that are not in plan from the wanted state, and reports whether there were any;
+// drop removes the frontends of old that are not in plan from the wanted state, and reports whether there were any.
 // plan may be nil.
 func (d *datapathState) drop(old, plan *Plan) (dropped bool) {
 	d.freeze(old, -1)
@@ -132,15 +132,15 @@ func (d *datapathState) clean(f Frontend) {
 	d.vips.get(f.VIP).dirty--
 }
 
-// countLack adds n to the lack of the service of f, unless a call has put the frontend.
+// countLack adds n to what f's service lacks, unless a call has put the frontend.
 func (d *datapathState) countLack(s *frontendState, f *FrontendPlan, n int) {
 	if s.plan == nil {
 		d.lacks(f.Service, n)
 	}
 }
 
-// next returns the delta to apply now; false when there is none, or a call is in flight. Before the engine has settled
-// nothing is removed: a source may still want it.
+// next returns the delta to apply now, or false if there is none or a call is in flight. It deletes nothing before the
+// engine has settled, because a source may still want it.
 func (d *datapathState) next(now time.Time, settled bool) (Delta, bool) {
 	if d.inFlight {
 		return Delta{}, false
@@ -166,7 +166,7 @@ func (d *datapathState) next(now time.Time, settled bool) (Delta, bool) {
 			d.vips.forget(v)
 		case d.frozen[f.VIP] > 0:
 		case settled && (v.held-leaving[v] > 1 || !Serve(v.wanted > 0, v.announce)):
-			leaving[v]++ // the last frontend of a VIP that must be served stays until another one is held
+			leaving[v]++ // the last frontend of a VIP to be served stays until another one is held
 			delta.Delete = append(delta.Delete, f)
 		}
 	}
@@ -186,8 +186,8 @@ func (d *datapathState) next(now time.Time, settled bool) (Delta, bool) {
 	return delta, true
 }
 
-// begin records what the call in flight may change: a VIP is surely served, regardless of failures, if one of its
-// frontends with targets is not changed, or is replaced by a plan with targets.
+// begin records what the call in flight may change. A VIP is surely served, whatever fails, if one of its frontends
+// with targets is unchanged or replaced by a plan with targets.
 func (d *datapathState) begin(delta Delta) {
 	d.inFlight = true
 	unsure := map[*vip]int{}
@@ -225,8 +225,7 @@ func (d *datapathState) complete(delta Delta, failed map[Frontend]error, now tim
 	}
 }
 
-// completeOne records that the datapath holds f with plan, or not at all when plan is nil. With an error f is
-// unchanged.
+// completeOne records that the datapath holds f with plan, or not at all if plan is nil. On error f is unchanged.
 func (d *datapathState) completeOne(f Frontend, plan *FrontendPlan, err error, now time.Time) {
 	s, v := d.frontends[f], d.vips.get(f.VIP)
 	since, isPart := s.change.done(), plan != nil && plan == s.part
@@ -265,7 +264,7 @@ func count(b bool) int {
 	return 0
 }
 
-// backoff returns the delay after a failed try that followed n failures: first, doubled n times, at most 32 × first.
+// backoff returns the delay after a failure that follows n others: first, doubled n times, at most 32 × first.
 func backoff(first time.Duration, n int) time.Duration { return first << min(n, 5) }
 
 // idle reports, after next, whether no call is in flight and every wanted frontend that can be put now has been tried.
@@ -281,7 +280,7 @@ func (d *datapathState) idle(now time.Time) bool {
 	return true
 }
 
-// retryAt returns the time of the earliest retry; zero when none is pending.
+// retryAt returns the time of the earliest retry, or zero if none is pending.
 func (d *datapathState) retryAt() (at time.Time) {
 	for f := range d.dirty {
 		if s := d.frontends[f]; !s.retry.IsZero() && (at.IsZero() || s.retry.Before(at)) {
@@ -300,7 +299,7 @@ func (d Delta) frontends() []Frontend {
 	return all
 }
 
-// reason returns the error of the last try for f; "" when there is none.
+// reason returns the error of the last try for f, or "" if there was none.
 func (d *datapathState) reason(f Frontend) string {
 	if s, ok := d.frontends[f]; ok && s.err != nil {
 		return s.err.Error()

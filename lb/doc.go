@@ -1,7 +1,7 @@
-// Package lb is the model and the rules of Steelyard: Services, Frontends, Backends and VIPs; the selection of backends
-// for new flows; the tables; and the order of calls to the datapath and the announcers.
+// Package lb is the model and the rules of Steelyard: Services, Frontends, Backends and VIPs, how backends are selected
+// for new flows, the lookup tables, and the order of calls to the datapath and the announcers.
 //
-// It imports the standard library only, and has no dependency on BPF, BGP, sockets, TOML or Kubernetes. Data flows one
+// It imports only the standard library and does not depend on BPF, BGP, sockets, TOML or Kubernetes. Data flows one
 // way:
 //
 //	lb/file ─┐ Put(Service) Delete(name) Complete(source)
@@ -18,7 +18,7 @@
 //	└──────────────┬─────────────────────────────────────────────────┘          └──────────┘
 //	               ▼ Status: API, metrics, command line
 //
-// Guarantees, also when consumers fail or are slow:
+// Guarantees, even if consumers fail or are slow:
 //
 //   - A VIP is announced only while the datapath has confirmed that it serves it (order.go).
 //   - A VIP is removed from the datapath only after the announcers have confirmed that they no longer announce it.

@@ -6,16 +6,16 @@ import (
 )
 
 // Drains are the services, or the whole node, that an operator has taken out of service. Their VIPs are not announced
-// unless another service uses them, too; packets that still arrive are served.
+// unless another service also uses them. Packets that still arrive are served.
 type Drains struct {
 	Node     bool     `json:"node"` // every service
 	Services []string `json:"services"`
 }
 
-// drained is the reason of VIPs that are not announced because of Drains.
+// drained is the reason given for VIPs that are not announced because of Drains.
 const drained = "drained by the operator"
 
-// With returns d with a service, or with "" the node, drained or not.
+// With returns d with a service drained or not. The service "" means the node.
 func (d Drains) With(service string, on bool) Drains {
 	if service == "" {
 		d.Node = on
@@ -28,7 +28,7 @@ func (d Drains) With(service string, on bool) Drains {
 	return d
 }
 
-// reason returns why the VIPs of a service are not announced for it; "": the service is not drained.
+// reason says why the VIPs of a service are not announced for it, or returns "" if the service is not drained.
 func (d Drains) reason(service string) string {
 	if d.Node || slices.Contains(d.Services, service) {
 		return drained
@@ -36,7 +36,7 @@ func (d Drains) reason(service string) string {
 	return ""
 }
 
-// Drain replaces the drains that are in force.
+// Drain replaces the active drains.
 func (e *Engine) Drain(d Drains) {
 	at := time.Now()
 	e.mail.post(func() {

@@ -10,42 +10,42 @@ import (
 	"time"
 )
 
-// EngineOptions are the inputs of an Engine. All fields are required but those that say that they may be nil.
+// EngineOptions are the inputs of an Engine. All fields are required unless they may be nil.
 type EngineOptions struct {
 	Datapath  Datapath
 	Announcer Announcer
 	Prober    Prober
-	// Sources are the names of the sources that must be complete before anything is announced or removed.
+	// Sources names the sources that must be complete before anything is announced or removed.
 	Sources []string
-	// Settle bounds how long the first announcement waits for the first result of every check.
+	// Settle bounds how long the first announcement waits for every check's first result.
 	Settle time.Duration
 	// Retry is the delay before a failed call is retried; it doubles with each failure, up to 32 × Retry.
 	Retry time.Duration
-	// Grace returns how long a route that these announcers have is announced with the lower preference before it is
-	// withdrawn as planned: because of a drain, or because Run ends. It may be nil: 0.
+	// Grace returns how long a route of these announcers is announced with the lower preference before a planned
+	// withdrawal, because of a drain or because Run ends. Nil means 0.
 	Grace func(by []AnnouncerKind) time.Duration
 	// Withdraw bounds how long Run waits for the withdrawal of all routes after its context has ended.
 	Withdraw time.Duration
 	Log      *slog.Logger
 	// Observe is called after every call to a consumer ("datapath", "announcer"), for metrics. It may be nil.
 	Observe func(consumer string, took time.Duration, err error)
-	// InEffect is called when a change has an effect: how long that took since it was reported. It may be nil.
+	// InEffect is called when a change takes effect, with the time since it was reported. It may be nil.
 	InEffect func(e Effect, took time.Duration)
 	// RouteChanged is called in the engine's goroutine after a VIP was announced, withdrawn, or announced with another
 	// preference. It must not block. It may be nil.
 	RouteChanged func(RouteStatus)
-	// Boundary is around the plan of each service. It may be nil.
+	// Boundary surrounds the planning of each service. It may be nil.
 	Boundary *Boundary
 }
 
-// Engine turns Services and Health into calls of the datapath, the announcers and the prober. It has no rules of its
+// Engine turns Services and Health into calls to the datapath, the announcers and the prober. It has no rules of its
 // own: those are Build (plan.go), Serve and Announce (order.go). All state belongs to the goroutine of Run; every other
-// method posts to its mailbox and may be called from any goroutine, also before Run.
+// method posts to its mailbox and may be called from any goroutine, even before Run.
 type Engine struct {
 	o        EngineOptions
 	mail     mailbox
 	services map[string]*entry
-	stale    map[string]time.Time // services that need a new plan, and since when; zero: it waits for checks
+	stale    map[string]time.Time // services that need a new plan, and since when; zero while waiting for checks
 	refused  map[string]refusal   // services with a frontend that belongs to another one
 	awaited  map[string]struct{}  // sources that are not complete yet
 	datapath *datapathState
@@ -60,7 +60,7 @@ type Engine struct {
 type entry struct {
 	service *Service
 	health  map[CheckKey]Health
-	plan    *Plan // nil until the first result of every check
+	plan    *Plan // nil until every check has had its first result
 }
 
 // NewEngine returns an Engine that starts from what the datapath already holds.
@@ -112,14 +112,14 @@ func (e *Engine) Delete(name string) {
 // Complete implements Sink.
 func (e *Engine) Complete(source string) { e.mail.post(func() { delete(e.awaited, source) }) }
 
-// Health records the result of a check. The Prober calls it.
+// Health records a check result. The Prober calls it.
 func (e *Engine) Health(h Health) {
 	at := time.Now()
 	e.mail.post(func() { e.healthChanged(h, at) })
 }
 
-// Faults records, per VIP, why the datapath does not deliver its packets although it holds its frontends; "": it does.
-// A VIP with a fault is not announced.
+// Faults records, per VIP, why the datapath does not deliver its packets although it holds its frontends, or "" if it
+// does. A VIP with a fault is not announced.
 func (e *Engine) Faults(changed map[netip.Addr]string) {
 	at := time.Now()
 	e.mail.post(func() {
@@ -128,8 +128,8 @@ func (e *Engine) Faults(changed map[netip.Addr]string) {
 	})
 }
 
-// Settled returns a channel that is closed once every source is complete and every service has had a plan: from then
-// on Status is complete, and frontends of an earlier run that belong to no service are removed.
+// Settled returns a channel that is closed once every source is complete and every service has had a plan. From then on
+// Status is complete, and frontends from a previous run that belong to no service are removed.
 func (e *Engine) Settled() <-chan struct{} { return e.settled }
 
 // isSettled reports whether Settled is closed.
@@ -142,8 +142,8 @@ func (e *Engine) isSettled() bool {
 	}
 }
 
-// Behind returns since when the datapath lacks a frontend that is wanted, or an update of one; zero: it lacks none. Its
-// cost is constant. It fails only when ctx ends before the engine's goroutine has handled the query.
+// Behind returns since when the datapath lacks a wanted frontend or an update of one, or zero. Its cost is constant. It
+// fails only if ctx ends before the engine's goroutine has handled the query.
 func (e *Engine) Behind(ctx context.Context) (time.Time, error) {
 	return query(ctx, e, func() time.Time { return e.datapath.behind })
 }
@@ -161,8 +161,8 @@ func query[T any](ctx context.Context, e *Engine, f func() T) (T, error) {
 	}
 }
 
-// Run runs until ctx ends, then withdraws every route, after Grace with a lower preference. It returns nil, or the
-// error of the withdrawal.
+// Run runs until ctx ends, then withdraws every route, after Grace with a lower preference. It returns nil or the error
+// of the withdrawal.
 func (e *Engine) Run(ctx context.Context) error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -201,14 +201,14 @@ func (e *Engine) Run(ctx context.Context) error {
 	}
 }
 
-// markStale records that a service needs a new plan, because of a change that was reported at this time.
+// markStale records that a service needs a new plan because of a change that was reported at this time.
 func (e *Engine) markStale(name string, at time.Time) {
 	if e.stale[name].IsZero() {
 		e.stale[name] = at
 	}
 }
 
-// changeAt sets when the change was reported that is handled now.
+// changeAt sets when the change now being handled was reported.
 func (e *Engine) changeAt(at time.Time) { e.datapath.vips.latency.at = at }
 
 func (e *Engine) put(s *Service, at time.Time) {
@@ -272,7 +272,7 @@ func (e *Engine) healthChanged(h Health, at time.Time) {
 	}
 }
 
-// adopt replaces the plan of a service by the next one, or by none.
+// adopt replaces the plan of a service. plan may be nil.
 func (e *Engine) adopt(en *entry, plan *Plan) {
 	old, name := en.plan, en.service.Name
 	en.plan = plan
@@ -317,9 +317,9 @@ func (e *Engine) serve(ctx context.Context, calls *sync.WaitGroup, now time.Time
 	})
 }
 
-// announce starts a call to the announcers if the set changed and no call is in flight. The first call waits until the
-// engine has settled and the datapath has tried every frontend: with graceful restart, a router drops the routes that
-// are missing from the first set after a restart (RFC 4724).
+// announce starts a call to the announcers if the set has changed and no call is in flight. The first call waits until
+// the engine has settled and the datapath has tried every frontend: with graceful restart, a router drops the routes
+// that are missing from the first set after a restart (RFC 4724).
 func (e *Engine) announce(ctx context.Context, calls *sync.WaitGroup, now time.Time) {
 	if !e.routes.started && !(e.isSettled() && e.datapath.idle(now)) {
 		return

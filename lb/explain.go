@@ -7,21 +7,21 @@ import (
 	"strings"
 )
 
-// Question is a packet to explain: the first packet of a flow.
+// Question is a packet to explain. It is the first packet of a flow.
 type Question struct {
 	Client   netip.AddrPort
 	To       netip.AddrPort
 	Protocol Protocol
 }
 
-// anyPort is the client's port when none is given.
+// anyPort is the client's port if none is given.
 const anyPort = 40000
 
-// inBrackets is what else an address with a port needs.
+// inBrackets describes what an address with a port needs, for error messages.
 const inBrackets = "an IPv6 address in brackets and a port of at most 65535"
 
-// ParseQuestion parses a question: client is an address with or without a port, to is VIP:PORT[/PROTOCOL], tcp by
-// default.
+// ParseQuestion parses a question. client is an address with or without a port; to is VIP:PORT[/PROTOCOL], with tcp as
+// the default.
 func ParseQuestion(client, to string) (q Question, err error) {
 	if a, err := netip.ParseAddr(client); err == nil {
 		q.Client = netip.AddrPortFrom(a.Unmap(), anyPort)
@@ -51,21 +51,21 @@ type Explanation struct {
 	Port     uint16         `json:"port"`
 	Protocol Protocol       `json:"protocol"`
 	Service  string         `json:"service,omitempty"`
-	Backend  netip.AddrPort `json:"backend,omitzero"` // destination; zero: none
+	Backend  netip.AddrPort `json:"backend,omitzero"` // destination, or zero
 	Forward  Method         `json:"forward,omitempty"`
-	// Action, Reason and Meaning are those of the counters (docs/reasons.md).
+	// Action, Reason and Meaning are the counters' (docs/reasons.md).
 	Action  string `json:"action"`
 	Reason  string `json:"reason"`
 	Meaning string `json:"meaning,omitempty"`
-	// Reply is "forwarded" when the reply of the server would get to the client through this node, "none" when it does
-	// not pass here, else the reason why it would be dropped.
+	// Reply is "forwarded" if the server's reply would reach the client through this node, "none" if it does not pass
+	// through this node, otherwise the reason why it would be dropped.
 	Reply string `json:"reply,omitempty"`
-	// Fault is why the client would get no answer although the service has backends; "": it would.
+	// Fault is why the client would get no answer although the service has backends, or "".
 	Fault string `json:"fault,omitempty"`
-	// Route is how the address is announced; nil: no service has it.
+	// Route is how the address is announced, or nil if no service has it.
 	Route *RouteStatus `json:"route,omitempty"`
 	Peers []PeerStatus `json:"peers,omitempty"`
-	// Out are the backends of the service that get no new flows, each with its reason.
+	// Out lists the backends of the service that get no new flows, each with its reason.
 	Out   []BackendStatus `json:"backends_out,omitempty"`
 	Steps []string        `json:"steps"` // text for operators
 }
@@ -107,7 +107,7 @@ func (e *Explanation) Surround(s Status, peers []PeerStatus) {
 	}
 }
 
-// after returns text behind a separator; "" when there is no text.
+// after returns text behind a separator, or "" if text is empty.
 func after(separator, text string) string {
 	if text == "" {
 		return ""

@@ -15,7 +15,7 @@ const (
 	SeverityDown     Severity = "down"     // no client is served through this node, although some should be
 )
 
-// severities has the least severe first.
+// severities starts with the least severe.
 var severities = []Severity{SeverityWarning, SeverityDegraded, SeverityDown}
 
 // Compare is negative when s is less severe than other.
@@ -23,17 +23,17 @@ func (s Severity) Compare(other Severity) int {
 	return cmp.Compare(slices.Index(severities, s), slices.Index(severities, other))
 }
 
-// Finding is a state of this node that its operator should know. It is the only form in which the parts of the agent
+// Finding is a state of this node that its operator should know about. It is the only form in which parts of the agent
 // report one: status, log, metrics and docs/findings.md show the same. The field names are a contract (docs/api.md).
 type Finding struct {
-	Code     string   `json:"code"` // of its kind
+	Code     string   `json:"code"` // the kind's
 	Severity Severity `json:"severity"`
-	Object   string   `json:"object,omitempty"` // the one thing that it is about, such as an address; "": several
+	Object   string   `json:"object,omitempty"` // the only object concerned, such as an address, or "" if several
 	Text     string   `json:"text"`             // one line that names the object and the cause
 	Remedy   string   `json:"remedy,omitempty"`
 }
 
-// As changes the severity of a finding, where one case is less severe than its kind.
+// As returns f with another severity, for a case that is less severe than its kind.
 func (f Finding) As(s Severity) Finding {
 	f.Severity = s
 	return f
@@ -42,12 +42,12 @@ func (f Finding) As(s Severity) Finding {
 // FindingKind is a row of docs/findings.md.
 type FindingKind struct {
 	Code     string
-	Severity Severity // as a rule; see Finding.As
+	Severity Severity // the default; see Finding.As
 	Meaning  string
-	Remedy   string // "": none is needed, or the text has it
+	Remedy   string // "" if not needed, or contained in the text
 }
 
-// About returns a finding of this kind. The object is "" when there are several.
+// About returns a finding of this kind. The object is "" if there are several.
 func (k *FindingKind) About(object, format string, args ...any) Finding {
 	return Finding{k.Code, k.Severity, object, fmt.Sprintf(format, args...), k.Remedy}
 }
@@ -60,10 +60,10 @@ func (k *FindingKind) Each(texts []string) (all []Finding) {
 	return all
 }
 
-// FindingKinds are all kinds, in the order of their registration.
+// FindingKinds lists all kinds, in the order of their registration.
 var FindingKinds []*FindingKind
 
-// kind registers a kind of finding. It panics when the code is taken.
+// kind registers a kind of finding. It panics if the code is taken.
 func kind(code string, severity Severity, meaning, remedy string) *FindingKind {
 	if slices.ContainsFunc(FindingKinds, func(k *FindingKind) bool { return k.Code == code }) {
 		panic("lb: two kinds of finding with the code " + code)

@@ -1,9 +1,8 @@
 package lb
 
-// Kinds of findings. Meaning and remedy are sentences of docs/findings.md; a remedy is also printed by
-// "steelyard status".
+// Kinds of findings. Meaning and remedy are sentences in docs/findings.md; "steelyard status" also prints the remedy.
 
-// About what clients reach.
+// Reachability for clients.
 var (
 	FoundWaiting = kind("waiting", SeverityDown,
 		"The agent waits for the network of this node. What an earlier agent left in the kernel still forwards.",
@@ -54,7 +53,7 @@ var (
 		"Repair the route, the address of the node, the tunnel source or the key that the text names.")
 )
 
-// About what protects clients against the next fault.
+// Protection of clients against the next fault.
 var (
 	FoundLessPreferred = kind("less-preferred", SeverityDegraded,
 		"An address is announced with a lower preference, because something on this node does not work.",
@@ -120,7 +119,7 @@ var (
 		"Check the process or the disk that takes the log.")
 )
 
-// About what may become a fault.
+// Conditions that may become a fault.
 var (
 	FoundConfiguration = kind("configuration", SeverityWarning,
 		"The configuration is valid, but probably not what was meant.", "")

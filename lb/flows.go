@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// FlowStatus is one flow of the kernel's flow table. A flow with direct return (dsr, tunnel) is recorded only from a
-// sample of its packets after the first, so it appears late and Idle is approximate.
+// FlowStatus is one flow in the kernel's flow table. After the first packet, only a sample of a direct-return flow's
+// packets (dsr, tunnel) is recorded, so such a flow appears late and Idle is approximate.
 type FlowStatus struct {
-	Service  string         `json:"service,omitempty"` // "": the service was deleted
+	Service  string         `json:"service,omitempty"` // "" if the service was deleted
 	Client   netip.AddrPort `json:"client"`
 	Address  netip.Addr     `json:"address"`
 	Port     uint16         `json:"port"`
@@ -35,10 +35,10 @@ const (
 	FlowClosed      FlowState = "closed"  // both sides have closed
 )
 
-// FlowStates are all of them.
+// FlowStates lists all states.
 var FlowStates = []FlowState{FlowHalfOpen, FlowEstablished, FlowClosing, FlowClosed}
 
-// FlowFilter selects flows. A zero field selects all.
+// FlowFilter selects flows. A zero field matches all.
 type FlowFilter struct {
 	Service string
 	Client  netip.Prefix
@@ -46,7 +46,7 @@ type FlowFilter struct {
 	Address netip.Addr
 	Port    uint16
 	State   FlowState
-	// Limit is the maximum number of flows to return; 0: no limit.
+	// Limit is the maximum number of flows to return. 0 means no limit.
 	Limit int
 }
 
@@ -60,7 +60,7 @@ func (w FlowFilter) Match(f FlowStatus) bool {
 		(w.State == "" || w.State == f.State)
 }
 
-// Set sets the field called name from text. API query parameters and command line flags have these names.
+// Set sets the field called name from text. API query parameters and command line flags use these names.
 func (w *FlowFilter) Set(name, value string) (err error) {
 	switch name {
 	case "service":
@@ -88,7 +88,7 @@ func (w *FlowFilter) Set(name, value string) (err error) {
 	return nil
 }
 
-// FlowFilters are the names that FlowFilter.Set accepts.
+// FlowFilters lists the names that FlowFilter.Set accepts.
 var FlowFilters = []string{"service", "client", "backend", "address", "port", "state", "limit"}
 
 // parsePort parses a port: decimal digits only, 0 to 65535.

@@ -6,12 +6,12 @@ import (
 	"slices"
 )
 
-// Who has an address keeps it, and with it the ports that it has. A service that comes later, or asks for another port,
-// gets what nobody else has.
+// A service that has an address keeps it, with its ports. A later service, or one that requests another port, gets only
+// what nobody else has.
 
-// Denied returns, for each of h's ports that it cannot have at the addresses that are assigned to it, which service has
-// it. Two services hold one port only if another controller has written an address that was taken: then the one that
-// was created first has it.
+// Denied returns, for each of h's ports that it cannot have on its assigned addresses, which service has the port. Two
+// services hold the same port only if another controller has written an address that was taken. Then the one created
+// first has it.
 func (a *Allocator) Denied(h Holder) []*AssignError { return a.denied(h, a.assigned[h.Service]) }
 
 func (a *Allocator) denied(h Holder, addrs []netip.Addr) (errs []*AssignError) {
@@ -26,7 +26,7 @@ func (a *Allocator) denied(h Holder, addrs []netip.Addr) (errs []*AssignError) {
 	return errs
 }
 
-// portHolder returns the service that has a port of h at addr; "": none, or h itself.
+// portHolder returns the service that has a port of h at addr, or "" if none or only h itself does.
 func (a *Allocator) portHolder(h Holder, p Port, addr netip.Addr) string {
 	i, held := a.holder(addr, h.Service)
 	held = held && slices.ContainsFunc(a.holders[addr][i].Ports, p.Overlaps)
@@ -39,7 +39,7 @@ func (a *Allocator) portHolder(h Holder, p Port, addr netip.Addr) string {
 	return ""
 }
 
-// granted returns h with the ports that it can have at addrs.
+// granted returns h with only the ports that it can have at addrs.
 func (a *Allocator) granted(h Holder, addrs []netip.Addr) Holder {
 	denied := a.denied(h, addrs)
 	h.Ports = slices.DeleteFunc(slices.Clone(h.Ports), func(p Port) bool {
@@ -48,7 +48,7 @@ func (a *Allocator) granted(h Holder, addrs []netip.Addr) Holder {
 	return h
 }
 
-// Shares reports whether another service has an address of this one.
+// Shares reports whether another service has one of this service's addresses.
 func (a *Allocator) Shares(service string) bool {
 	return slices.ContainsFunc(a.assigned[service], func(addr netip.Addr) bool {
 		return slices.ContainsFunc(a.holders[addr], func(o Holder) bool {
@@ -57,7 +57,7 @@ func (a *Allocator) Shares(service string) bool {
 	})
 }
 
-// Freed reports whether an address has lost a holder since the last call: a request that failed may succeed now.
+// Freed reports whether an address has lost a holder since the last call. A request that failed may then succeed.
 func (a *Allocator) Freed() bool {
 	freed := a.freed
 	a.freed = false
@@ -68,13 +68,13 @@ func (a *Allocator) isAssigned(service string, addr netip.Addr) bool {
 	return slices.Contains(a.assigned[service], addr)
 }
 
-// before reports whether h keeps a port that both h and o hold.
+// before reports whether h wins a port that both h and o hold.
 func (h Holder) before(o Holder) bool {
 	return cmp.Or(h.Created.Compare(o.Created), cmp.Compare(h.ID, o.ID), cmp.Compare(h.Service, o.Service)) < 0
 }
 
-// conflict returns why h, which does not have addr, cannot have it beside its holders, with the first of them by name;
-// nil: it can.
+// conflict says why h, which does not have addr, cannot share it with its holders, or returns nil if it can. It reports
+// the first holder by name.
 func (a *Allocator) conflict(h Holder, addr netip.Addr) *AssignError {
 	for _, o := range a.holders[addr] {
 		both := slices.IndexFunc(h.Ports, func(p Port) bool { return slices.ContainsFunc(o.Ports, p.Overlaps) })
@@ -91,7 +91,7 @@ func (a *Allocator) conflict(h Holder, addr netip.Addr) *AssignError {
 	return nil
 }
 
-// SharesWith reports whether services of a namespace may share the addresses of h by its key.
+// SharesWith reports whether services in a namespace may use h's key to share its addresses.
 func (h Holder) SharesWith(namespace string) bool {
 	return h.Namespace == namespace || slices.Contains(h.ShareWith, namespace)
 }

@@ -2,33 +2,33 @@ package lb
 
 import "time"
 
-// Effect is what a change leads to.
+// Effect is the result of a change.
 type Effect string
 
 const (
 	EffectDatapath  Effect = "datapath"  // the kernel forwards as planned
 	EffectAnnounced Effect = "announced" // the announcers have sent a route
-	EffectWithdrawn Effect = "withdrawn" // they have withdrawn one
+	EffectWithdrawn Effect = "withdrawn" // they have withdrawn a route
 )
 
-// latency measures the time from the report of a change, by a source, a check or the datapath, to its effects. A
+// latency measures the time from the report of a change (by a source, a check or the datapath) to its effects. A
 // service that waits for its first health checks has not changed yet. The first announcements of a run are not
-// measured: they wait for one another.
+// measured, because they wait for one another.
 type latency struct {
-	at      time.Time // the report of the change that is being handled; zero: it is not measured
+	at      time.Time // when the change being handled was reported; zero if not measured
 	observe func(Effect, time.Duration)
 }
 
-// took records that a change of this time has an effect.
+// took records that a change reported at since has taken effect.
 func (l *latency) took(e Effect, since, now time.Time) {
 	if l.observe != nil && !since.IsZero() {
 		l.observe(e, now.Sub(since))
 	}
 }
 
-// waiting is since when changes of one object wait for a consumer.
+// waiting records since when changes of one object have been waiting for a consumer.
 type waiting struct {
-	next   time.Time // the first change that no call covers
+	next   time.Time // the first change that no call covers yet
 	flight time.Time // the first change that the call in flight covers
 }
 
@@ -40,13 +40,13 @@ func (w *waiting) changed(at time.Time) {
 
 func (w *waiting) begin() { w.flight, w.next = w.next, time.Time{} }
 
-// done returns the first change that the call has covered.
+// done returns when the first change that the call covered was reported.
 func (w *waiting) done() (since time.Time) {
 	since, w.flight = w.flight, time.Time{}
 	return since
 }
 
-// failed records that the call has not covered the changes since then.
+// failed records that the call did not cover the changes since then.
 func (w *waiting) failed(since time.Time) {
 	if !since.IsZero() {
 		w.next = since

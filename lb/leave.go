@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// leaving is the graceful shutdown of routes (RFC 8326): before a planned withdrawal, because of a drain or because the
-// engine ends, a route is announced with the lower preference for some time, in which routers choose others. A
-// withdrawal for another reason, such as the health of backends, does not wait.
+// leaving is the graceful shutdown of routes (RFC 8326): before a planned withdrawal, because of a drain or the end of
+// the engine, a route is announced with the lower preference for some time, so that routers choose others. A withdrawal
+// for another reason, such as the health of backends, does not wait.
 type leaving struct {
 	grace func(by []AnnouncerKind) time.Duration // EngineOptions.Grace
-	ends  map[vipKey]time.Time                   // when a drained VIP that is announced is withdrawn
-	all   time.Time                              // when the engine withdraws every route; zero: it does not end
+	ends  map[vipKey]time.Time                   // when an announced VIP that is drained is withdrawn
+	all   time.Time                              // when the engine withdraws every route; zero while it is not ending
 }
 
-// next returns when the next VIP is withdrawn; zero: none is waiting.
+// next returns when the next VIP is withdrawn, or zero if none is waiting.
 func (l *leaving) next() time.Time {
 	next := l.all
 	for _, t := range l.ends {
@@ -42,7 +42,7 @@ func (r *routes) remains(addr vipKey, now time.Time) bool {
 	return true
 }
 
-// leave begins the end of all routes. It reports whether there are any that are to be kept for some time.
+// leave begins the end of all routes. It reports whether any must be kept for some time.
 func (r *routes) leave(now time.Time) bool {
 	longest := time.Duration(0)
 	for _, a := range r.last {
@@ -55,12 +55,12 @@ func (r *routes) leave(now time.Time) bool {
 	return true
 }
 
-// left reports whether the time of leave is over.
+// left reports whether the time granted by leave is over.
 func (r *routes) left(now time.Time) bool {
 	return !r.leaving.all.IsZero() && !now.Before(r.leaving.all)
 }
 
-// expire makes update consider the VIPs whose time is over.
+// expire makes update check the VIPs whose time is over.
 func (r *routes) expire(now time.Time) {
 	for addr, end := range r.leaving.ends {
 		if !now.Before(end) {

@@ -5,15 +5,16 @@ import (
 	"sort"
 )
 
-// TableSize returns how many slots the table of n targets has: a prime of at least 100 × n, so that shares are within
-// about one per cent (Maglev, §5.3), between a floor that keeps small services cheap and a cap that bounds memory.
+// TableSize returns the number of slots in a table with n targets: a prime of at least 100 × n, so that shares are
+// within about one per cent (Maglev, §5.3), between a floor that keeps small services cheap and a cap that bounds
+// memory.
 func TableSize(n int) int {
 	i := sort.SearchInts(tablePrimes, 100*n)
 	return tablePrimes[min(i, len(tablePrimes)-1)]
 }
 
-// tablePrimes are about a factor of two apart, so that the table size of a growing service changes rarely: a change of
-// size moves most flows that have no entry in a flow table.
+// tablePrimes are about a factor of two apart, so that the table size of a growing service rarely changes: a change of
+// size moves most flows without an entry in a flow table.
 var tablePrimes = []int{1009, 2039, 4093, 8191, 16381, 32749, 65521}
 
 // MaxTableSize is the size of the largest table, in slots.
@@ -44,7 +45,7 @@ func Maglev(targets []Target, size int) []uint16 {
 	credit := make([]int, len(targets))
 	for taken := 0; ; {
 		for i := range targets {
-			// A turn for each time the accumulated weight passes that of the heaviest target.
+			// One turn each time the accumulated weight passes the heaviest target's.
 			if credit[i] += targets[i].Weight; credit[i] < heaviest {
 				continue
 			}

@@ -11,8 +11,8 @@ type mailbox struct {
 	wake   chan struct{} // capacity 1: there may be mail
 	mu     sync.Mutex    // guards all below
 	queue  []func()
-	posted time.Time // the first of queue
-	taken  time.Time // the first of those that are being handled; zero: none is
+	posted time.Time // when the first entry of queue was posted
+	taken  time.Time // when the first entry being handled was posted, or zero
 }
 
 func (m *mailbox) post(f func()) {
@@ -40,14 +40,14 @@ func (m *mailbox) take() []func() {
 	return q
 }
 
-// done records that what was taken is handled.
+// done records that the mail returned by take has been handled.
 func (m *mailbox) done() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.taken = time.Time{}
 }
 
-// waiting returns when the oldest mail that is not handled was posted; zero: there is none.
+// waiting returns when the oldest unhandled mail was posted, or zero if there is none.
 func (m *mailbox) waiting() time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// NoService returns the error that there is no service of this name; nil: one of these rows is of it. When only the
-// namespace is missing, the error has the names that may be meant.
+// NoService returns an error if no row belongs to the service called name, or nil. If only the namespace is missing,
+// the error suggests full names.
 func NoService(name string, rows []ServiceStatus) error {
 	var meant []string
 	for _, r := range rows {

@@ -8,25 +8,24 @@ import (
 	"time"
 )
 
-// Plan is the input of the consumers for one Service, computed from its backends' health and the drains. It is
-// immutable.
+// Plan is what the consumers get for one Service, computed from its backends' health and the drains. It is immutable.
 type Plan struct {
 	Service   *Service
 	Frontends []*FrontendPlan
-	// VIPs has an entry for each of Service.VIPs, in their order.
+	// VIPs has an entry for each Service.VIPs, in the same order.
 	VIPs []VIPPlan
-	// Frozen: the datapath keeps the frontends of an earlier run that it holds for the VIPs, as they are.
+	// Frozen: the datapath keeps its frontends from a previous run for the VIPs unchanged.
 	Frozen bool
 }
 
 // VIPPlan is the part of a Plan for one VIP: whether the service permits its announcement.
 type VIPPlan struct {
 	VIP     netip.Addr
-	Healthy int  // backends that may receive new flows, of the port that has most
-	Local   bool // a backend that may receive new flows runs on this node
-	// Reason is why the VIP must not be announced; "": it may be.
+	Healthy int  // backends that may receive new flows, on the port with most
+	Local   bool // a backend on this node may receive new flows
+	// Reason is why the VIP must not be announced, or "".
 	Reason string
-	// LowerPreference is why routers should prefer other nodes; "": they need not.
+	// LowerPreference is why routers should prefer other nodes, or "".
 	LowerPreference string
 }
 
@@ -41,37 +40,37 @@ type FrontendPlan struct {
 	Allow     []netip.Prefix
 	// KeepSource, with MethodNAT: packets keep their source.
 	KeepSource bool
-	// DropWhenEmpty drops new flows when there are no Targets; else they are refused.
+	// DropWhenEmpty drops new flows when there are no Targets. Otherwise they are refused.
 	DropWhenEmpty bool
 	// Targets receive new flows, sorted by address: backends, or nodes with NodeForwarding.
 	Targets []Target
-	// NodeForwarding.Enabled: the Targets are nodes with the same service; a node without an entry for a flow forwards
+	// NodeForwarding.Enabled: the Targets are nodes with the same service. A node without an entry for a flow forwards
 	// it to the nodes that were its target before. AnyNode: any node may have a flow even if the targets did not
 	// change.
 	NodeForwarding NodeForwarding
-	// Nodes, with NodeForwarding, are the nodes that may have flows, as target or not.
+	// Nodes, with NodeForwarding, are the nodes that may have flows, whether or not they are targets.
 	Nodes []Node
-	// Down are the backends whose flows are ended: they are unhealthy or deleted. A backend that is neither in Down
-	// nor in Targets keeps its flows.
+	// Down lists the backends whose flows are ended, because they are unhealthy or deleted. A backend in neither Down
+	// nor Targets keeps its flows.
 	Down []netip.AddrPort
-	// Kept are the other backends that exist; nil: not known. Flows to any that is not listed end when the datapath
-	// gets the first plan of this agent for the Frontend.
+	// Kept lists the other backends that exist, or is nil if unknown. Flows to any backend that is not listed end when
+	// the datapath gets this agent's first plan for the Frontend.
 	Kept []netip.AddrPort
 	// Needs is what the plan of the whole service needs. Equal ignores it.
 	Needs Places
 }
 
-// Target is where packets of a flow are sent.
+// Target is a destination for a flow's packets.
 type Target struct {
 	Addr   netip.AddrPort
 	Weight int // ≥ 1
 	Local  bool
 }
 
-// Build returns the plan for s. Where each port is checked, the first one decides whether the VIPs are announced:
-// another one that responds earlier would attract connections that the first one refuses. States has the last result of
-// each check of s; without one a backend is unknown and gets no new flows. Drains are those of the operator. Build
-// never fails, is deterministic, and keeps none of its arguments but s.
+// Build returns the plan for s. If each port is checked, the first one decides whether the VIPs are announced: another
+// port that responds earlier would attract connections that the first one refuses. states has the last result of each
+// check of s; a backend without one is unknown and gets no new flows. drains are the operator's. Build never fails, is
+// deterministic, and keeps none of its arguments except s.
 func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 	if s.Frozen {
 		return frozenPlan(s, drains)
@@ -113,7 +112,7 @@ func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 	return p
 }
 
-// frozenPlan is the plan of a service of which nothing but the VIPs is known for sure.
+// frozenPlan returns the plan of a service of which only the VIPs are certain.
 func frozenPlan(s *Service, drains Drains) *Plan {
 	p := &Plan{Service: s, Frozen: true}
 	for _, vip := range s.VIPs {
@@ -123,8 +122,8 @@ func frozenPlan(s *Service, drains Drains) *Plan {
 	return p
 }
 
-// usableFor returns the backends of a port that serve vip: those that may receive new flows, how many more are healthy
-// but have the weight 0, those that drain by themselves, and those that are down.
+// usableFor returns the backends of a port that serve vip: those that may receive new flows, the number of healthy ones
+// with weight 0, those that drain by themselves, and those that are down.
 func usableFor(
 	s *Service, port ServicePort, vip netip.Addr, states map[CheckKey]Health,
 ) (usable []Backend, idle int, draining, down []Backend) {
@@ -151,8 +150,8 @@ func usableFor(
 	return usable, idle, draining, down
 }
 
-// keepAllDown returns the backends to use and those that are down: when none is healthy, those that drain by themselves
-// are used, and without them all that exist and are not drained.
+// keepAllDown returns the backends to use and those that are down. If none is healthy, it uses those that drain by
+// themselves, or otherwise all that exist and are not drained.
 func keepAllDown(usable, draining, down []Backend) (use, end []Backend) {
 	if len(usable) > 0 {
 		return usable, down
@@ -185,7 +184,7 @@ func StateOf(s *Service, b Backend, h Health) State {
 	return state
 }
 
-// withholdReason returns why vip must not be announced for the service; "": it may be.
+// withholdReason says why vip must not be announced for the service, or returns "" if it may.
 func withholdReason(s *Service, vip netip.Addr, healthy, idle int) string {
 	if reason := cmp.Or(s.WithholdReason, s.PerVIP[vip].WithholdReason); reason != "" {
 		return reason
@@ -193,8 +192,8 @@ func withholdReason(s *Service, vip netip.Addr, healthy, idle int) string {
 	return s.tooFew(s.Ports, vip, healthy, idle)
 }
 
-// tooFew returns why this number of backends of ports that may receive new flows is not enough to announce vip; "": it
-// is. Idle are healthy, too, and have the weight 0.
+// tooFew says why vip has too few backends for new flows to be announced, or returns "". idle is the number of healthy
+// backends with weight 0.
 func (s *Service) tooFew(ports []ServicePort, vip netip.Addr, usable, idle int) string {
 	need := max(1, s.MinHealthy)
 	if usable >= need {
@@ -231,8 +230,8 @@ func backendFrontend(s *Service, vip netip.Addr, port ServicePort, usable, down 
 	return f
 }
 
-// decapFrontend delivers flows that were forwarded to this node, by itself or by another node. It applies the list of
-// allowed sources again: the forwarding node may have an older list, and a forged packet was forwarded by none.
+// decapFrontend delivers flows that this node or another one has forwarded here. It checks the allowed sources again:
+// the forwarding node may have an older list, and a forged packet was not forwarded by any node.
 func decapFrontend(s *Service, vip netip.Addr, port ServicePort, usable, down []Backend) *FrontendPlan {
 	local := slices.DeleteFunc(slices.Clone(usable), func(b Backend) bool { return !b.Local })
 	f := backendFrontend(s, vip, port, local, down)
@@ -241,7 +240,7 @@ func decapFrontend(s *Service, vip netip.Addr, port ServicePort, usable, down []
 }
 
 // nodeFrontend selects a node for each flow, the same on every node. It keeps no state: with affinity it selects by the
-// address of the client, and a client stays at an earlier node that still has a backend for it.
+// client's address, and a client stays on a previous node that still has a backend for it.
 func nodeFrontend(s *Service, vip netip.Addr, port ServicePort, usable []Backend) *FrontendPlan {
 	weights, local := map[netip.Addr]int{}, map[netip.Addr]bool{}
 	for _, b := range usable {
@@ -250,7 +249,7 @@ func nodeFrontend(s *Service, vip netip.Addr, port ServicePort, usable []Backend
 	}
 	f := newFrontend(s, vip, port)
 	f.Method, f.Encap, f.Algorithm = MethodTunnel, EncapGUE, AlgorithmMaglev
-	// Not for UDP: the first datagram of every flow would have to be sent to every node.
+	// Not for UDP: the first datagram of every flow would have to go to every node.
 	f.NodeForwarding = NodeForwarding{Enabled: true, AnyNode: s.NodeForwarding.AnyNode && port.Protocol != UDP}
 	f.Nodes = port.Nodes
 	if s.Affinity != 0 {
@@ -264,7 +263,7 @@ func nodeFrontend(s *Service, vip netip.Addr, port ServicePort, usable []Backend
 	return f
 }
 
-// newFrontend returns a frontend with the properties of its service, without targets.
+// newFrontend returns a frontend with its service's properties, without targets.
 func newFrontend(s *Service, vip netip.Addr, port ServicePort) *FrontendPlan {
 	f := &FrontendPlan{
 		Frontend: port.On(vip), Service: s.Name, Method: s.Method, Encap: s.Encap, Algorithm: s.Algorithm,
@@ -281,16 +280,16 @@ func (f *FrontendPlan) sortTargets() {
 	slices.SortFunc(f.Targets, func(a, b Target) int { return a.Addr.Compare(b.Addr) })
 }
 
-// Table maps a hash of 32 bits to an index of Targets: target = Targets[Table[hash·len(Table)/2³²]]. It is empty
-// without Targets. Each call computes it: a plan does not keep what the datapath needs once.
+// Table maps a 32-bit hash to an index of Targets: target = Targets[Table[hash·len(Table)/2³²]]. It is empty without
+// Targets. It is computed on each call, because the datapath needs it only once.
 func (f *FrontendPlan) Table() []uint16 {
 	return tableFor(f.Algorithm, f.Targets, f.Method == MethodNAT)
 }
 
-// TableLen is the length of Table.
+// TableLen returns the length of Table.
 func (f *FrontendPlan) TableLen() int { return tableLen(len(f.Targets), f.Method == MethodNAT) }
 
-// Equal reports whether f and g have the same effect in the datapath. Kept has one in the first plan only.
+// Equal reports whether f and g have the same effect in the datapath. Kept matters only in the first plan.
 func (f *FrontendPlan) Equal(g *FrontendPlan) bool {
 	return f.Frontend == g.Frontend && f.Service == g.Service && f.Method == g.Method && f.Encap == g.Encap &&
 		f.Algorithm == g.Algorithm && f.Affinity == g.Affinity && f.DropWhenEmpty == g.DropWhenEmpty &&
@@ -299,8 +298,8 @@ func (f *FrontendPlan) Equal(g *FrontendPlan) bool {
 		slices.Equal(f.Nodes, g.Nodes) && slices.Equal(f.Down, g.Down)
 }
 
-// reuse replaces frontends of a new plan by equal ones of the plan before, which may be nil: the datapath recognises
-// them at once, and their memory is needed once.
+// reuse replaces frontends of a new plan with equal ones from before, which may be nil. The datapath recognises them at
+// once, and they are stored only once.
 func (p *Plan) reuse(before *Plan) *Plan {
 	if before == nil {
 		return p

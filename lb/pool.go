@@ -5,18 +5,18 @@ import (
 	"slices"
 )
 
-// Pool is a named set of address ranges that VIPs are assigned from. Ranges of all pools are disjoint.
+// Pool is a named set of address ranges from which VIPs are assigned. Ranges of all pools are disjoint.
 type Pool struct {
 	Name   string
 	Ranges []AddrRange
-	// AutoAssign: the pool is used for requests without a pool; lowest Priority first, then in the order of the list.
+	// AutoAssign: the pool serves requests that name no pool, lowest Priority first, then in list order.
 	AutoAssign bool
 	Priority   int
 	// AvoidBuggy excludes IPv4 addresses that end in .0 or .255 from assignment, because some old equipment drops them.
 	AvoidBuggy bool
-	// AvoidAnycast excludes IPv6 addresses that IsSubnetRouterAnycast.
+	// AvoidAnycast excludes IPv6 addresses for which IsSubnetRouterAnycast is true.
 	AvoidAnycast bool
-	// ShareAcross: services of all namespaces may share its addresses by key.
+	// ShareAcross: services in all namespaces may share addresses by key.
 	ShareAcross bool
 	Announce    []AnnouncerKind
 }
@@ -35,14 +35,14 @@ func (p Pool) assignable(addr netip.Addr) bool {
 	return !p.AvoidBuggy || last != 0 && last != 255
 }
 
-// IsSubnetRouterAnycast reports whether an address is the first one of a /64: on a link with this prefix the routers
-// have it (RFC 4291, section 2.6.1).
+// IsSubnetRouterAnycast reports whether an address is the first one of a /64: on a link with this prefix it belongs to
+// the routers (RFC 4291, section 2.6.1).
 func IsSubnetRouterAnycast(a netip.Addr) bool {
 	b := a.As16()
 	return a.Is6() && [8]byte(b[8:]) == [8]byte{}
 }
 
-// AddrRange is From to To, inclusive, both of one family.
+// AddrRange is From to To, inclusive, both of the same family.
 type AddrRange struct{ From, To netip.Addr }
 
 // Contains reports whether a is in r.
@@ -50,7 +50,7 @@ func (r AddrRange) Contains(a netip.Addr) bool {
 	return r.From.Is4() == a.Is4() && r.From.Compare(a) <= 0 && a.Compare(r.To) <= 0
 }
 
-// after returns the address of r that follows a; zero when a is the last one.
+// after returns the address in r that follows a, or zero if a is the last one.
 func (r AddrRange) after(a netip.Addr) netip.Addr {
 	if next := a.Next(); r.Contains(next) {
 		return next
@@ -74,7 +74,7 @@ func FamilyOf(a netip.Addr) Family {
 	return IPv6
 }
 
-// String is "IPv4" or "IPv6".
+// String returns "IPv4" or "IPv6".
 func (f Family) String() string {
 	if f == IPv4 {
 		return "IPv4"

@@ -5,13 +5,13 @@ import (
 	"net/netip"
 )
 
-// Port maps the port a client connects to to the port of the backends.
+// Port maps the port that a client connects to to the backends' port.
 type Port struct {
 	Port uint16
-	// Last is the last port of a range that begins with Port; 0: Port alone. Target is then the first port of the
+	// Last is the last port of a range that begins with Port, or 0 for Port alone. Target is then the first port of the
 	// backends' range.
 	Last uint16
-	// Target is used for backends that have no port of their own.
+	// Target is used for backends without a port of their own.
 	Target   uint16
 	Protocol Protocol
 }
@@ -19,16 +19,17 @@ type Port struct {
 // ServicePort is a port of a service with its backends.
 type ServicePort struct {
 	Port
-	// Backends serve the port. A VIP uses those of its own address family. Ports with the same backends may share
-	// one slice, as those of a file do; with Kubernetes each port has its own endpoints (named target ports).
+	// Backends serve the port. A VIP uses those of its own address family. Ports with the same backends may share one
+	// slice, as those from a file do; with Kubernetes each port has its own endpoints (named target ports).
 	Backends []Backend
-	// Kept are the backends that keep their flows without getting new ones; nil: not known. Where they are known, the
-	// flows that an earlier agent left to any other backend end.
+	// Kept lists the backends that keep their flows without getting new ones, or is nil if unknown. If it is known, the
+	// flows that a previous agent left to any other backend end.
 	Kept []netip.AddrPort
-	// DropWhenEmpty are the families of which new flows are dropped while no backend is usable; else they are refused.
-	// (Kubernetes: policy Local, and only other nodes have endpoints.)
+	// DropWhenEmpty lists the families whose new flows are dropped while no backend is usable. Otherwise they are
+	// refused. (Kubernetes: policy Local, and only other nodes have endpoints.)
 	DropWhenEmpty []Family `json:",omitempty"`
-	// Nodes, with NodeForwarding, are the nodes that may have flows of this port, with backends for new flows or not.
+	// Nodes, with NodeForwarding, are the nodes that may have flows of this port, with or without backends for new
+	// flows.
 	Nodes []Node
 }
 
@@ -41,15 +42,15 @@ func PortsOn(backends []Backend, ports ...Port) []ServicePort {
 	return out
 }
 
-// End is the last port: Last, or Port.
+// End returns the last port: Last, or Port if it is not a range.
 func (p Port) End() uint16 { return max(p.Port, p.Last) }
 
-// Overlaps reports whether p and o have a port of one protocol in common.
+// Overlaps reports whether p and o have a port of the same protocol in common.
 func (p Port) Overlaps(o Port) bool {
 	return p.Protocol == o.Protocol && p.Port <= o.End() && o.Port <= p.End()
 }
 
-// Name is "80/tcp" or "8000-8999/tcp".
+// Name returns "80/tcp" or "8000-8999/tcp".
 func (p Port) Name() string {
 	if p.Last != 0 {
 		return fmt.Sprintf("%d-%d/%s", p.Port, p.Last, p.Protocol)
@@ -57,22 +58,22 @@ func (p Port) Name() string {
 	return fmt.Sprintf("%d/%s", p.Port, p.Protocol)
 }
 
-// On returns the frontend of p on a VIP.
+// On returns the frontend for p on a VIP.
 func (p Port) On(vip netip.Addr) Frontend {
 	return Frontend{VIP: vip, Port: p.Port, Last: p.Last, Protocol: p.Protocol}
 }
 
-// Frontend is one address, port or range of ports, and protocol that clients connect to.
+// Frontend is an address, a port or port range, and a protocol that clients connect to.
 type Frontend struct {
 	VIP      netip.Addr
 	Port     uint16
-	Last     uint16 // of a range; 0: Port alone
+	Last     uint16 // of a range, or 0 for Port alone
 	Protocol Protocol
 	// Decap selects packets that another node forwarded to this one through a tunnel (NodeForwarding).
 	Decap bool
 }
 
-// Ports is "80" or "8000-8999".
+// Ports returns "80" or "8000-8999".
 func (f Frontend) Ports() string {
 	if f.Last != 0 {
 		return fmt.Sprintf("%d-%d", f.Port, f.Last)
@@ -80,8 +81,8 @@ func (f Frontend) Ports() string {
 	return fmt.Sprint(f.Port)
 }
 
-// String is "203.0.113.10:80/tcp", "[2001:db8::10]:80/tcp" or "203.0.113.10:8000-8999/tcp"; with Decap, " (decap)"
-// follows.
+// String returns "203.0.113.10:80/tcp", "[2001:db8::10]:80/tcp" or "203.0.113.10:8000-8999/tcp", followed by " (decap)"
+// with Decap.
 func (f Frontend) String() string {
 	last, decap := "", ""
 	if f.Last != 0 {

@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// Progress is how far the engine is. It is published for those who ask often: reading it costs the engine nothing.
+// Progress is how far the engine has got. It is published for frequent readers: reading it costs the engine nothing.
 type Progress struct {
 	// Applied is set once every source is complete, every service has had a plan, and the datapath has tried every
 	// frontend.
 	Applied bool
-	// Behind is since when the datapath lacks a frontend that is wanted, or an update of one; zero: it lacks none.
+	// Behind is since when the datapath lacks a wanted frontend or an update of one, or zero.
 	Behind time.Time
-	// Waiting is since when the oldest event waits for the engine, or is handled; zero: none does. It is long ago when
-	// the engine does not respond.
+	// Waiting is since when the oldest event has been waiting for the engine or being handled, or zero. It is long ago
+	// if the engine does not respond.
 	Waiting time.Time
 }
 
@@ -22,9 +22,9 @@ type progress struct {
 	mu      sync.Mutex // guards all below
 	applied bool
 	behind  time.Time
-	// lacking has the number of frontends that are not in force, of each service with a plan.
+	// lacking has, for each service with a plan, the number of its frontends that are not in force.
 	lacking map[string]int
-	refused map[string]bool // services with a frontend that another one has
+	refused map[string]bool // services with a frontend that belongs to another one
 }
 
 // Progress returns the state of the engine at the end of its last round.
@@ -34,8 +34,8 @@ func (e *Engine) Progress() Progress {
 	return Progress{Applied: e.progress.applied, Behind: e.progress.behind, Waiting: e.mail.waiting()}
 }
 
-// InForce reports whether the datapath has applied a plan of each frontend of a service since the agent started. A
-// later plan may be pending.
+// InForce reports whether the datapath has applied a plan for each of the service's frontends since the agent started.
+// A later plan may be pending.
 func (e *Engine) InForce(service string) bool {
 	e.progress.mu.Lock()
 	defer e.progress.mu.Unlock()
@@ -43,7 +43,7 @@ func (e *Engine) InForce(service string) bool {
 	return planned && lacking == 0 && !e.progress.refused[service]
 }
 
-// round publishes the state at the end of a round of the engine.
+// round publishes the state at the end of an engine round.
 func (p *progress) round(behind time.Time, applied bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -60,7 +60,7 @@ func (p *progress) planned(service string, refused bool) {
 	}
 }
 
-// forget records that a service has no plan any longer.
+// forget records that a service no longer has a plan.
 func (p *progress) forget(service string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

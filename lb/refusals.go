@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// refusalDelay is how long a service lacks a frontend of another one before that is an error. When an address moves
-// from one service to another, as when two swap their names, the new owner may be put first.
+// refusalDelay is how long a service may lack a frontend that another one has before this is an error. When an address
+// moves from one service to another, as when two swap their names, the new owner may be put first.
 const refusalDelay = time.Second
 
 // refusal is what a service lacks because another one has it.
 type refusal struct {
 	frontends []Frontend
-	due       time.Time // when to log it; zero: it is logged
+	due       time.Time // when to log it; zero once logged
 }
 
 // refuse records the frontends of a service that another one has.
@@ -38,7 +38,7 @@ func (e *Engine) logRefusals(now time.Time) {
 	}
 }
 
-// nextRefusal returns when logRefusals is due; zero: it is not.
+// nextRefusal returns when logRefusals is due, or zero if it is not.
 func (e *Engine) nextRefusal() (next time.Time) {
 	for _, r := range e.refused {
 		if !r.due.IsZero() && (next.IsZero() || r.due.Before(next)) {

@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// RefusedVIP is an address that a service asks for and does not get: it belongs to this machine or to its network.
+// RefusedVIP is an address that a service requests but does not get, because it belongs to this machine or its network.
 type RefusedVIP struct {
 	VIP    netip.Addr
 	Reason string
 }
 
-// Refuse returns s without the VIPs for which taken returns what they are, which move to Refused; s itself when there
-// are none.
+// Refuse returns s without the VIPs that are taken, which move to Refused, or s itself if there are none. taken says
+// what an address is, or returns "".
 func (s *Service) Refuse(taken func(netip.Addr) string) *Service {
 	if !slices.ContainsFunc(s.VIPs, func(a netip.Addr) bool { return taken(a) != "" }) {
 		return s

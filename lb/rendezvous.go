@@ -6,13 +6,12 @@ import (
 	"net/netip"
 )
 
-// scanned is up to how many addresses of a pool are compared for one service. Of a larger pool, as many addresses are
-// drawn by hash, and the first free one is taken.
+// scanned is the maximum number of a pool's addresses that are compared for one service. If a pool is larger, as many
+// addresses are drawn by hash, and the first free one is taken.
 const scanned = 1 << 16
 
-// byName returns the free address of a pool that has the highest hash together with the name of r's service
-// (rendezvous hashing), or zero. It does not depend on the order in which services are assigned addresses, except when
-// two prefer one address.
+// byName returns the free address in a pool with the highest hash of address and service name (rendezvous hashing), or
+// zero. The result does not depend on the order of assignments, except when two services prefer the same address.
 func (a *Allocator) byName(r *Request, f Family, pool int) netip.Addr {
 	p := a.pools[pool]
 	free := func(addr netip.Addr) bool { return a.isFree(r, pool, addr) }
@@ -55,10 +54,10 @@ func (a *Allocator) byName(r *Request, f Family, pool int) netip.Addr {
 	return best
 }
 
-// sizeMax bounds the size of a range, so that the sum of all in a pool is a uint64.
+// sizeMax bounds the size of a range, so that the sum over a pool fits in a uint64.
 const sizeMax = 1 << 48
 
-// size returns the number of addresses in r, at most sizeMax: of a larger range, the rest is not drawn.
+// size returns the number of addresses in r, at most sizeMax: the rest of a larger range is not drawn.
 func (r AddrRange) size() uint64 {
 	from, to := r.From.As16(), r.To.As16()
 	if binary.BigEndian.Uint64(from[:8]) != binary.BigEndian.Uint64(to[:8]) {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// checksOf returns the checks of s, and what is known of their health from those of an entry. It changes nothing.
+// checksOf returns the checks of s, and what an entry's results say about their health. It changes nothing.
 func (e *Engine) checksOf(s *Service, en *entry) (checks []Check, health map[CheckKey]Health, ok bool) {
 	health = map[CheckKey]Health{}
 	ok = e.o.Boundary.Do(PartPlan, s.Name, func() {
@@ -28,7 +28,7 @@ func (e *Engine) checksOf(s *Service, en *entry) (checks []Check, health map[Che
 	return checks, health, true
 }
 
-// replan builds the plans of services that changed, or whose health or drain changed.
+// replan builds plans for services that changed, or whose health or drain changed.
 func (e *Engine) replan() {
 	for name, at := range e.stale {
 		en, ok := e.services[name]
@@ -39,7 +39,7 @@ func (e *Engine) replan() {
 		plan, wait := e.build(en)
 		if wait {
 			e.stale[name] = time.Time{}
-			continue // frontends of an earlier run stay in the kernel until there is a health state
+			continue // frontends of a previous run stay in the kernel until there is a health state
 		}
 		delete(e.stale, name)
 		if plan != en.plan {
@@ -52,8 +52,8 @@ func (e *Engine) replan() {
 	}
 }
 
-// build returns the next plan of an entry, or that it must wait for results. It changes nothing. When the plan cannot
-// be made, the service stays as it is in the kernel.
+// build returns the next plan of an entry, or reports that it must wait for results. It changes nothing. If the plan
+// cannot be built, the service stays as it is in the kernel.
 func (e *Engine) build(en *entry) (plan *Plan, wait bool) {
 	ok := e.o.Boundary.Do(PartPlan, en.service.Name, func() {
 		if wait = en.plan == nil && !hasResults(en) && !e.settleTimeout(); !wait {
@@ -69,8 +69,8 @@ func (e *Engine) build(en *entry) (plan *Plan, wait bool) {
 	return frozenPlan(en.service, e.drains), false
 }
 
-// hasResults reports whether every check of the service has had a result. One that has failed less than Fall times is
-// undecided; it is waited for only when the addresses cannot be announced without that backend.
+// hasResults reports whether every check of the service has had a result. A check that has failed fewer than Fall times
+// is undecided. It is awaited only if the addresses cannot be announced without that backend.
 func hasResults(en *entry) bool {
 	undecided := false
 	for _, h := range en.health {

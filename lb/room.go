@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// ErrRefused marks the error of a frontend that the datapath does not take because of its service, as one for which it
-// has no room. Nothing of this node is behind because of it, and the frontend is retried seldom.
+// ErrRefused marks the error of a frontend that the datapath does not accept because of its service, for example for
+// lack of room. It does not count as this node being behind, and the frontend is rarely retried.
 var ErrRefused = errors.New("refused")
 
-// Places is what a service needs of the tables that all services share.
+// Places is what a service needs in the tables that all services share.
 type Places struct{ Frontends, Backends, Slots int }
 
-// places returns what p needs. Addresses of one family have the same backends.
+// places returns what p needs. Addresses in the same family have the same backends.
 func (p *Plan) places() (n Places) {
 	n.Frontends = len(p.Frontends)
 	counted := map[Family]VIPPlan{}
@@ -33,15 +33,15 @@ func (p *Plan) places() (n Places) {
 	return n
 }
 
-// sliceTargets bounds what one call to the datapath puts, but for a frontend with more targets: a call takes some
-// milliseconds, and between two of them goes what has changed meanwhile.
+// sliceTargets bounds the targets in one call to the datapath, except for a frontend with more targets. A call takes
+// some milliseconds, and changes made in the meantime go between two calls.
 const sliceTargets = 2048
 
-// cost is how long it takes to put f, in targets.
+// cost is the cost of putting f, in targets.
 func (f *FrontendPlan) cost() int { return 1 + len(f.Targets) }
 
-// slice returns the plans to put with the next call, and the targets of all others: updates first, because a server may
-// have failed, then the services that need few places.
+// slice returns the plans for the next call, and the total cost of the others: updates first, because a server may have
+// failed, then the services that need few places.
 func (d *datapathState) slice(all []*FrontendPlan) (now []*FrontendPlan, later int) {
 	for _, f := range all {
 		later += f.cost()
@@ -65,10 +65,10 @@ func (d *datapathState) slice(all []*FrontendPlan) (now []*FrontendPlan, later i
 	return all, 0
 }
 
-// refusedFactor is how much longer a frontend that was refused waits for the next try than one that failed.
+// refusedFactor is how many times longer a refused frontend waits for a retry than a failed one.
 const refusedFactor = 8
 
-// retryDelay returns the time to the next try after an error that followed n others.
+// retryDelay returns the delay before a retry after an error that followed n others.
 func (d *datapathState) retryDelay(err error, n int) time.Duration {
 	if errors.Is(err, ErrRefused) {
 		return refusedFactor * backoff(d.retry, n)
@@ -76,8 +76,8 @@ func (d *datapathState) retryDelay(err error, n int) time.Duration {
 	return backoff(d.retry, n)
 }
 
-// fitting returns the wanted plan with only the targets that the datapath has, when it has refused others: a server
-// that has failed is taken out nevertheless. Nil: there is nothing to change.
+// fitting returns the wanted plan with only the targets that the datapath already has, if it has refused others, so
+// that a failed server is still taken out. It returns nil if there is nothing to change.
 func (s *frontendState) fitting() *FrontendPlan {
 	if !errors.Is(s.err, ErrRefused) || s.plan == nil || s.want == nil {
 		return nil

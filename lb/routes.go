@@ -9,31 +9,31 @@ import (
 	"time"
 )
 
-// routes is the wanted and the announced state of each VIP. It computes the next set of announcements.
+// routes holds the wanted and the announced state of each VIP. It computes the next set of announcements.
 type routes struct {
 	vips         *vipTable
 	retry        time.Duration
 	log          *slog.Logger
 	observe      func(RouteStatus)       // EngineOptions.RouteChanged
-	claims       map[vipKey][]claim      // of the services that use a VIP, by their names; none is empty
+	claims       map[vipKey][]claim      // of the services that use a VIP, sorted by service name; none is empty
 	since        map[vipKey]time.Time    // when a VIP was announced or withdrawn
-	faults       map[vipKey]string       // why the datapath does not deliver the packets of a VIP
+	faults       map[vipKey]string       // why the datapath does not deliver a VIP's packets
 	started      bool                    // a first set was passed to the announcers …
 	succeeded    bool                    // … and a call succeeded, for some VIPs at least
 	changedSince bool                    // want changed since the last call
-	dirty        bool                    // the wanted state of any VIP may have changed; else of vips.touched
+	dirty        bool                    // any VIP's wanted state may have changed; otherwise only vips.touched
 	want         map[vipKey]Announcement // the wanted set …
-	list         []Announcement          // … as a list by address, never modified
-	differs      map[vipKey]bool         // the VIPs for which want is not last, or a call failed
-	inFlight     map[vipKey]Announcement // what a running call changes, zero: withdrawn; nil: none is running
-	last         map[vipKey]Announcement // what is announced for sure
+	list         []Announcement          // … sorted by address, never modified
+	differs      map[vipKey]bool         // the VIPs for which want differs from last, or a call failed
+	inFlight     map[vipKey]Announcement // changes of the running call, zero for a withdrawal; nil if none is running
+	last         map[vipKey]Announcement // what is announced for certain
 	tries        int                     // consecutive failures
 	retryAt      time.Time
 	err          error // of the last call
 	leaving      leaving
 }
 
-// claim is the plan of one service for a VIP.
+// claim is one service's plan for a VIP.
 type claim struct {
 	service string
 	plan    VIPPlan
@@ -42,7 +42,7 @@ type claim struct {
 	moves   bool         // Announcement.Movable
 }
 
-// find returns where the claim of a service is in a list by name, or would be.
+// find returns the index at which a service's claim is or would be in a list sorted by name.
 func find(claims []claim, service string) (i int, found bool) {
 	return slices.BinarySearchFunc(claims, service, func(c claim, s string) int { return cmp.Compare(c.service, s) })
 }
@@ -65,7 +65,7 @@ func newRoutes(vips *vipTable, retry time.Duration, log *slog.Logger) *routes {
 	}
 }
 
-// adopt replaces the claims of a service's old plan by those of its next plan; either may be nil.
+// adopt replaces the claims of a service's old plan with those of its next plan. Either may be nil.
 func (r *routes) adopt(old, plan *Plan) {
 	if old != nil {
 		for _, v := range old.VIPs {
@@ -97,7 +97,7 @@ func (r *routes) adopt(old, plan *Plan) {
 	}
 }
 
-// faultsChanged records what the datapath found out about VIPs; "": nothing is wrong.
+// faultsChanged records what is wrong with the delivery to VIPs, or "" if nothing is.
 func (r *routes) faultsChanged(changed map[vipKey]string) {
 	for addr, fault := range changed {
 		r.vips.changed(addr)
@@ -109,8 +109,8 @@ func (r *routes) faultsChanged(changed map[vipKey]string) {
 	}
 }
 
-// next returns the complete set to announce now; false when it is announced already, or a call is in flight. Its cost
-// follows from what changed, except for the copy of the list that is returned.
+// next returns the complete set to announce now, or false if it is already announced or a call is in flight. Its cost
+// depends on the changes, except for copying the returned list.
 func (r *routes) next(now time.Time) ([]Announcement, bool) {
 	if r.inFlight != nil {
 		return nil, false
@@ -123,7 +123,7 @@ func (r *routes) next(now time.Time) ([]Announcement, bool) {
 	case r.started && r.err == nil && len(r.differs) == 0:
 		return nil, false
 	}
-	if !r.started { // an earlier run may have announced any
+	if !r.started { // a previous run may have announced any VIP
 		for addr, v := range r.vips.byAddr {
 			if v.announce.Done {
 				r.differs[addr] = true
@@ -190,19 +190,19 @@ func (r *routes) update(now time.Time) {
 	r.list = append(list, rest...)
 }
 
-// settle ends the wait of changes that need no call.
+// settle ends the wait of a VIP's changes if they need no call.
 func (r *routes) settle(addr vipKey) {
 	if v, ok := r.vips.byAddr[addr]; ok && v.dirty == 0 && !v.datapath.Busy && !r.differs[addr] {
 		v.change.next = time.Time{}
 	}
 }
 
-// wanted returns the announcement of a VIP, given what the datapath surely serves; false: it must not be announced.
+// wanted returns a VIP's announcement, given what the datapath surely serves, or false if it must not be announced.
 func (r *routes) wanted(addr vipKey, now time.Time) (a Announcement, ok bool) {
 	if a, ok = r.announcement(addr, ""); ok {
 		delete(r.leaving.ends, addr)
 		if ends := !r.leaving.all.IsZero(); ends {
-			_, ok = r.last[addr] // none is announced for the first time
+			_, ok = r.last[addr] // do not announce it for the first time
 			a.LowerPreference = true
 		}
 		return a, ok
@@ -218,7 +218,7 @@ func (r *routes) wanted(addr vipKey, now time.Time) (a Announcement, ok bool) {
 	return a, true
 }
 
-// announcement returns what the services announce that have this reason not to; "": they have none.
+// announcement returns what the services whose plan has this reason announce, or false if there are none.
 func (r *routes) announcement(addr vipKey, reason string) (a Announcement, ok bool) {
 	services := r.claims[addr]
 	if len(services) == 0 || r.faults[addr] != "" {
@@ -299,7 +299,7 @@ func (r *routes) completeOne(addr vipKey, a Announcement, failed, first bool, no
 	}
 }
 
-// announced records that a call has set the announcement of a VIP; zero: it is withdrawn.
+// announced records that a call has set the announcement of a VIP, or withdrawn it if a is zero.
 func (r *routes) announced(addr vipKey, a Announcement) {
 	if a.VIP.IsValid() {
 		r.last[addr] = a
@@ -331,7 +331,7 @@ func (r *routes) changed(addr vipKey, announced bool, now time.Time) {
 	}
 }
 
-// notify logs a change of a route, and passes it to the observer.
+// notify logs a route change and passes it to the observer.
 func (r *routes) notify(addr vipKey, log func(string, ...any), what string, args ...any) {
 	log(what, append([]any{"vip", addr}, args...)...)
 	if r.observe != nil {
@@ -361,7 +361,7 @@ func (r *routes) status(addr vipKey) RouteStatus {
 	return s
 }
 
-// lowerPreference returns why routers should prefer other nodes.
+// lowerPreference says why routers should prefer other nodes.
 func (r *routes) lowerPreference(addr vipKey) string {
 	if !r.leaving.all.IsZero() {
 		return "the agent stops"
@@ -377,7 +377,7 @@ func (r *routes) lowerPreference(addr vipKey) string {
 	return "it was so when it was announced"
 }
 
-// reason returns why addr must not be announced; "": it may be.
+// reason says why addr must not be announced, or returns "" if it may.
 func (r *routes) reason(addr vipKey) string {
 	if len(r.claims[addr]) == 0 {
 		return "no service has it"

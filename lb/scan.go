@@ -6,17 +6,17 @@ import (
 	"slices"
 )
 
-// scan finds the lowest address of an ordered set that meets a condition. It keeps a cursor and tests each address
-// once; an address that the cursor has passed is tested again only after put. The cost of a search therefore does not
-// grow with the number of addresses assigned, and an IPv6 /64 takes no memory.
+// scan finds the lowest address in an ordered set that meets a condition. It keeps a cursor and tests each address
+// once. An address behind the cursor is tested again only after put. So the cost of a search does not grow with the
+// number of assigned addresses, and an IPv6 /64 takes no memory.
 type scan struct {
-	next     netip.Addr // the first address not passed yet; zero: all are passed
+	next     netip.Addr // the first address not passed yet; zero if all are passed
 	returned addrHeap   // passed addresses that may meet the condition again
 	queued   map[netip.Addr]struct{}
 }
 
-// lowest returns the lowest address that fits, or zero. After gives the successor of an address in the set, zero at the
-// end. An address that does not fit is passed.
+// lowest returns the lowest address that fits, or zero. after returns the next address in the set, or zero at the end.
+// lowest passes addresses that do not fit.
 func (s *scan) lowest(fits func(netip.Addr) bool, after func(netip.Addr) netip.Addr) netip.Addr {
 	for len(s.returned) > 0 {
 		if addr := s.returned[0]; fits(addr) {
@@ -30,7 +30,7 @@ func (s *scan) lowest(fits func(netip.Addr) bool, after func(netip.Addr) netip.A
 	return s.next
 }
 
-// put makes lowest test addr again, or for the first time when the set has just grown by it.
+// put makes lowest test addr again, or for the first time if addr was just added to the set.
 func (s *scan) put(addr netip.Addr) {
 	if s.next.IsValid() && !addr.Less(s.next) {
 		return // not passed yet
@@ -59,17 +59,17 @@ func (h *addrHeap) Pop() any {
 	return x
 }
 
-// shareKey names the addresses of one family and pool that services with one share key hold.
+// shareKey identifies the addresses of one family and pool that services with the same share key hold.
 type shareKey struct {
 	pool   int
 	family Family
 	key    string
 }
 
-// shareGroup is the addresses of one shareKey.
+// shareGroup holds the addresses of one shareKey.
 type shareGroup struct {
 	members []netip.Addr     // ascending
-	scans   map[string]*scan // by the namespace and the ports of a request: where they may fit
+	scans   map[string]*scan // where requests may fit, by their namespace and ports
 }
 
 // contains reports whether addr is a member.
@@ -88,7 +88,7 @@ func (g *shareGroup) add(addr netip.Addr) {
 	g.put(addr)
 }
 
-// remove makes addr no member.
+// remove makes addr no longer a member.
 func (g *shareGroup) remove(addr netip.Addr) {
 	if i, found := slices.BinarySearchFunc(g.members, addr, netip.Addr.Compare); found {
 		g.members = slices.Delete(g.members, i, i+1)
@@ -102,7 +102,7 @@ func (g *shareGroup) put(addr netip.Addr) {
 	}
 }
 
-// lowest returns the lowest member that fits a request with these namespace and ports, or zero.
+// lowest returns the lowest member that fits a request with this namespace and these ports, or zero.
 func (g *shareGroup) lowest(ports string, fits func(netip.Addr) bool) netip.Addr {
 	s, known := g.scans[ports]
 	if !known {
@@ -115,7 +115,7 @@ func (g *shareGroup) lowest(ports string, fits func(netip.Addr) bool) netip.Addr
 	return s.lowest(func(a netip.Addr) bool { return g.contains(a) && fits(a) }, g.after)
 }
 
-// after returns the member that follows addr, which may have ceased to be one; zero at the end.
+// after returns the member that follows addr, or zero at the end. addr may no longer be a member.
 func (g *shareGroup) after(addr netip.Addr) netip.Addr {
 	i, found := slices.BinarySearchFunc(g.members, addr, netip.Addr.Compare)
 	if found {

@@ -6,70 +6,70 @@ import (
 	"time"
 )
 
-// Service is a service as configured by a user: VIPs and ports, and the backends that serve them. It is immutable once
-// passed to a Sink; a change is a new value with the same Name.
+// Service is a service as configured by a user: VIPs, ports, and the backends that serve them. It is immutable once
+// passed to a Sink. To change a service, put a new value with the same Name.
 type Service struct {
 	// Name identifies the service in every list, log line and metric: "web", or "namespace/name" from Kubernetes.
 	Name string
-	// Source is the source it comes from: "file" or "kube". Two sources may not use one name.
+	// Source is the source that it comes from: "file" or "kubernetes". Two sources must not use the same name.
 	Source string
 	// VIPs are the addresses clients connect to, in the configured order, one or several per family.
 	VIPs []netip.Addr
-	// Refused are addresses that the service does not get; they are reported only.
+	// Refused lists addresses that the service does not get. They are only reported.
 	Refused []RefusedVIP
 	// Ports are the ports clients connect to, each with its backends; every port exists on every VIP.
 	Ports []ServicePort
-	// Policy is the external traffic policy: PolicyCluster, or PolicyLocal with only the backends of this node.
-	// The source chooses the backends accordingly; here it is reported only. (Kubernetes: externalTrafficPolicy.)
+	// Policy is the external traffic policy: PolicyCluster, or PolicyLocal for only this node's backends. The source
+	// chooses the backends accordingly; the Policy itself is only reported. (Kubernetes: externalTrafficPolicy.)
 	Policy         Policy
 	NodeForwarding NodeForwarding
 	Algorithm      Algorithm
-	// Method is how packets get to a backend; with NodeForwarding, how the chosen node delivers them.
+	// Method is how packets get to a backend or, with NodeForwarding, how the chosen node delivers them.
 	Method Method
-	// Encap is meaningful with MethodTunnel only.
+	// Encap is only used with MethodTunnel.
 	Encap Encap `json:",omitzero"`
-	// KeepSource, with MethodNAT: backends receive the address and port of the client. They must route their replies by
+	// KeepSource, with MethodNAT: backends receive the client's address and port. They must route their replies through
 	// this machine.
 	KeepSource bool
-	// Affinity is how long a client address keeps its backend after its last new flow; 0: no affinity.
+	// Affinity is how long a client address keeps its backend after its last new flow. 0 means no affinity.
 	Affinity time.Duration
-	// Allow lists the sources that may connect; empty: all. (Kubernetes: loadBalancerSourceRanges.)
+	// Allow lists the sources that may connect. Empty means all. (Kubernetes: loadBalancerSourceRanges.)
 	Allow []netip.Prefix
 	// UnrestrictedVIPs are the VIPs that Allow does not apply to. (Kubernetes: externalIPs.)
 	UnrestrictedVIPs []netip.Addr
 	// MinHealthy is the number of healthy backends below which a VIP is not announced; at least 1.
 	MinHealthy int
 	// KeepAllDown sends new flows of a port without healthy backends to all that are not drained, and announces the VIP
-	// with a lower preference: probes may fail where clients do not.
+	// with a lower preference, because probes may fail where clients do not.
 	KeepAllDown bool
 	Check       CheckSpec
-	// WithholdReason is why the VIPs must not be announced, regardless of the health of the backends; "": they may be.
+	// WithholdReason is why the VIPs must not be announced, whatever the backends' health, or "" if they may.
 	WithholdReason string
-	// LowerPreference is why routers should prefer other nodes that announce the VIPs; "": they need not.
+	// LowerPreference is why routers should prefer other nodes that announce the VIPs, or "".
 	LowerPreference string
-	// WithholdIntended: WithholdReason is no fault of this node. Another one serves the service, this one is excluded,
-	// or the service has no endpoints.
+	// WithholdIntended: WithholdReason is not a fault of this node. Another node serves the service, this one is
+	// excluded, or the service has no endpoints.
 	WithholdIntended bool
-	// Announce lists the announcers of the VIPs; empty: every announcer that is on.
+	// Announce lists the announcers of the VIPs. Empty means every announcer that is on.
 	Announce []AnnouncerKind
-	// VIPPerNode: different nodes should have the VIPs of one family, where one node at a time has a VIP.
+	// VIPPerNode: different nodes should have the VIPs of one family if only one node at a time has a VIP.
 	VIPPerNode bool
-	// Frozen: the service cannot be read. The datapath keeps what it has for the VIPs since an earlier run, and they
-	// are announced as long as it does.
+	// Frozen: the service cannot be read. The datapath keeps its frontends from a previous run for the VIPs, which are
+	// announced as long as it does.
 	Frozen bool `json:",omitzero"`
-	// PerVIP has what differs for single VIPs: each may be in another pool.
+	// PerVIP has the settings that differ for single VIPs: each may be in another pool.
 	PerVIP map[netip.Addr]VIPRule `json:",omitempty"`
 }
 
-// Freeze returns what is kept of s when nothing but its VIPs can be used.
+// Freeze returns the part of s that remains when only its VIPs can be used.
 func (s *Service) Freeze() *Service {
 	return &Service{Name: s.Name, Source: s.Source, VIPs: s.VIPs, Announce: s.Announce, PerVIP: s.PerVIP, Frozen: true}
 }
 
-// VIPsPerNodeMax is how many VIPs of a family a service with one per node gets from a pool.
+// VIPsPerNodeMax is how many VIPs per family a service with one per node can get from a pool.
 const VIPsPerNodeMax = 16
 
-// apart returns the VIPs of the family of vip that different nodes should have, vip included.
+// apart returns the VIPs in vip's family that different nodes should have, including vip.
 func (s *Service) apart(vip netip.Addr) []netip.Addr {
 	if !s.VIPPerNode {
 		return nil
@@ -77,15 +77,15 @@ func (s *Service) apart(vip netip.Addr) []netip.Addr {
 	return slices.DeleteFunc(slices.Clone(s.VIPs), func(o netip.Addr) bool { return o.Is4() != vip.Is4() })
 }
 
-// VIPRule is what a service has for one of its VIPs.
+// VIPRule has a service's settings for one of its VIPs.
 type VIPRule struct {
-	Announce       []AnnouncerKind `json:",omitempty"` // instead of Service.Announce; empty: every announcer that is on
+	Announce       []AnnouncerKind `json:",omitempty"` // instead of Service.Announce; empty means every announcer
 	WithholdReason string          `json:",omitempty"` // in addition to Service.WithholdReason
 	// WithholdIntended is Service.WithholdIntended, for this WithholdReason.
 	WithholdIntended bool `json:",omitempty"`
 }
 
-// announcers returns the announcers of a VIP; empty: every announcer that is on.
+// announcers returns the announcers of a VIP. Empty means every announcer that is on.
 func (s *Service) announcers(vip netip.Addr) []AnnouncerKind {
 	if rule, ok := s.PerVIP[vip]; ok {
 		return rule.Announce
@@ -93,18 +93,18 @@ func (s *Service) announcers(vip netip.Addr) []AnnouncerKind {
 	return s.Announce
 }
 
-// NodeForwarding spreads flows over nodes instead of over backends: every node chooses the same node for a flow, in
+// NodeForwarding spreads flows over nodes instead of backends: every node chooses the same node for a flow, in
 // proportion to the usable backends there (Backend.Node), and forwards the packet to it unchanged in a GUE tunnel. The
-// chosen node delivers the packet to one of its own backends by Service.Method.
+// chosen node delivers the packet to one of its own backends with Service.Method.
 type NodeForwarding struct {
 	Enabled bool
-	// AnyNode: nodes may select different targets, so any node of ServicePort.Nodes may have an existing flow, the
-	// first ones most likely.
+	// AnyNode: nodes may select different targets, so any node in ServicePort.Nodes may have an existing flow, most
+	// likely one of the first.
 	AnyNode bool
 }
 
-// forward returns how packets of clients get to their backends. The node with the backend delivers by Method; where it
-// may be another node than the one that chooses it, they get there through a tunnel.
+// forward returns how clients' packets get to their backends. The backend's node delivers with Method. If another node
+// may choose it, packets reach that node through a tunnel.
 func (s *Service) forward() Method {
 	elsewhere := func(b Backend) bool { return !b.Local && !b.Deleted }
 	if s.NodeForwarding.Enabled && (s.Policy == PolicyCluster || slices.ContainsFunc(s.Ports, func(p ServicePort) bool {
@@ -115,8 +115,8 @@ func (s *Service) forward() Method {
 	return s.Method
 }
 
-// serves reports whether a VIP uses a backend: one of its own family. A tunnel carries packets of one family to a
-// backend of the other, too, and is used for that when the VIP's family has no backend.
+// serves reports whether a VIP uses b, a backend of its own family. A tunnel also carries packets to a backend of the
+// other family, and is used for that if the VIP's family has no backend.
 func (s *Service) serves(vip netip.Addr, b Backend) bool {
 	if b.Addr.Is4() == vip.Is4() {
 		return true
@@ -129,10 +129,10 @@ func (s *Service) serves(vip netip.Addr, b Backend) bool {
 // MaxWeight is the largest weight of a backend.
 const MaxWeight = 1000
 
-// Backend is one server. Its zero Port means the Target of each port of the service.
+// Backend is one server. If its Port is zero, each port of the service uses its Target.
 type Backend struct {
 	Addr netip.Addr
-	// Node is the address of the node that the backend runs on. Required by NodeForwarding; else it may be zero.
+	// Node is the address of the backend's node. Required by NodeForwarding; otherwise it may be zero.
 	Node netip.Addr
 	// Weight is the share of new flows relative to the other backends, 0 to MaxWeight. 0 means no new flows.
 	Weight int
@@ -141,7 +141,7 @@ type Backend struct {
 	Drain bool
 	// Local: the backend runs on this node; its packets keep their source address.
 	Local bool
-	// Deleted ends the backend's flows: it no longer exists, or, of datagrams, serves none while others do.
+	// Deleted ends the backend's flows: it no longer exists, or, for UDP, does not serve while others do.
 	Deleted bool
 }
 

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Status is the state of the engine: the source of the API, the metrics and the command line. The field names are a
+// Status is the state of the engine. The API, the metrics and the command line are built from it. The field names are a
 // contract with users (docs/api.md).
 type Status struct {
 	Services []ServiceStatus `json:"services"`
@@ -17,7 +17,7 @@ type Status struct {
 	Routes   []RouteStatus   `json:"routes"`
 	// Settled is false from the start of the agent until every source is complete and every service has had a plan.
 	Settled bool `json:"settled"`
-	// Behind is since when a wanted frontend, or an update of one, is not in the kernel; zero: all are.
+	// Behind is since when a wanted frontend, or an update of one, is not in the kernel, or zero if all are.
 	Behind time.Time `json:"behind,omitzero"`
 }
 
@@ -29,10 +29,10 @@ type ServiceStatus struct {
 	LastPort  uint16          `json:"last_port,omitempty"` // of a range that begins with port
 	Protocol  Protocol        `json:"protocol"`
 	Policy    Policy          `json:"policy"`
-	Forward   Method          `json:"forward"` // tunnel where other nodes may be chosen, which deliver by nat
+	Forward   Method          `json:"forward"` // tunnel if other nodes may be chosen, which then deliver with nat
 	Algorithm Algorithm       `json:"algorithm"`
 	Backends  []BackendStatus `json:"backends"`
-	// State is healthy when the address may be announced and the port has enough backends for that.
+	// State is healthy if the address may be announced and the port has enough backends for that.
 	State     State  `json:"state"`
 	Announced bool   `json:"announced"`
 	Reason    string `json:"reason,omitempty"` // why not announced, or why the port is not healthy
@@ -43,21 +43,21 @@ func (s *ServiceStatus) Frontend() Frontend {
 	return Frontend{VIP: s.Address, Port: s.Port, Last: s.LastPort, Protocol: s.Protocol}
 }
 
-// NoneHealthy reports whether the address is announced and no backend of this port is healthy. A port without backends
-// is not meant: that is what the Service says.
+// NoneHealthy reports whether the address is announced and no backend of this port is healthy. It is false for a port
+// without backends, because the Service itself says so.
 func (s *ServiceStatus) NoneHealthy() bool {
 	return s.Announced && s.State == StateUnhealthy && len(s.Backends) > 0 &&
 		!slices.ContainsFunc(s.Backends, func(b BackendStatus) bool { return b.State == StateHealthy })
 }
 
-// BackendStatus is one backend of a service, at one of the ports that are checked.
+// BackendStatus is one backend of a service, at one of the checked ports.
 type BackendStatus struct {
 	Service string     `json:"service"`
 	Address netip.Addr `json:"address"`
 	Port    uint16     `json:"port"`
 	Weight  int        `json:"weight"`
 	State   State      `json:"state"`
-	Reason  string     `json:"reason,omitempty"` // of the last result of its check
+	Reason  string     `json:"reason,omitempty"` // from its check's last result
 	Since   time.Time  `json:"since,omitzero"`   // when it entered the state
 }
 
@@ -65,13 +65,13 @@ type BackendStatus struct {
 type RouteStatus struct {
 	Address   netip.Addr      `json:"address"`
 	Services  []string        `json:"services"`
-	By        []AnnouncerKind `json:"by,omitempty"` // of the engine, empty: every announcer that is on
+	By        []AnnouncerKind `json:"by,omitempty"` // from the engine; empty means every announcer that is on
 	Announced bool            `json:"announced"`
 	State     RouteState      `json:"state"`
 	Reason    string          `json:"reason,omitempty"` // why not announced, or with a lower preference
 	Since     time.Time       `json:"since,omitzero"`   // when announced or withdrawn
-	// Intended: it is not announced because it is drained, because other nodes of the cluster announce it, or because a
-	// Service has no endpoints.
+	// Intended: it is not announced because it is drained, other nodes of the cluster announce it, or a Service has no
+	// endpoints.
 	Intended bool `json:"intended,omitempty"`
 }
 
@@ -84,7 +84,8 @@ const (
 	RouteWithheld  RouteState = "withheld"
 )
 
-// MarkOffered makes the routes offered that nobody receives: reason returns why, "" when somebody does.
+// MarkOffered marks routes that nobody receives as offered. reason says why nobody does, or returns "" if somebody
+// does.
 func (out *Status) MarkOffered(reason func(RouteStatus) string) {
 	offered := map[netip.Addr]string{}
 	for i, r := range out.Routes {
@@ -106,43 +107,43 @@ func (out *Status) MarkOffered(reason func(RouteStatus) string) {
 // PeerStatus is one BGP neighbour.
 type PeerStatus struct {
 	Peer      netip.Addr `json:"peer"`
-	Interface string     `json:"interface,omitempty"` // of an unnumbered peer; Peer is ::%interface until it is found
-	// Dynamic: it has connected from a listen_range. Whoever can reach this node may do that.
+	Interface string     `json:"interface,omitempty"` // of an unnumbered peer; Peer is ::%interface until found
+	// Dynamic: it has connected from a listen_range, as anyone who can reach this node may.
 	Dynamic   bool      `json:"dynamic,omitempty"`
 	ASN       uint32    `json:"asn"`
 	State     string    `json:"state"`  // idle, connect, active, opensent, openconfirm, established
 	Routes    int       `json:"routes"` // announced to the neighbour
 	Since     time.Time `json:"since,omitzero"`
-	LastError string    `json:"reason,omitempty"` // why it is not established, or not all is as it should be
-	// Received is how many routes the neighbour has sent in this session; they are discarded.
+	LastError string    `json:"reason,omitempty"` // why it is not established, or what is wrong
+	// Received is how many routes the neighbour has sent in this session. They are discarded.
 	Received uint64 `json:"received,omitempty"`
-	// Errors are the last ones, also of earlier sessions, the newest first.
+	// Errors lists the last errors, including those of previous sessions, newest first.
 	Errors []PeerError `json:"errors,omitempty"`
 	BFD    string      `json:"bfd,omitempty"` // up, or down and why; empty: not configured
-	// Flaps is how many sessions have ended since the start of the agent.
+	// Flaps is how many sessions have ended since the agent started.
 	Flaps   uint64       `json:"flaps"`
 	Session *PeerSession `json:"session,omitempty"` // while it is established
 }
 
-// PeerSession is what an established session has negotiated, and what it has exchanged so far.
+// PeerSession is what an established session has negotiated and exchanged so far.
 type PeerSession struct {
 	Local    netip.Addr `json:"local"` // address of this node
 	LocalASN uint32     `json:"local_asn"`
-	RouterID netip.Addr `json:"router_id"` // of the neighbour
-	// Hold and Keepalive are in seconds; 0: no KEEPALIVEs are sent.
+	RouterID netip.Addr `json:"router_id"` // the neighbour's
+	// Hold and Keepalive are in seconds. 0 means that no KEEPALIVEs are sent.
 	Hold            float64  `json:"hold_seconds"`
 	Keepalive       float64  `json:"keepalive_seconds"`
 	Families        []string `json:"families"` // ipv4, ipv6
 	ExtendedNextHop bool     `json:"extended_next_hop,omitempty"`
-	// Restart and LongLived are how many seconds the neighbour keeps the routes after the session has failed, by
-	// graceful restart and then by long-lived graceful restart; 0: not negotiated.
+	// Restart and LongLived are how many seconds the neighbour keeps the routes after the session has failed: first
+	// with graceful restart, then with long-lived graceful restart. 0 means not negotiated.
 	Restart   float64      `json:"restart_seconds"`
 	LongLived float64      `json:"long_lived_seconds"`
 	Sent      PeerMessages `json:"sent"`
 	Received  PeerMessages `json:"received"`
 }
 
-// PeerMessages counts BGP messages in one direction, with OPEN.
+// PeerMessages counts BGP messages in one direction, including OPEN.
 type PeerMessages struct {
 	Messages uint64    `json:"messages"`
 	Updates  uint64    `json:"updates"`
@@ -151,12 +152,12 @@ type PeerMessages struct {
 
 // PeerError is why a session ended, or did not come up.
 type PeerError struct {
-	At   time.Time `json:"at"` // the last time
+	At   time.Time `json:"at"` // when it last occurred
 	Text string    `json:"text"`
 }
 
-// SentRoute is a route as it was last written to a BGP neighbour in the present session. What an UPDATE did not have is
-// empty.
+// SentRoute is a route as last written to a BGP neighbour in the present session. Attributes missing from the UPDATE
+// are empty.
 type SentRoute struct {
 	Prefix              netip.Prefix `json:"prefix"`
 	NextHop             netip.Addr   `json:"next_hop"`
@@ -165,17 +166,17 @@ type SentRoute struct {
 	LocalPref           *uint32      `json:"local_pref,omitempty"`
 	Communities         []string     `json:"communities,omitempty"`
 	LargeCommunities    []string     `json:"large_communities,omitempty"`
-	ExtendedCommunities []string     `json:"extended_communities,omitempty"` // but the link bandwidth
+	ExtendedCommunities []string     `json:"extended_communities,omitempty"` // without the link bandwidth
 	Bandwidth           float64      `json:"bandwidth,omitempty"`            // of the link, in bytes per second
 	At                  time.Time    `json:"at"`
 }
 
-// statusChunk is how many services or routes one query of Status reads: what changes meanwhile waits for about a
-// millisecond.
+// statusChunk is how many services or routes one query of Status reads. Changes wait for about a millisecond in the
+// meantime.
 const statusChunk = 100
 
-// Status returns the state of the engine: each service and each route as it is at one moment, not all at the same. It
-// fails only when ctx ends before the engine's goroutine has handled the queries.
+// Status returns the state of the engine: each service and each route at one moment, but not all at the same. It fails
+// only if ctx ends before the engine's goroutine has handled the queries.
 func (e *Engine) Status(ctx context.Context) (Status, error) {
 	out := &Status{Services: []ServiceStatus{}, Backends: []BackendStatus{}, Routes: []RouteStatus{}}
 	var names []string
@@ -232,8 +233,8 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 	return *out, nil
 }
 
-// StatusOf is like Status, with the services and the route of one VIP only. Its time follows from these, but for a
-// glance at each service.
+// StatusOf is like Status, with only one VIP's services and route. Its time depends on these, except for a quick look
+// at each service.
 func (e *Engine) StatusOf(ctx context.Context, vip netip.Addr) (Status, error) {
 	out := &Status{Services: []ServiceStatus{}, Backends: []BackendStatus{}, Routes: []RouteStatus{}}
 	var views []serviceView
@@ -269,12 +270,12 @@ func (e *Engine) StatusOf(ctx context.Context, vip netip.Addr) (Status, error) {
 	return *out, nil
 }
 
-// serviceView is what the status of a service is made of, as it was at one moment. It is made in the engine's
-// goroutine, and the status in that of the caller: a service may have many backends.
+// serviceView is the state from which a service's status is made, as of one moment. The engine's goroutine makes it,
+// and the caller's makes the status from it, because a service may have many backends.
 type serviceView struct {
 	entry
 	routes  map[netip.Addr]RouteStatus
-	reasons map[Frontend]string // why the datapath does not have frontends as wanted
+	reasons map[Frontend]string // why the datapath lacks wanted frontends
 }
 
 func (e *Engine) view(en *entry) serviceView {
@@ -335,7 +336,7 @@ func (v serviceView) status(backends []BackendStatus) []ServiceStatus {
 	return rows
 }
 
-// stateOf returns the state of a port of the service on a VIP, and why it is not healthy.
+// stateOf returns the state of a service's port on a VIP, and why it is not healthy.
 func (en *entry) stateOf(vip netip.Addr, p ServicePort) (State, string) {
 	s := en.service
 	if en.plan == nil {

@@ -7,10 +7,10 @@ type vipKey = netip.Addr
 // vip is the state of one VIP at both consumers. datapathState and routes share it.
 type vip struct {
 	addr     netip.Addr
-	wanted   int // frontends that are wanted
-	held     int // frontends that the datapath holds
-	serving  int // frontends that the datapath holds and that have targets; a VIP without any is not announced
-	dirty    int // frontends that the datapath may not hold as wanted
+	wanted   int // number of wanted frontends
+	held     int // number of frontends that the datapath holds
+	serving  int // number of held frontends with targets; a VIP with none is not announced
+	dirty    int // number of frontends that may not be held as wanted
 	datapath Known
 	announce Known
 	change   waiting // for the announcers
@@ -19,7 +19,7 @@ type vip struct {
 // vipTable has an entry for every VIP that is wanted, held or announced.
 type vipTable struct {
 	byAddr  map[vipKey]*vip
-	touched map[vipKey]bool // whose state may have changed since routes looked at them
+	touched map[vipKey]bool // VIPs whose state may have changed since routes last read them
 	latency latency
 }
 

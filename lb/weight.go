@@ -5,12 +5,12 @@ import (
 	"slices"
 )
 
-// reportedMax is the largest weight that a backend may report, as a multiple of the median of the others. One that
-// could report any would take all new flows.
+// reportedMax is the largest weight that a backend may report, as a multiple of the others' median. Without it, one
+// backend could take all new flows.
 const reportedMax = 4
 
-// weight returns the weight of a backend: a node may report it, as the number of its endpoints, unless it is to have no
-// new flows.
+// weight returns a backend's weight. A node may report it, as the number of its endpoints, unless the backend is not to
+// get new flows.
 func (s *Service) weight(b Backend, h Health) int {
 	if s.Check.Type == CheckNodePort && h.State == StateHealthy && h.Weight >= 0 && b.Weight > 0 {
 		return min(h.Weight, MaxWeight)
@@ -34,7 +34,7 @@ func (s *Service) bounded(health map[CheckKey]Health) map[CheckKey]Health {
 	}
 	out, sorted := maps.Clone(health), slices.Sorted(maps.Values(weights))
 	for k, weight := range weights {
-		median := (len(sorted) - 1) / 2 // of the others, so without this one
+		median := (len(sorted) - 1) / 2 // of the others, so this one is excluded
 		if at, _ := slices.BinarySearch(sorted, weight); at <= median {
 			median++
 		}

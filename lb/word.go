@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// The enumerations of the model. Each value is a string, the same in Go, TOML, JSON and logs. UnmarshalText rejects all
-// others with an error that lists the allowed values.
+// The enumerations of the model. Each value is the same string in Go, TOML, JSON and logs. UnmarshalText rejects others
+// with an error that lists the allowed values.
 type (
 	// Method is how packets of a service are forwarded to a backend (docs/forwarding.md).
 	Method string
@@ -56,9 +56,9 @@ const (
 	EncapGUE  Encap = "gue"
 )
 
-// The allowed values, in the order of errors and documents.
+// The allowed values, in the order used in errors and documents.
 var (
-	// Methods are those that a configuration may have; MethodLocal follows from the node of a backend.
+	// Methods are those that a configuration may use; MethodLocal follows from a backend's node.
 	Methods    = []Method{MethodNAT, MethodDSR, MethodTunnel}
 	Algorithms = []Algorithm{
 		AlgorithmMaglev, AlgorithmRoundRobin, AlgorithmRandom, AlgorithmSourceHash, AlgorithmLeastConnections,
@@ -93,7 +93,7 @@ func unmarshalWord[T ~string](dst *T, what string, allowed []T, b []byte) error 
 	return nil
 }
 
-// Words joins values of an enumeration with ", ", for error messages.
+// Words joins the values of an enumeration with ", ", for error messages.
 func Words[T ~string](words []T) string {
 	s := make([]string, len(words))
 	for i, w := range words {
