@@ -19,17 +19,17 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
 )
 
-// InterfaceStatus is how programs are attached to an interface.
+// InterfaceStatus describes how programs are attached to an interface.
 type InterfaceStatus struct {
 	Name  string `json:"interface"`
-	Mode  Mode   `json:"mode"` // xdp, xdp-generic or tc; "" while there is no such interface
+	Mode  Mode   `json:"mode"` // xdp, xdp-generic or tc, or "" while the interface does not exist
 	Hook  string `json:"hook"` // tcx or clsact
 	Fault string `json:"reason,omitempty"`
-	Down  bool   `json:"down,omitempty"` // it was set down, or has no carrier
+	Down  bool   `json:"down,omitempty"` // set down, or without a carrier
 }
 
-// attachments maintains the programs on the interfaces: the uplinks of Options, and those by which backends are
-// reached, where their replies arrive.
+// attachments maintains the programs on the interfaces: the uplinks of Options, and the interfaces towards backends,
+// where replies arrive.
 type attachments struct {
 	o       Options
 	objects *bpf.Objects
@@ -41,22 +41,22 @@ type attachments struct {
 	mu     sync.Mutex // guards all below
 	names  []string   // interfaces that should have the programs
 	status map[string]InterfaceStatus
-	index  map[string]int    // of the interface to which programs are attached; 0: none
-	links  map[int]linkState // of all interfaces, as of the last change
+	index  map[string]int    // of the interface that has the programs, or 0 if there is none
+	links  map[int]linkState // all interfaces, as of the last change
 	onLo   bool              // health checks need the program on lo
 	ids    programIDs
-	held   map[string]link.Link // by the names of their pins
-	// needed is when a route last led to an interface, by name.
+	held   map[string]link.Link // by pin name
+	// needed is the time when a route last led to an interface, by name.
 	needed map[string]time.Time
-	// foreign are the programs of others, by interface.
+	// foreign lists the programs of other software, by interface.
 	foreign map[string]foreign
-	// notFollowed is why interfaces to which routes lead were not attached the last time.
+	// notFollowed holds the last error of attaching to an interface that routes lead to, by name.
 	notFollowed map[string]string
 }
 
-// attachAll attaches the programs to all uplinks, and to the interfaces of these indexes, in Open. Those that do not
-// exist yet are attached later. What is most likely to fail comes first: while it does, the programs of an earlier
-// agent are all in force.
+// attachAll attaches the programs to all uplinks and to the needed interfaces, in Open. Interfaces that do not exist
+// yet are attached later. The steps most likely to fail come first: until they succeed, all programs of an earlier
+// agent remain in force.
 func (a *attachments) attachAll(needed []int) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -123,10 +123,10 @@ func (a *attachments) prepare(name string) (netlink.Link, error) {
 	return nic, err
 }
 
-// forward switches forwarding on for packets that arrive on an interface.
+// forward enables forwarding of packets that arrive on an interface.
 func (a *attachments) forward(name string) error {
 	err := a.sysctls.Forward(name)
-	if errors.Is(err, unix.EROFS) { // in a container; packets that are not forwarded are counted as no_forwarding
+	if errors.Is(err, unix.EROFS) { // in a container; packets not forwarded are counted as no_forwarding
 		a.o.Log.Warn("forwarding not switched on", "interface", name, "err", err,
 			"fix", forwardFix(name))
 		return nil
@@ -137,8 +137,8 @@ func (a *attachments) forward(name string) error {
 	return nil
 }
 
-// forwardFix is the command that does the same. It switches no other interface on, which would make a router of an
-// appliance. In names of settings, sysctl writes a dot of an interface as a slash.
+// forwardFix returns the command that does the same. It does not enable forwarding on other interfaces, which would
+// turn an appliance into a router. In names of settings, sysctl writes a dot of an interface name as a slash.
 func forwardFix(name string) string {
 	name = strings.ReplaceAll(name, ".", "/")
 	fix := fmt.Sprintf("sysctl -w net.ipv4.conf.%[1]s.forwarding=1 net.ipv6.conf.%[1]s.forwarding=1", name)
@@ -148,8 +148,8 @@ func forwardFix(name string) string {
 	return fix
 }
 
-// exchange attaches the programs to one interface, in place of those that an earlier agent pinned. After Open, tc
-// serves alone where XDP cannot be attached: it does all that XDP does.
+// exchange attaches the programs to one interface, replacing those that an earlier agent pinned. After Open, tc works
+// alone where XDP cannot be attached, because it does everything that XDP does.
 func (a *attachments) exchange(nic netlink.Link) error {
 	name, fault := nic.Attrs().Name, ""
 	hook, err := a.attachTC(nic, inward, outward)
@@ -196,8 +196,8 @@ func (a *attachments) prune() error {
 	return errors.Join(errs...)
 }
 
-// missing returns the names of those of these interfaces that should have the programs, and are not in a.names. What
-// is no Ethernet interface has no place for them: packets there have no Ethernet header.
+// missing returns the names of these interfaces that are not in a.names. It leaves out interfaces other than Ethernet,
+// because the programs expect an Ethernet header.
 func (a *attachments) missing(indexes []int) (names []string) {
 	for _, i := range indexes {
 		l, ok := a.links[i]
@@ -209,7 +209,7 @@ func (a *attachments) missing(indexes []int) (names []string) {
 	return names
 }
 
-// follow attaches the programs to the interfaces of these indexes, to which routes lead, too.
+// follow attaches the programs to these interfaces as well, because routes lead to them.
 func (a *attachments) follow(indexes []int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -219,7 +219,7 @@ func (a *attachments) follow(indexes []int) {
 			err = a.exchange(nic)
 		}
 		if err != nil {
-			if a.notFollowed[name] != err.Error() { // it is tried again and again
+			if a.notFollowed[name] != err.Error() { // the attempt is repeated
 				a.o.Log.Error("interface not attached, to which routes lead", "interface", name, "err", err)
 			}
 			a.notFollowed[name] = err.Error()
@@ -250,13 +250,14 @@ func (a *attachments) attachLo() error {
 	return nil
 }
 
-// linkState is an interface, as far as it matters to the verification.
+// linkState is the part of an interface's state that matters to the verification.
 type linkState struct {
 	name     string
 	index    int
 	running  bool // up, with a carrier
 	ethernet bool
-	// noARP: it is for Ethernet, and the kernel sends to its own MAC address instead of asking for that of others.
+	// noARP is set on an Ethernet interface when the kernel sends to the interface's own MAC address instead of
+	// resolving the receiver's.
 	noARP bool
 }
 
@@ -271,7 +272,7 @@ func stateOf(nic netlink.Link) linkState {
 	}
 }
 
-// readLinks reads the interfaces from the kernel again.
+// readLinks rereads the interfaces from the kernel.
 func (a *attachments) readLinks() error {
 	nics, err := netlink.LinkList()
 	if err != nil {

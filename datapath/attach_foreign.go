@@ -17,22 +17,22 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Programs of others on the same interface run before ours. Most pass on what they do not know. One that does not is
-// found by running it on a made packet.
+// Programs of other software on the same interface may run before ours. Most pass on packets that they do not know. One
+// that does not is detected by running it on a synthetic packet.
 
-// foreign are the programs of others on an interface that run before ours, and what is wrong with them.
+// foreign describes the programs of other software that run before ours on an interface.
 type foreign struct {
 	ids   []ebpf.ProgramID
 	at    time.Time
 	fault error
-	// hidden are those that this process may not run: the kernel opens a program by its id only with CAP_SYS_ADMIN.
+	// hidden are the programs that this process may not run: opening a program by its id needs CAP_SYS_ADMIN.
 	hidden []ebpf.ProgramID
 }
 
-// foreignEvery is how often programs of others are run on a made packet while they are the same.
+// foreignEvery is the interval at which unchanged programs of other software are run on a synthetic packet.
 const foreignEvery = 5 * time.Second
 
-// blocked returns why a packet that arrives on an interface does not get to our programs.
+// blocked returns why a packet that arrives on an interface does not reach our programs, or nil if it does.
 func (a *attachments) blocked(nic netlink.Link, hook string, frame []byte) error {
 	xdp, tc, err := a.ahead(nic, hook)
 	if err != nil {
@@ -67,7 +67,7 @@ func (a *attachments) blocked(nic netlink.Link, hook string, frame []byte) error
 	return now.fault
 }
 
-// ahead returns the programs of others that run before ours.
+// ahead returns the programs of other software that run before ours.
 func (a *attachments) ahead(nic netlink.Link, hook string) (xdp, tc []ebpf.ProgramID, err error) {
 	ours, err := a.ids.of(a.objects.SyXdp)
 	if err != nil {
@@ -98,7 +98,7 @@ func (a *attachments) ahead(nic netlink.Link, hook string) (xdp, tc []ebpf.Progr
 // xdpContext is struct xdp_md.
 type xdpContext struct{ Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32 }
 
-// struct __sk_buff: its size, and the offset of ifindex.
+// The size of struct __sk_buff, and the offset of its ifindex.
 const (
 	skbSize    = 192
 	skbIfindex = 40
@@ -107,7 +107,7 @@ const (
 // tcxNext is TCX_NEXT: the next program runs.
 const tcxNext = ^uint32(0)
 
-// hidden returns which programs of others run before ours and may not be examined.
+// hidden returns the programs of other software that run before ours and that this process may not examine.
 func (a *attachments) hidden() (list []lb.Finding) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -121,8 +121,8 @@ func (a *attachments) hidden() (list []lb.Finding) {
 	return list
 }
 
-// passes returns an error when a program does not let a packet pass to the next one, or when this process may not run
-// it. What cannot be found out otherwise is no error.
+// passes returns an error if a program does not pass a packet on to the next one, or if this process may not run it.
+// Other failures to run it are ignored.
 func passes(id ebpf.ProgramID, kind string, frame []byte, context any, pass uint32) error {
 	prog, err := ebpf.NewProgramFromID(id)
 	if errors.Is(err, unix.EPERM) {

@@ -14,14 +14,14 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
-// Interfaces that were attached because of routes are released when no route has led there for a while.
+// Interfaces that were attached because of routes are released after no route has led there for releaseAfter.
 const (
-	// releaseAfter is longer than routes are missing while a routing daemon or a link restarts.
+	// releaseAfter exceeds the time for which routes are missing while a routing daemon or a link restarts.
 	releaseAfter = 10 * time.Minute
 	releaseEvery = time.Minute
 )
 
-// permanent reports whether an interface has the programs whether or not a route leads there.
+// permanent reports whether an interface keeps the programs even if no route leads there.
 func (a *attachments) permanent(name string) bool {
 	return !a.o.FollowRoutes && slices.Contains(a.o.Interfaces, name) || slices.Contains(a.o.Keep, name)
 }
@@ -40,7 +40,8 @@ func (a *attachments) need(indexes []int, now time.Time) {
 	}
 }
 
-// unneeded returns the interfaces to which no route has led for releaseAfter: none if there is no other.
+// unneeded returns the interfaces to which no route has led for releaseAfter, or none if no other interface would be
+// left.
 func (a *attachments) unneeded(now time.Time) (names []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -86,7 +87,7 @@ func (a *attachments) detach(name string) error {
 	return errors.Join(errs...)
 }
 
-// forget removes an interface from those that should have the programs; a.mu is held.
+// forget removes an interface from a.names, and its state; a.mu is held.
 func (a *attachments) forget(name string) {
 	a.names = slices.DeleteFunc(a.names, func(n string) bool { return n == name })
 	delete(a.index, name)
@@ -109,8 +110,8 @@ func (d *Datapath) releaseUnneeded(ctx context.Context) error {
 	}
 }
 
-// releaseAt releases what is unneeded at a time. An interface stays while a flow has one of its addresses as source:
-// the server replies to that address, wherever our route to the server leads now.
+// releaseAt releases the interfaces that are unneeded at now. An interface stays while a flow uses one of its addresses
+// as source, because the server replies to that address wherever our route to the server leads now.
 func (d *Datapath) releaseAt(ctx context.Context, now time.Time) {
 	for _, name := range d.uplinks.unneeded(now) {
 		used, err := d.flowsFrom(ctx, name)
@@ -123,7 +124,7 @@ func (d *Datapath) releaseAt(ctx context.Context, now time.Time) {
 	}
 }
 
-// flowsFrom reports whether a flow has an address of an interface as source.
+// flowsFrom reports whether a flow uses an address of the interface as source.
 func (d *Datapath) flowsFrom(ctx context.Context, name string) (found bool, err error) {
 	nic, err := netlink.LinkByName(name)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {

@@ -10,8 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// existing returns an interface that should have the programs. One that was renamed is the one with its index: the
-// programs stay attached to it, so no packet is lost, and their pins, the state and the options get its new name.
+// existing returns an interface that should have the programs. It finds a renamed one by its index: the programs stay
+// attached, so no packet is lost, and their pins, the state and the options get the new name.
 func (a *attachments) existing(name string) (netlink.Link, error) {
 	nic, err := netlink.LinkByName(name)
 	if !errors.As(err, new(netlink.LinkNotFoundError)) || a.index[name] == 0 {

@@ -14,7 +14,7 @@ import (
 
 // This file compares the programs on the interfaces with those that should be there, and attaches them again.
 
-// programIDs are the ids that the kernel gave our programs.
+// programIDs holds the kernel's ids of our programs.
 type programIDs map[*ebpf.Program]ebpf.ProgramID
 
 func (ids programIDs) of(prog *ebpf.Program) (ebpf.ProgramID, error) {
@@ -33,8 +33,8 @@ func (ids programIDs) of(prog *ebpf.Program) (ebpf.ProgramID, error) {
 	return id, nil
 }
 
-// repair attaches what is missing on the interfaces, and returns what cannot be attached. changed: interfaces have
-// changed since the last call. made is a packet of a client; nil: there is no service.
+// repair attaches what is missing on the interfaces, and returns what cannot be attached. changed means that interfaces
+// have changed since the last call. made is a synthetic client packet, or nil if there is no service.
 func (a *attachments) repair(changed bool, made []byte) (faults []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -89,12 +89,13 @@ func (a *attachments) gone(name string) {
 	}
 	a.index[name], a.status[name] = 0, InterfaceStatus{Name: name}
 	delete(a.foreign, name)
-	if !a.permanent(name) && !slices.Contains(a.o.Interfaces, name) { // the routes that required it are gone, too
+	if !a.permanent(name) && !slices.Contains(a.o.Interfaces, name) { // the routes that required it are gone as well
 		a.forget(name)
 	}
 }
 
-// repairOne attaches the programs to an interface where they are not in force. changed: try again what failed.
+// repairOne attaches the programs to an interface where they are not in force. changed makes it retry what failed
+// before.
 func (a *attachments) repairOne(nic netlink.Link, changed bool) error {
 	name, s := nic.Attrs().Name, a.status[nic.Attrs().Name]
 	var err error
@@ -137,7 +138,7 @@ func (a *attachments) repairLo() error {
 	return nil
 }
 
-// inspect returns why the programs on an interface are not those that should be there.
+// inspect returns why the programs on an interface are not the expected ones, or nil if they are.
 func (a *attachments) inspect(nic netlink.Link, s InterfaceStatus) error {
 	if err := a.inspectTC(nic, s.Hook, inward, outward); err != nil || s.Mode == ModeTC {
 		return err
@@ -182,8 +183,8 @@ func (a *attachments) inspectTC(nic netlink.Link, hook string, directions ...dir
 	return nil
 }
 
-// runs returns why the link whose pin has this name does not run prog on interface index. The pin itself matters only
-// to the next agent.
+// runs returns why the link with this pin name does not run prog on interface index, or nil if it does. The pin itself
+// matters only to the next agent.
 func (a *attachments) runs(name string, index int, prog *ebpf.Program) error {
 	l := a.held[name]
 	if l == nil {
@@ -205,8 +206,8 @@ func (a *attachments) runs(name string, index int, prog *ebpf.Program) error {
 	return nil
 }
 
-// repairForwarding switches on again what forward did, where it was switched off. Where that is not possible, made
-// packets show whether it matters.
+// repairForwarding enables forwarding again where it was switched off. Where that fails, synthetic packets show whether
+// it matters.
 func (a *attachments) repairForwarding() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -228,7 +229,7 @@ func (a *attachments) repairForwarding() {
 	a.sysctls.SaveAgain()
 }
 
-// notRestored returns which changes Cleanup cannot take back, and why.
+// notRestored returns the changes that Cleanup cannot undo, and why.
 func (a *attachments) notRestored() []lb.Finding {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -243,8 +244,8 @@ func (a *attachments) notRestored() []lb.Finding {
 // absent is the fault of an interface that does not exist. No packet arrives there.
 const absent = "it does not exist"
 
-// inspectAll returns the state of each interface now. Fault is why a program is not in force; Mode is "" when packets
-// that arrive there are not forwarded.
+// inspectAll returns the current state of each interface. Fault says why a program is not in force; Mode is "" if
+// packets that arrive there are not forwarded.
 func (a *attachments) inspectAll() (out []InterfaceStatus) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -6,14 +6,15 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
-// attendance tells the programs that an agent collects flows. While it does not, they reclaim entries themselves
+// attendance tells the programs that an agent collects flows. Without that, they reclaim entries themselves
 // (bpf/reclaim.h).
 type attendance struct {
 	objects *bpf.Objects
 	state   [2]bpf.Collector // by table, as in sy_collector
 }
 
-// openAttendance continues that of an earlier agent; empty: there was none, and there are no flows.
+// openAttendance continues the attendance of an earlier agent. empty means that there was none, and that there are no
+// flows.
 func openAttendance(o *bpf.Objects, empty bool) (*attendance, error) {
 	a := &attendance{objects: o}
 	for i := range a.state {
@@ -27,7 +28,7 @@ func openAttendance(o *bpf.Objects, empty bool) (*attendance, error) {
 	return a, a.write()
 }
 
-// half is half of the flows that a table may have.
+// half returns half of the table's capacity in flows.
 func (a *attendance) half(table int) uint32 {
 	if table == 0 {
 		return a.objects.SyUdpServers.MaxEntries() / 2
@@ -35,7 +36,7 @@ func (a *attendance) half(table int) uint32 {
 	return a.objects.SyStreamServers.MaxEntries() / 2
 }
 
-// write is to be called every few seconds.
+// write records that the agent is running. It must be called every few seconds.
 func (a *attendance) write() error {
 	for i := range a.state {
 		a.state[i].Seen = bpf.FlowClock(bpf.Uptime())
@@ -46,7 +47,7 @@ func (a *attendance) write() error {
 	return nil
 }
 
-// stored returns how many flows were stored in each table.
+// stored returns the number of flows ever stored in each table.
 func (a *attendance) stored() (n [2]uint32, err error) {
 	for i := range n {
 		if err := a.objects.SyStored.Lookup(uint32(i), &n[i]); err != nil {
@@ -56,8 +57,8 @@ func (a *attendance) stored() (n [2]uint32, err error) {
 	return n, nil
 }
 
-// counted makes flows get a place from now on once a table is half full. left is what it had after a walk, before is
-// how many flows were stored when the walk began.
+// counted makes new flows get a place once a table is half full. left is the number of flows in each table after a
+// walk, before the number ever stored when the walk began.
 func (a *attendance) counted(left, before [2]uint32) error {
 	for i := range a.state {
 		half := a.half(i)

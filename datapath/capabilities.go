@@ -8,12 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// capabilities are those of the unit of systemd that the datapath uses.
+// capabilities are those of the systemd unit that the datapath uses.
 var capabilities = []struct {
 	name     string
 	bit      int
 	admin    bool // CAP_SYS_ADMIN includes it
-	optional bool // without it the agent runs, with a problem in its status
+	optional bool // the agent runs without it, and its status shows a problem
 }{
 	{"CAP_BPF", unix.CAP_BPF, true, false},
 	{"CAP_NET_ADMIN", unix.CAP_NET_ADMIN, false, false},
@@ -21,8 +21,8 @@ var capabilities = []struct {
 	{"CAP_NET_RAW", unix.CAP_NET_RAW, false, true},
 }
 
-// checkCapabilities names what this process lacks. The kernel's errors do not: without CAP_BPF it reports a limit on
-// locked memory, without CAP_PERFMON a program that the verifier rejects.
+// checkCapabilities names the capabilities that this process lacks. The kernel's errors do not: without CAP_BPF it
+// reports a limit on locked memory, without CAP_PERFMON a program that the verifier rejects.
 func checkCapabilities() error {
 	var have [2]unix.CapUserData
 	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &have[0]); err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
 )
 
-// Cleanup removes all state from the kernel: links with their programs, maps with all flows, filters, routes, and
-// changes of sysctls. It needs no agent, and fails while one runs. Missing state is no error.
+// Cleanup removes all state from the kernel: links with their programs, maps with all flows, filters, routes and sysctl
+// changes. It needs no agent, and fails while one runs. Missing state is not an error.
 func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
 	lock, err := pin.LockDir(pinPath)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -46,7 +46,7 @@ func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
 		errs = append(errs, removeClsact(nic), detachOrphans(nic))
 	}
 	errs = append(errs, closeProbes())
-	if err := os.RemoveAll(pinPath); err != nil && !errors.Is(err, unix.EBUSY) { // a mount of a container stays, empty
+	if err := os.RemoveAll(pinPath); err != nil && !errors.Is(err, unix.EBUSY) { // a container's mount stays, empty
 		errs = append(errs, fmt.Errorf("remove the pinned maps: %w", err))
 	}
 	sys, err := sysctl.Open(stateDir, nil)
@@ -56,7 +56,7 @@ func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
 	return errors.Join(append(errs, sys.Restore())...)
 }
 
-// Remains reports whether an agent runs or has left programs and maps, which forward without it until Cleanup.
+// Remains reports whether an agent runs, or has left programs and maps, which continue to forward until Cleanup.
 func Remains(pinPath string) (bool, error) {
 	has, err := pin.HasPins(pinPath)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -65,7 +65,7 @@ func Remains(pinPath string) (bool, error) {
 	return has, err
 }
 
-// detachOrphans detaches links of ours that have no pin, or one that is hidden by another mount.
+// detachOrphans detaches our links that have no pin, or whose pin is hidden by another mount.
 func detachOrphans(nic netlink.Link) error {
 	index := nic.Attrs().Index
 	ids, _ := xdpLinks(nic)
@@ -79,7 +79,7 @@ func detachOrphans(nic netlink.Link) error {
 	for _, id := range ids {
 		l, err := link.NewFromID(id)
 		if err != nil {
-			continue // it has ended, or is not for this process to open
+			continue // it no longer exists, or this process may not open it
 		}
 		if _, name := programOf(l); slices.Contains(attachedPrograms, name) {
 			err = l.Detach()

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A clsact filter of ours has this name and handle.
+// Our clsact filters have this name and handle.
 const (
 	filterName     = "sy_tc"
 	filterPriority = 1
@@ -58,7 +58,7 @@ func setFilter(nic netlink.Link, d direction, prog *ebpf.Program) error {
 	return nil
 }
 
-// clsactFilter returns our filter; nil when there is none.
+// clsactFilter returns our filter, or nil if there is none.
 func clsactFilter(nic netlink.Link, d direction) (*netlink.BpfFilter, error) {
 	filters, err := netlink.FilterList(nic, d.parent)
 	if err != nil {

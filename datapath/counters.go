@@ -9,14 +9,14 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Traffic is what was counted for a frontend or a backend since the maps were made, both directions.
+// Traffic is the traffic of a frontend or backend in both directions, counted since the maps were created.
 type Traffic = table.Traffic
 
 // Stats are all counters.
 type Stats struct {
 	Frontends map[lb.Frontend]Traffic
 	Backends  map[netip.AddrPort]Traffic
-	// Packets are counted by action ("forward", "drop"…) and reason. Packets to other addresses than VIPs are not
+	// Packets are counted by action ("forward", "drop"…) and reason. Packets to addresses other than VIPs are not
 	// counted.
 	Packets map[Verdict]uint64
 	Flows   FlowCounts
@@ -101,7 +101,7 @@ func (d *Datapath) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector: the counters of the kernel are read at each scrape.
+// Collect implements prometheus.Collector. It reads the kernel's counters at each scrape.
 func (d *Datapath) Collect(ch chan<- prometheus.Metric) {
 	s, err := d.Stats()
 	if err != nil {

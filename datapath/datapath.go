@@ -21,7 +21,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Datapath controls the forwarding in the kernel: it changes the maps, and removes flows that have ended.
+// Datapath controls forwarding in the kernel: it updates the maps and removes flows that have ended.
 type Datapath struct {
 	o        Options
 	log      *slog.Logger
@@ -41,8 +41,8 @@ type Datapath struct {
 	commits  []string
 }
 
-// Open loads the programs, or takes over from an earlier agent, and attaches them. When it fails, a first start leaves
-// nothing, and a takeover leaves the maps, links and programs of the earlier agent in force.
+// Open loads the programs, or takes over from an earlier agent, and attaches them. If it fails, a first start leaves
+// nothing behind, and a takeover leaves the earlier agent's maps, links and programs in force.
 func Open(o Options) (_ *Datapath, err error) {
 	if err := o.validate(); err != nil {
 		return nil, fmt.Errorf("open the datapath: %w", err)
@@ -86,7 +86,7 @@ func Open(o Options) (_ *Datapath, err error) {
 	return d, nil
 }
 
-// readNames reads the enumerators of C from the embedded object.
+// readNames reads the names of the C enumerators from the embedded object.
 func (d *Datapath) readNames() (err error) {
 	if d.reasons, err = bpf.ReasonNames(); err != nil {
 		return err
@@ -145,8 +145,7 @@ func (d *Datapath) open(t *pin.Transaction) (err error) {
 	}
 	t.OnFailure(sys.Checkpoint())
 	if err := sys.Reserve(d.o.ports()); err != nil {
-		// In a container without privileges sysctls are read-only. The ports are above those that Linux assigns by
-		// default.
+		// In an unprivileged container sysctls are read-only. The ports are above those that Linux assigns by default.
 		d.log.Warn("snat_ports not reserved", "err", err,
 			"fix", "add them to the sysctl net.ipv4.ip_local_reserved_ports", "ports", d.o.SNATPorts)
 	}
@@ -165,8 +164,8 @@ func (d *Datapath) open(t *pin.Transaction) (err error) {
 // Held implements lb.Datapath.
 func (d *Datapath) Held() ([]lb.Frontend, error) { return d.services.Held(), nil }
 
-// Apply implements lb.Datapath. Flows to a backend that is down end at once: their packets are those of unknown flows.
-// Run removes them, and those of removed frontends, within seconds.
+// Apply implements lb.Datapath. Flows to a backend that is down end at once: their packets are treated as packets of
+// unknown flows. Run removes these flows, and those of removed frontends, within seconds.
 func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]error {
 	failed := map[lb.Frontend]error{}
 	for _, f := range delta.Delete {
@@ -199,8 +198,8 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 	return failed
 }
 
-// tables computes the tables of plans before anything is locked or written. It returns the plans without those for
-// which that is not possible, which it adds to failed.
+// tables computes the tables of plans before anything is locked or written. It returns the plans that have a table, and
+// adds the others to failed.
 func (d *Datapath) tables(plans []*lb.FrontendPlan, failed map[lb.Frontend]error) ([]*lb.FrontendPlan, table.Tables) {
 	done, t := make([]*lb.FrontendPlan, 0, len(plans)), make(table.Tables, len(plans))
 	for _, p := range plans {
@@ -214,8 +213,8 @@ func (d *Datapath) tables(plans []*lb.FrontendPlan, failed map[lb.Frontend]error
 	return done, t
 }
 
-// Run removes flows that have ended, follows changes of interfaces, addresses and routes, and releases interfaces,
-// until ctx ends.
+// Run removes flows that have ended, follows changes of interfaces, addresses and routes, and releases unneeded
+// interfaces, until ctx ends.
 func (d *Datapath) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return d.gc.run(ctx) })
@@ -225,7 +224,7 @@ func (d *Datapath) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Close closes the file descriptors of this process. The kernel continues to forward.
+// Close closes the file descriptors of this process. The kernel continues forwarding.
 func (d *Datapath) Close() error {
 	var err error
 	if d.services != nil {
@@ -244,7 +243,7 @@ func (d *Datapath) Close() error {
 	return errors.Join(err, d.pins.Close())
 }
 
-// Interfaces returns how programs are attached, by name.
+// Interfaces returns the attachment of each interface, sorted by name.
 func (d *Datapath) Interfaces() []InterfaceStatus {
 	d.uplinks.mu.Lock()
 	defer d.uplinks.mu.Unlock()

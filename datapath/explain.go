@@ -17,8 +17,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Explain returns the decision of the programs for the first packet of a flow, and whether its client gets the reply.
-// It runs their own code (bpf/explain.h), sends no packet and changes no map.
+// Explain returns the programs' decision for the first packet of a flow, and whether the client receives the reply. It
+// runs their own code (bpf/explain.h), sends no packets and changes no map.
 func (d *Datapath) Explain(q lb.Question) (lb.Explanation, error) {
 	e := lb.Explanation{Client: q.Client, Address: q.To.Addr(), Port: q.To.Port(), Protocol: q.Protocol}
 	x, err := d.explainFrame(opening(q))
@@ -35,8 +35,8 @@ func (d *Datapath) Explain(q lb.Question) (lb.Explanation, error) {
 	return e, nil
 }
 
-// explainFull adds that a connection cannot be stored when its client completes the handshake. The programs find that
-// out only then: the size of a table is not known to them.
+// explainFull adds that a connection will not be stored when its client completes the handshake. The programs notice
+// only then, because they do not know how full the table is.
 func (d *Datapath) explainFull(q lb.Question, e *lb.Explanation, v bpf.Verdict) {
 	const full = "flows_full"
 	if q.Protocol == lb.UDP || e.Action != "forward" || d.commits[v.Commit] != "open" ||
@@ -48,7 +48,7 @@ func (d *Datapath) explainFull(q lb.Question, e *lb.Explanation, v bpf.Verdict) 
 	e.Steps = append(e.Steps, "when the client completes the handshake, it is refused: "+fault)
 }
 
-// explainFrame runs sy_explain on a frame of at least explainRoom bytes, or of as many as the result has.
+// explainFrame runs sy_explain on a frame of at least explainRoom bytes, or of at least the size of the result.
 func (d *Datapath) explainFrame(frame []byte) (x bpf.Explained, err error) {
 	run := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame))}
 	result, err := d.objects.SyExplain.Run(&run)
@@ -70,7 +70,7 @@ const xdpPass = 2
 // explainRoom is the size of the packet in bytes: the program overwrites it with the verdict.
 const explainRoom = 512
 
-// opening is the first frame of a flow, with the fields that decisions depend on: no checksums.
+// opening returns the first frame of a flow, with the fields that decisions depend on and without checksums.
 func opening(q lb.Question) []byte {
 	l4 := make([]byte, 20)
 	binary.BigEndian.PutUint16(l4[0:], q.Client.Port())
@@ -122,7 +122,7 @@ func (d *Datapath) steps(q lb.Question, e lb.Explanation, x bpf.Explained) (step
 	case e.Reason == "not_ours":
 		say("%s is not the address of a service: the packet is passed to the stack", q.To.Addr())
 		return steps
-	case e.Reason == "no_frontend": // others apply before a frontend is looked up, such as malformed
+	case e.Reason == "no_frontend": // other reasons, such as malformed, apply before the lookup of a frontend
 		say("%s is a VIP, and no service has %s", q.To.Addr(), frontend)
 	}
 	if e.Action == "forward" {
@@ -134,7 +134,7 @@ func (d *Datapath) steps(q lb.Question, e lb.Explanation, x bpf.Explained) (step
 	return steps
 }
 
-// isOfKnownFlow reports whether a packet that is forwarded and may be the first one belongs to a flow with an entry.
+// isOfKnownFlow reports whether a forwarded packet that could open a flow belongs to a flow that has an entry.
 func (d *Datapath) isOfKnownFlow(v bpf.Verdict) bool {
 	if v.Method == uint8(bpf.MethodNAT) {
 		return d.commits[v.Commit] != "open"
@@ -186,7 +186,7 @@ func (d *Datapath) sayPath(say func(string, ...any), e lb.Explanation, v bpf.Ver
 	say("%s", route.Describe(to))
 }
 
-// explainReply adds how the reply gets to the client, the state of the programs on each interface, and what is wrong.
+// explainReply adds how the reply reaches the client, the state of the programs on each interface, and what is wrong.
 func (d *Datapath) explainReply(q lb.Question, e *lb.Explanation, x bpf.Explained) {
 	say := func(format string, args ...any) { e.Steps = append(e.Steps, fmt.Sprintf(format, args...)) }
 	v := d.verifier
@@ -227,7 +227,7 @@ func (d *Datapath) explainReply(q lb.Question, e *lb.Explanation, x bpf.Explaine
 	if e.Fault == "" {
 		e.Fault = strings.Join(broken, "; ")
 	}
-	if v.node.confirmed { // others may follow from it: a program that drops packets drops ARP replies, too
+	if v.node.confirmed { // it may cause the others: a program that drops packets also drops ARP replies
 		e.Fault = v.node.fault
 	}
 	if e.Fault != "" {

@@ -18,8 +18,8 @@ var flowStates = map[bpf.FlowState]lb.FlowState{
 	bpf.FlowClosing: lb.FlowClosing, bpf.FlowClosed: lb.FlowClosed,
 }
 
-// Flows lists flows, and reports whether there may be more: the filter's limit was reached, or all ended. It reads the
-// tables in chunks while packets are forwarded: flows that change during the call may be missed.
+// Flows lists flows, and reports whether there may be more because the filter's limit was reached or the context all
+// ended. It reads the tables in chunks while packets are forwarded, so it may miss flows that change during the call.
 func (d *Datapath) Flows(all context.Context, want lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error) {
 	_, service, backends := d.services.Names()
 	now := bpf.Uptime()
@@ -47,7 +47,7 @@ func (d *Datapath) Flows(all context.Context, want lb.FlowFilter) (flows []lb.Fl
 		s.Source = netip.AddrPortFrom(bpf.FromAddr(k.To), bpf.Swap(k.Dport))
 		s.Backend = netip.AddrPortFrom(backends[f.Backend].Addr(), bpf.Swap(k.Sport))
 		var c bpf.ClientFlow
-		if t.Clients.Lookup(&f.Client, &c) == nil && c.SameFlow(k, f) { // the side that was seen last
+		if t.Clients.Lookup(&f.Client, &c) == nil && c.SameFlow(k, f) { // the side seen last
 			s.Idle = min(s.Idle, max(0, bpf.Idle(now, c.F.Seen).Seconds()))
 		}
 		add(s, f.Client.Frontend)
@@ -63,7 +63,7 @@ func (d *Datapath) Flows(all context.Context, want lb.FlowFilter) (flows []lb.Fl
 	return flows, more || all.Err() != nil, errors.Join(err, errDSR)
 }
 
-// flowStatus converts what the entries of all methods have.
+// flowStatus converts the fields that the entries of all methods have.
 func flowStatus(k bpf.FlowKey, state uint8, idle time.Duration) lb.FlowStatus {
 	return lb.FlowStatus{
 		Client:  netip.AddrPortFrom(bpf.FromAddr(k.T.Src), bpf.Swap(k.T.Sport)),

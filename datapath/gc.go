@@ -16,8 +16,8 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 )
 
-// flowGC is the garbage collection of flows: it removes flows that are idle for longer than their timeout, and flows
-// that have ended because their backend is down or their frontend was removed. It reads the tables in chunks at a
+// flowGC is the garbage collector of flows. It removes flows that have been idle for longer than their timeout, and
+// flows that have ended because their backend is down or their frontend was removed. It reads the tables in chunks at a
 // bounded rate, so a million flows cost no more per second than a thousand.
 type flowGC struct {
 	objects    *bpf.Objects
@@ -28,14 +28,15 @@ type flowGC struct {
 	wakeup     chan struct{} // capacity 1: flows have ended
 
 	mu sync.Mutex // guards all below
-	// frontends are those whose flows end, except flows by the method given; 0: all, and the id is released then.
+	// frontends are those whose flows end, except flows with the given method. With method 0 all flows end, and the id
+	// is then released.
 	frontends map[uint32]bpf.Method
 	flows     FlowCounts
 	tables    [2]uint32 // flows by table, as in flowWalk
 	clients   []sampledClient
 }
 
-// FlowCounts are the flows of the last complete walk, by state.
+// FlowCounts are the numbers of flows in the last complete walk, by state.
 type FlowCounts struct{ HalfOpen, Established, Closing int }
 
 // timeWait is timeout_time_wait of bpf/config.h.
@@ -59,7 +60,7 @@ func newFlowGC(o *bpf.Objects, s *table.Services, a *attendance, limits Timeouts
 // endFrontend makes Run remove all flows of a removed frontend and then release its id.
 func (g *flowGC) endFrontend(id uint32) { g.end(id, 0) }
 
-// endOtherMethods makes Run remove the flows of a frontend by other methods than the one it has now.
+// endOtherMethods makes Run remove a frontend's flows with methods other than its current one.
 func (g *flowGC) endOtherMethods(id uint32, now bpf.Method) { g.end(id, now) }
 
 func (g *flowGC) end(frontend uint32, except bpf.Method) {
@@ -69,8 +70,8 @@ func (g *flowGC) end(frontend uint32, except bpf.Method) {
 	g.wake()
 }
 
-// wake makes the next walk begin soon, so that clients that wait for an answer get their reset. Flows that end until
-// then have it in common.
+// wake makes the next walk begin soon, so that clients that wait for an answer get their reset. Flows that end before
+// it share that walk.
 func (g *flowGC) wake() {
 	select {
 	case g.wakeup <- struct{}{}:
@@ -107,19 +108,19 @@ func (g *flowGC) run(ctx context.Context) error {
 // flowWalk is one walk through the tables.
 type flowWalk struct {
 	start     time.Duration
-	frontends map[uint32]bpf.Method // whose flows end, as of flowGC
+	frontends map[uint32]bpf.Method // whose flows end, as in flowGC
 	backends  map[table.Target]table.EndedFlows
 	counts    FlowCounts
 	open      map[uint32]uint32 // flows by backend
-	udp       map[uint32]uint32 // flows of UDP by frontend
+	udp       map[uint32]uint32 // UDP flows by frontend
 	tables    [2]uint32         // flows by table, as in sy_collector
-	stored    [2]uint32         // flows that were stored before the walk, by table
+	stored    [2]uint32         // flows stored before the walk, by table
 	clients   clientSample
 	ended     int
 	visited   int
 }
 
-// ends reports whether a flow has ended before its timeout.
+// ends reports whether a flow ended before its timeout.
 func (w *flowWalk) ends(frontend, backend, generation uint32, method bpf.Method) bool {
 	if except, ok := w.frontends[frontend]; ok && except != method {
 		return true
@@ -128,8 +129,8 @@ func (w *flowWalk) ends(frontend, backend, generation uint32, method bpf.Method)
 	return ok && e.Has(generation)
 }
 
-// collect removes flows that have ended or expired, counts the others, and releases the ids of frontends that were
-// removed and of backends without a table or flow. reset may be nil.
+// collect removes flows that have ended or expired, counts the others, and releases the ids of removed frontends and of
+// backends without a table or flow. reset may be nil.
 func (g *flowGC) collect(ctx context.Context, reset *resetter) {
 	w := &flowWalk{
 		start: bpf.Uptime(), backends: g.services.EndedFlows(), open: map[uint32]uint32{}, udp: map[uint32]uint32{},
@@ -172,7 +173,7 @@ func (g *flowGC) collect(ctx context.Context, reset *resetter) {
 	if err == nil {
 		err = ctx.Err()
 	}
-	if err != nil || ended.removed < ended.added { // another flow had the key; the next walk decides
+	if err != nil || ended.removed < ended.added { // another flow has the key by now; the next walk decides
 		g.again(w.frontends)
 	} else {
 		g.release(w)
@@ -190,8 +191,8 @@ func (g *flowGC) collect(ctx context.Context, reset *resetter) {
 	g.expireRelays(ctx, w.start)
 }
 
-// visit tells the programs now and then that the walk goes on. The backend of a flow keeps its id until a walk finds no
-// flow with it.
+// visit regularly tells the programs that the walk is under way. A backend keeps its id until a walk finds no flow with
+// it.
 func (g *flowGC) visit(w *flowWalk, backend uint32) {
 	w.open[backend] += 0
 	if w.visited++; w.visited%chunk == 0 {
@@ -205,7 +206,7 @@ func (g *flowGC) attend() {
 	}
 }
 
-// again leaves frontends to the next walk.
+// again leaves the frontends to the next walk.
 func (g *flowGC) again(frontends map[uint32]bpf.Method) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -216,7 +217,7 @@ func (g *flowGC) again(frontends map[uint32]bpf.Method) {
 	}
 }
 
-// release releases what no flow refers to any longer after a walk.
+// release releases, after a walk, everything that no flow refers to.
 func (g *flowGC) release(w *flowWalk) {
 	var removed []uint32
 	for id, except := range w.frontends {
@@ -228,7 +229,7 @@ func (g *flowGC) release(w *flowWalk) {
 	g.services.Release(removed, func(id uint32) bool { _, used := w.open[id]; return !used })
 }
 
-// publish writes the numbers of flows of a complete walk.
+// publish writes the flow counts of a complete walk.
 func (g *flowGC) publish(w *flowWalk) {
 	g.services.Settle(g.limits.HalfOpen, g.limits.UDP)
 	err := errors.Join(g.services.SetLoads(w.open), g.services.SetUDPFlows(w.udp),
@@ -241,7 +242,7 @@ func (g *flowGC) publish(w *flowWalk) {
 	g.mu.Unlock()
 }
 
-// reset sends a reset to the client of a TCP flow that has ended and that has not been closed before.
+// reset sends a reset to the client of a TCP flow that has ended without having been closed.
 func (g *flowGC) reset(
 	reset *resetter, t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow, vip func(frontend uint32) netip.Addr,
 ) {
@@ -255,7 +256,7 @@ func (g *flowGC) reset(
 	}
 }
 
-// count counts a flow, and adds it to the open flows of its backend if it is not in this state yet.
+// count counts a flow, and adds it to the open flows of its backend if its state is before over.
 func (w *flowWalk) count(state bpf.FlowState, backend uint32, over bpf.FlowState) {
 	if state < over {
 		w.open[backend]++
@@ -277,14 +278,15 @@ func (g *flowGC) counts() FlowCounts {
 	return g.flows
 }
 
-// streams returns how many flows the table of confirmed flows of TCP and SCTP had after the last complete walk.
+// streams returns the number of confirmed TCP and SCTP flows that the last complete walk found.
 func (g *flowGC) streams() uint32 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.tables[1]
 }
 
-// expired reports whether one side of a flow is idle for longer than its timeout (flow_side_expired of bpf/flow.h).
+// expired reports whether one side of a flow has been idle for longer than its timeout (flow_side_expired of
+// bpf/flow.h).
 func (g *flowGC) expired(proto uint8, f bpf.Flow, now time.Duration) bool {
 	limit := g.limits.Established
 	switch {
@@ -300,7 +302,7 @@ func (g *flowGC) expired(proto uint8, f bpf.Flow, now time.Duration) bool {
 	return bpf.Idle(now, f.Seen) > limit
 }
 
-// serverExpired reports whether a flow has expired, given its server's entry (flow_server_expired of bpf/flow.h).
+// serverExpired reports whether a flow has expired, judged by its server's entry (flow_server_expired of bpf/flow.h).
 func (g *flowGC) serverExpired(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow, now time.Duration) bool {
 	if first := f.F.Fin == uint8(bpf.FinFirst) || f.F.Fin == uint8(bpf.FinAcknowledged); first &&
 		f.F.State == uint8(bpf.FlowClosed) {
@@ -309,7 +311,7 @@ func (g *flowGC) serverExpired(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlo
 	return g.expired(k.Proto(), f.F, now) && (t.ID != bpf.GCUDP || g.clientExpired(t, k, f, now))
 }
 
-// clientExpired reports whether the client's side is expired or missing, or belongs to a newer flow of the client.
+// clientExpired reports whether the client's side has expired, is missing, or belongs to a newer flow of the client.
 func (g *flowGC) clientExpired(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow, now time.Duration) bool {
 	var c bpf.ClientFlow
 	if t.Clients.Lookup(&f.Client, &c) != nil || !c.SameFlow(k, f) {
@@ -318,8 +320,8 @@ func (g *flowGC) clientExpired(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlo
 	return g.expired(k.Proto(), c.F, now)
 }
 
-// walk calls visit with the server's entry of every flow by nat, and pauses between chunks. Entries that change during
-// the walk may be missed or visited twice.
+// walk calls visit with the server's entry of every NAT flow, and pauses between chunks. Entries that change during the
+// walk may be missed or visited twice.
 func (g *flowGC) walk(
 	ctx context.Context, pause time.Duration, visit func(bpf.FlowTable, bpf.ServerKey, bpf.ServerFlow),
 ) error {
@@ -332,8 +334,8 @@ func (g *flowGC) walk(
 	return nil
 }
 
-// walkMap visits the entries of a map. It reads more of them at a time as it finds them, up to a chunk: most tables of
-// most nodes are almost empty, and are read every few seconds.
+// walkMap visits the entries of a map. It starts with small reads, up to a chunk as it finds entries, because most
+// tables of most nodes are almost empty and are read every few seconds.
 func walkMap[K, V any](ctx context.Context, m *ebpf.Map, pause time.Duration, visit func(K, V)) error {
 	var keys []K
 	var values []V

@@ -13,7 +13,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// walkDSR calls visit for every flow by direct return.
+// walkDSR calls visit for every DSR flow.
 func (g *flowGC) walkDSR(
 	ctx context.Context, pause time.Duration, visit func(*ebpf.Map, bpf.FlowKey, bpf.DSRFlow),
 ) error {
@@ -26,7 +26,7 @@ func (g *flowGC) walkDSR(
 	return nil
 }
 
-// collectDSR removes flows by direct return that have ended or are idle, and counts the others.
+// collectDSR removes DSR flows that have ended or are idle, and counts the others.
 func (g *flowGC) collectDSR(ctx context.Context, w *flowWalk) error {
 	return g.walkDSR(ctx, chunkPause, func(m *ebpf.Map, k bpf.FlowKey, f bpf.DSRFlow) {
 		g.visit(w, f.Backend)
@@ -42,7 +42,8 @@ func (g *flowGC) collectDSR(ctx context.Context, w *flowWalk) error {
 	})
 }
 
-// expiredDSR is dsr_expired of bpf/dsr.h: an established entry is refreshed by a sample of the packets only.
+// expiredDSR is dsr_expired of bpf/dsr.h. Its limits are longer because only a sample of the packets refreshes an
+// established entry.
 func (g *flowGC) expiredDSR(k bpf.FlowKey, f bpf.DSRFlow, now time.Duration) bool {
 	limit := 4 * g.limits.Established
 	switch {
@@ -60,9 +61,8 @@ func (g *flowGC) expiredDSR(k bpf.FlowKey, f bpf.DSRFlow, now time.Duration) boo
 	return now-time.Duration(f.Seen) > limit
 }
 
-// expireRelays removes the entries of relayed flows that are idle, and the nodes that have none of the frontend's flows
-// any longer, which may be down. Without a node the next datagram opens a flow here. It writes how many entries are
-// left.
+// expireRelays removes idle entries of relayed flows, and nodes that no longer have flows of the frontend and may be
+// down. When an entry has no node left, the next datagram opens a flow here. It writes how many entries remain.
 func (g *flowGC) expireRelays(ctx context.Context, now time.Duration) {
 	nodes, relays := sync.OnceValue(g.services.Nodes), map[lb.Frontend]uint32{} // most hosts have no entry
 	err := walkMap(ctx, g.objects.SyRelays, 0, func(k bpf.FlowKey, r bpf.Relay) {

@@ -10,8 +10,8 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
-// flowRemover removes flows by nat by the program sy_gc, many at a time: an entry goes only if it is still that of the
-// flow that was read (bpf/gc.h).
+// flowRemover removes NAT flows in batches with the program sy_gc, which deletes an entry only if it still belongs to
+// the flow that was read (bpf/gc.h).
 type flowRemover struct {
 	program *ebpf.Program
 	list    bpf.GCList
@@ -19,8 +19,8 @@ type flowRemover struct {
 	removed int
 }
 
-// newFlowRemover returns a remover for flows that are idle since a time before now, or for flows that have ended: these
-// are removed although they have packets.
+// newFlowRemover returns a remover for flows that have been idle since before now, or for flows that have ended, which
+// it removes even if they still have packets.
 func newFlowRemover(program *ebpf.Program, ended bool, now time.Duration) *flowRemover {
 	return &flowRemover{program: program, list: bpf.GCList{Ended: uint32(bpf.Truth(ended)), Since: bpf.FlowClock(now)}}
 }

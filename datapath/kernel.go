@@ -16,10 +16,10 @@ func (v version) before(other version) bool {
 
 func (v version) String() string { return fmt.Sprintf("%d.%d", v.major, v.minor) }
 
-// oldestKernel is the oldest that the tests run on (make test-kernels).
+// oldestKernel is the oldest kernel that the tests run on (make test-kernels).
 var oldestKernel = version{6, 1}
 
-// kernelFeatures are what the programs use that kernels of the years before oldestKernel lack.
+// kernelFeatures lists features that the programs use and that some kernels before oldestKernel lack.
 var kernelFeatures = []struct {
 	name  string
 	since version
@@ -33,7 +33,7 @@ var kernelFeatures = []struct {
 	{"atomic instructions that return a value", version{5, 12}},
 }
 
-// CheckKernel fails on a kernel that is too old for the datapath, and names what that kernel lacks.
+// CheckKernel fails on a kernel that is too old for the datapath, and names the features it lacks.
 func CheckKernel() error {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {

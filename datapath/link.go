@@ -20,12 +20,12 @@ type place struct {
 	index  int    // of the interface
 	prog   *ebpf.Program
 	attach func() (link.Link, error)
-	links  func() ([]link.ID, error) // that are attached there now
+	links  func() ([]link.ID, error) // currently attached there
 }
 
-// pinned makes a link at this place run its program: by an atomic update of the link that is there or, when there is
-// none or its interface was deleted, by a new link. When the kernel refuses an update for another reason, that link
-// stays in force and the error is returned: a new link would meet the same refusal, after the old one was removed.
+// pinned makes a link at this place run its program. It updates the existing link atomically or, if there is none or
+// its interface was deleted, creates a new link. If the kernel refuses an update for another reason, the link stays in
+// force and pinned returns the error: the kernel would refuse a new link as well, and the old one would be gone.
 func (a *attachments) pinned(h place) error {
 	path := a.pins.Link(h.pin)
 	switch done, err := a.updateLink(h); {
@@ -52,8 +52,8 @@ func (a *attachments) pinned(h place) error {
 	return a.hold(h.pin, l)
 }
 
-// hold keeps a descriptor of a link that is pinned under this name: whoever removes its pin does not detach it, and it
-// can be pinned again. The kernel opens a link by its id only with CAP_SYS_ADMIN.
+// hold keeps a descriptor of a link that is pinned under this name, so that removing the pin does not detach the link
+// and it can be pinned again. Opening a link by its id would need CAP_SYS_ADMIN.
 func (a *attachments) hold(name string, l link.Link) error {
 	err := a.drop(name)
 	if err != nil {
@@ -63,7 +63,7 @@ func (a *attachments) hold(name string, l link.Link) error {
 	return err
 }
 
-// drop closes the descriptor of a link.
+// drop closes the held descriptor of a link.
 func (a *attachments) drop(name string) error {
 	l := a.held[name]
 	if l == nil {
@@ -73,7 +73,7 @@ func (a *attachments) drop(name string) error {
 	return l.Close()
 }
 
-// duplicate returns another descriptor of a link, which knows of no pin.
+// duplicate returns another descriptor of a link, without its pin.
 func duplicate(l link.Link) (link.Link, error) {
 	d, ok := l.(interface{ FD() int })
 	if !ok {
@@ -86,9 +86,9 @@ func duplicate(l link.Link) (link.Link, error) {
 	return link.NewFromFD(fd)
 }
 
-// orphan returns a link at this place that has no pin of this name, after it was given our program: of an earlier
-// agent, or of this one before the interface was renamed. Nil: there is none, or this process may not open links by
-// their ids.
+// orphan finds a link at this place that has no pin of this name, makes it run our program and returns it. The link is
+// from an earlier agent, or from this one before the interface was renamed. orphan returns nil if there is none, or if
+// this process may not open links by their ids.
 func (a *attachments) orphan(h place) (link.Link, error) {
 	ids, err := h.links()
 	if err != nil {
@@ -119,7 +119,7 @@ func (a *attachments) orphan(h place) (link.Link, error) {
 	return nil, nil
 }
 
-// holds returns the pin of a link that this agent holds.
+// holds returns the pin name of a link that this agent holds.
 func (a *attachments) holds(id link.ID) (pin string, ok bool) {
 	for name, l := range a.held {
 		if info, err := l.Info(); err == nil && info.ID == id {
@@ -129,7 +129,7 @@ func (a *attachments) holds(id link.ID) (pin string, ok bool) {
 	return "", false
 }
 
-// programOf returns the program that a link runs, and its name; "": it is not known.
+// programOf returns the program that a link runs, and its name, or "" if it is not known.
 func programOf(l link.Link) (id ebpf.ProgramID, name string) {
 	info, err := l.Info()
 	if err != nil {
@@ -161,7 +161,7 @@ func nameOf(prog *ebpf.Program) string {
 	return info.Name
 }
 
-// updateLink makes the link at a place run its program. It reports false when there is no link to update.
+// updateLink makes the link at a place run its program. It returns false if there is no link to update.
 func (a *attachments) updateLink(h place) (done bool, err error) {
 	path := a.pins.Link(h.pin)
 	l, err := a.current(h.pin)
@@ -187,7 +187,7 @@ func (a *attachments) updateLink(h place) (done bool, err error) {
 	return true, a.hold(h.pin, l)
 }
 
-// current returns the link that is pinned under this name, or was pinned and is held.
+// current returns the link that is held or pinned under this name.
 func (a *attachments) current(name string) (link.Link, error) {
 	if held := a.held[name]; held != nil {
 		return duplicate(held)
@@ -195,7 +195,7 @@ func (a *attachments) current(name string) (link.Link, error) {
 	return link.LoadPinnedLink(a.pins.Link(name), nil)
 }
 
-// repin pins the links again whose pins were removed.
+// repin restores removed pins of links.
 func (a *attachments) repin() (n int, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -240,15 +240,16 @@ func restoreLink(path string, earlier *ebpf.Program) error {
 	return nil
 }
 
-// pinName is the name of a link's pin: bpffs refuses dots, which names of VLAN interfaces have.
+// pinName returns the name of a link's pin. It escapes dots, as in names of VLAN interfaces, because bpffs refuses
+// them.
 func pinName(iface, kind string) string { return pinEscape.Replace(iface) + ":" + kind }
 
-// pinKinds are the kinds of links that an interface may have.
+// pinKinds lists the kinds of links that an interface may have.
 var pinKinds = []string{string(ModeXDP), string(ModeXDPGeneric), inward.pin, outward.pin}
 
 var pinEscape = strings.NewReplacer("%", "%25", ".", "%2e")
 
-// linkIndex returns the interface that a link is attached to; 0 after that was deleted, and for links of other types.
+// linkIndex returns the interface that a link is attached to, or 0 if it was deleted or the link has another type.
 func linkIndex(info *link.Info) int {
 	if x := info.XDP(); x != nil {
 		return int(x.Ifindex)

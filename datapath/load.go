@@ -17,8 +17,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// load loads the programs of this binary, with the maps pinned in dir. A map that is not there is made and pinned.
-// inner are the specs of the inner maps, by the name of the outer map.
+// load loads the programs of this binary with the maps pinned in dir. It creates and pins missing maps. inner holds the
+// specs of inner maps by the name of their outer map.
 func load(o Options, dir string) (_ *bpf.Objects, inner map[string]*ebpf.MapSpec, err error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, nil, fmt.Errorf("lift the limit on locked memory: %w", err)
@@ -89,7 +89,7 @@ func load(o Options, dir string) (_ *bpf.Objects, inner map[string]*ebpf.MapSpec
 	return &objects, inner, nil
 }
 
-// chain makes the program of this binary the target of the tail call.
+// chain makes this binary's program the target of the tail call.
 func chain(objects *bpf.Objects, t *pin.Transaction) error {
 	var earlier uint32 // the kernel returns the id of a program
 	switch err := objects.SyProgs.Lookup(uint32(0), &earlier); {
@@ -105,7 +105,7 @@ func chain(objects *bpf.Objects, t *pin.Transaction) error {
 	return nil
 }
 
-// anyInterface reports whether one of the interfaces is like that.
+// anyInterface reports whether like is true for one of the interfaces.
 func anyInterface(names []string, like func(netlink.Link) bool) bool {
 	return slices.ContainsFunc(names, func(name string) bool {
 		nic, err := netlink.LinkByName(name)
@@ -113,7 +113,8 @@ func anyInterface(names []string, like func(netlink.Link) bool) bool {
 	})
 }
 
-// keepSize gives m the size of the pinned map of that name: a takeover keeps flows, and applies no other max_flows.
+// keepSize gives m the size of the map pinned at path, because a takeover keeps flows and does not apply a new
+// max_flows.
 func keepSize(m *ebpf.MapSpec, path string) {
 	pinned, err := ebpf.LoadPinnedMap(path, nil)
 	if err != nil {
@@ -123,7 +124,7 @@ func keepSize(m *ebpf.MapSpec, path string) {
 	m.MaxEntries = pinned.MaxEntries()
 }
 
-// keptSize finds that the tables of an earlier agent have another size than max_flows.
+// keptSize returns a finding if an earlier agent's tables have another size than max_flows asks for.
 func (d *Datapath) keptSize() []lb.Finding {
 	n := d.objects.SyStreamServers.MaxEntries()
 	if uint64(n) == uint64(d.o.MaxFlows) {
@@ -135,8 +136,8 @@ func (d *Datapath) keptSize() []lb.Finding {
 			"connections, and start the agent", d.o.MaxFlows, n)}
 }
 
-// pinsWritable finds that other users may write to the bpffs of the pins: who makes their directory before the first
-// start keeps the agent from starting.
+// pinsWritable returns a finding if other users may write to the bpffs of the pins: by creating the directory before
+// the first start, they could keep the agent from starting.
 func (d *Datapath) pinsWritable() []lb.Finding {
 	dir, mode, open := d.pins.OpenToAll()
 	if !open {
@@ -146,8 +147,8 @@ func (d *Datapath) pinsWritable() []lb.Finding {
 		dir, mode)}
 }
 
-// tableSizes returns the max_entries of the maps whose size follows from max_flows. The maps of established flows
-// and of UDP allocate per entry; the others are LRU maps, which allocate all memory when they are made.
+// tableSizes returns the max_entries of the maps whose size depends on max_flows. The maps of established flows and of
+// UDP allocate memory per entry; the others are LRU maps, which allocate all memory when they are created.
 func tableSizes(maxFlows int) map[string]uint32 {
 	return map[string]uint32{
 		"sy_stream_clients":   uint32(maxFlows),
@@ -164,15 +165,15 @@ func tableSizes(maxFlows int) map[string]uint32 {
 	}
 }
 
-// udpPart is which part of max_flows may be flows of UDP, in addition to max_flows of the other protocols. A frontend
-// may have as many as are free.
+// udpPart determines the number of UDP flows: max_flows/udpPart, in addition to max_flows of the other protocols. A
+// frontend may use all that are free.
 const udpPart = 2
 
 // placePart is how many flows of a table share a line of five places (bpf/reclaim.h). Half of the flows of a full table
-// have a place; those are 60 percent of the places, so that nearly each finds one.
+// have a place. They take 60 percent of the places, so almost every flow finds one.
 const placePart = 6
 
-// ports are snat_ports as the programs have them.
+// ports are snat_ports in the programs' format.
 type ports struct {
 	first, last [maxPortRanges]uint16
 	n           uint32
@@ -187,7 +188,7 @@ func toPorts(ranges []PortRange) (p ports) {
 }
 
 // addPorts makes the programs look for flows with these source ports. Ports are never removed, because live flows may
-// have those of an earlier configuration.
+// use ports of an earlier configuration.
 func addPorts(objects *bpf.Objects, ranges []PortRange) error {
 	words := map[uint32]uint64{}
 	for _, r := range ranges {

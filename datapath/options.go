@@ -17,15 +17,15 @@ import (
 type Mode string
 
 const (
-	ModeAuto       Mode = "auto"        // native XDP where the driver has it, else tc; tc on veth and bridges
+	ModeAuto       Mode = "auto"        // native XDP where the driver has it, otherwise tc; tc on veth and bridges
 	ModeXDP        Mode = "xdp"         // native XDP, and tc behind it
-	ModeXDPGeneric Mode = "xdp-generic" // XDP in the stack, for drivers without it; and tc behind it
+	ModeXDPGeneric Mode = "xdp-generic" // XDP in the stack, for drivers without native XDP, and tc behind it
 	ModeTC         Mode = "tc"
 )
 
 var modes = []Mode{ModeAuto, ModeXDP, ModeXDPGeneric, ModeTC}
 
-// UnmarshalText accepts the four modes only.
+// UnmarshalText accepts only the four modes.
 func (m *Mode) UnmarshalText(b []byte) error {
 	if !slices.Contains(modes, Mode(b)) {
 		names := make([]string, len(modes))
@@ -49,7 +49,7 @@ type Timeouts struct {
 	HalfOpen    time.Duration // the client is not confirmed
 	Established time.Duration // TCP and SCTP; RFC 5382, REQ-5: at least 2 h 4 min
 	Closing     time.Duration // one side has sent FIN; RFC 5382, REQ-5: 4 min
-	Closed      time.Duration // both have sent FIN, or one RST: for packets in flight
+	Closed      time.Duration // both have sent FIN, or one has sent RST: for packets in flight
 	UDP         time.Duration // RFC 4787, REQ-5: at least 2 min
 }
 
@@ -66,40 +66,41 @@ func (t Timeouts) shortest() time.Duration {
 // Options are the parameters of Open. Delivers, FollowRoutes, Routers and ForceClsact may be false, and Reach, Keep,
 // TunnelSources, TunnelKeys and HashSeed empty; all others are required.
 type Options struct {
-	Interfaces []string // uplinks: interfaces on which packets of clients and servers arrive
-	// FollowRoutes: Interfaces are only a start. One to which no route leads is released after a while, and those by
-	// which clients behind routers are reached get the programs, too.
+	Interfaces []string // uplinks: interfaces where packets of clients and servers arrive
+	// FollowRoutes means that Interfaces are only a start. An interface to which no route leads is released after a
+	// while, and the interfaces towards clients behind routers get the programs as well.
 	FollowRoutes bool
-	// Keep are interfaces that always have the programs, too, once they exist: those on which others resolve VIPs.
+	// Keep lists further interfaces that always have the programs once they exist: those where other hosts resolve
+	// VIPs.
 	Keep []string
-	// Reach are addresses, such as those of routers: the interfaces by which they are reached get the programs, too.
+	// Reach lists addresses, such as those of routers. The interfaces towards them get the programs as well.
 	Reach []netip.Addr
-	// Routers know the VIPs, so that packets arrive from clients that are not on the links of this node.
+	// Routers means that routers know the VIPs, so packets also arrive from clients that are not on this node's links.
 	Routers   bool
 	Mode      Mode
 	MaxFlows  int         // established flows, 1 to 100,000,000; each has two entries of about 150 bytes
 	SNATPorts []PortRange // source ports towards backends; they do not overlap
 	// TunnelPort is the UDP destination port of GUE, at backends and on this node.
 	TunnelPort uint16
-	// HashSeed determines which backend a flow gets, together with the flow and the backends. It is the same on all
-	// balancers that share VIPs, and secret, so that nobody can choose flows that all get one backend. With another
-	// seed, flows without an entry get another backend.
+	// HashSeed, the flow and the backends determine which backend a flow gets. It must be the same on all balancers
+	// that share VIPs, and secret, so that nobody can craft flows that all get the same backend. Changing it moves
+	// flows without an entry to other backends.
 	HashSeed [32]byte
-	// TunnelSources are the prefixes from which tunnel packets are accepted; empty: from none.
+	// TunnelSources are the prefixes from which tunnel packets are accepted. If it is empty, none are accepted.
 	TunnelSources []netip.Prefix
-	// TunnelKeys are the first keys for SetTunnelKeys; nil: those of an earlier agent, or none.
+	// TunnelKeys are the initial keys, as for SetTunnelKeys. If it is nil, those of an earlier agent remain, if any.
 	TunnelKeys *TunnelKeys
 	Timeouts   Timeouts
-	PinPath    string // in a bpffs, which is mounted for the default path only
-	StateDir   string // files that must outlive the agent, until reboot
+	PinPath    string // in a bpffs, which is mounted only for the default path
+	StateDir   string // for files that must outlive the agent, until reboot
 	// Delivers prepares the datapath for backends on this node.
 	Delivers bool
 	// ForceClsact attaches tc programs as clsact filters, as on kernels before 6.6.
 	ForceClsact bool
-	// Boundary is around the table of each frontend and around notifications of the kernel. It may be nil.
+	// Boundary guards the computation of each frontend's table and the handling of kernel notifications. It may be nil.
 	Boundary *lb.Boundary
 	Log      *slog.Logger
-	// fault makes a step of Open fail in a test: it is called after each, with its name.
+	// fault makes a step of Open fail in a test. It is called after each step, with the step's name.
 	fault func(step string) error
 }
 
@@ -113,7 +114,7 @@ func (o Options) inject(step string) error {
 // PortRange is a range of ports.
 type PortRange struct{ First, Last uint16 }
 
-// ports returns the first and the last port of each of SNATPorts.
+// ports returns the first and last port of each range in SNATPorts.
 func (o Options) ports() (ranges [][2]uint16) {
 	for _, r := range o.SNATPorts {
 		ranges = append(ranges, [2]uint16{r.First, r.Last})

@@ -14,8 +14,8 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 )
 
-// repairPins pins the maps and links again whose pins were removed, or are hidden by another mount: without them the
-// next agent would begin without flows, and could not replace the programs.
+// repairPins restores pins of maps and links that were removed, or are hidden by another mount. Without them the next
+// agent would start without flows, and could not replace the programs.
 func (d *Datapath) repairPins() error {
 	missing, pinned := map[string]*ebpf.Map{}, d.pins.List()
 	note := func(path string, m *ebpf.Map) {
@@ -46,7 +46,7 @@ func (d *Datapath) repairPins() error {
 	return err
 }
 
-// repairChain makes the tail call work again: without its target, packets that come out of tunnels are lost.
+// repairChain restores the target of the tail call. Without it, decapsulated packets are lost.
 func (d *Datapath) repairChain() error {
 	d.uplinks.mu.Lock()
 	want, err := d.uplinks.ids.of(d.objects.SyTcDecap)
@@ -65,7 +65,7 @@ func (d *Datapath) repairChain() error {
 	return nil
 }
 
-// repairs counts and logs what was changed outside the agent, and restored by it.
+// repairs counts and logs what others changed and the agent restored.
 type repairs struct {
 	log *slog.Logger
 	mu  sync.Mutex // guards n

@@ -17,15 +17,15 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Health checks of services with direct return take the path of traffic: a packet with one of these marks is sent like
-// a client's packet, to a given server. The destination is the VIP, which the kernel cannot route to one server: a rule
-// routes marked packets to lo, where sy_tc_out redirects them.
+// Health checks of services with direct return take the path of service traffic: a packet with one of these marks is
+// sent like a client's packet, but to a given server. Its destination is the VIP, which the kernel cannot route to a
+// particular server. So a rule routes marked packets to lo, where sy_tc_out redirects them.
 const (
 	probeMark     = 0x5359_0000 // upper half of the marks, as in the C code; the lower half numbers them
 	probeMask     = 0xffff_0000
 	probeTable    = 0x5359
 	probePriority = 537
-	probeMTU      = 1280 // from the MTU of lo, TCP would announce a segment size of 64 KB
+	probeMTU      = 1280 // with the MTU of lo, TCP would announce a segment size of 64 KB
 )
 
 // probes maintains the marks and their entries.
@@ -41,8 +41,8 @@ type probeKey struct {
 	method uint8
 }
 
-// ProbeWay returns the SO_MARK and the source address with which a health check to a VIP reaches one server of a
-// service by dsr or tunnel. It reads the route from the kernel, so call it for each check.
+// ProbeWay returns the SO_MARK and source address that make a health check to a VIP reach the given server of a service
+// with dsr or tunnel. It reads the route from the kernel, so call it for each check.
 func (d *Datapath) ProbeWay(
 	vip, server netip.Addr, method lb.Method, encap lb.Encap,
 ) (mark uint32, from netip.Addr, err error) {
@@ -89,7 +89,7 @@ func (p *probes) way(vip, server netip.Addr, method bpf.Method) (mark uint32, fr
 }
 
 // open routes marked packets of a family to the program. Other software may remove the rules, so open adds them each
-// time; a rule that exists is no error.
+// time; an existing rule is not an error.
 func (p *probes) open(is4 bool) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -117,7 +117,7 @@ func probeRoute(is4 bool, lo netlink.Link) (*netlink.Rule, *netlink.Route) {
 		rule.Family = netlink.FAMILY_V4
 		all = &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}
 	}
-	// For IPv6, routes through lo are local ones only.
+	// For IPv6, the kernel allows only local routes through lo.
 	return rule, &netlink.Route{
 		LinkIndex: lo.Attrs().Index, Dst: all, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
 		Table: probeTable, MTU: probeMTU,

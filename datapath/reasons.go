@@ -10,7 +10,7 @@ import (
 // Reason is why the datapath took an action on a packet.
 type Reason struct {
 	Name string // as in metrics
-	Who  string // who must act: none, client, sender, operator or developer
+	Who  string // has to act: none, client, sender, operator or developer
 	Text string
 }
 
@@ -21,7 +21,7 @@ var reasonLine = regexp.MustCompile(`(?m)^\t/\* ([a-z]+): (.+) \*/\n\tREASON_([A
 
 var reasonList = sync.OnceValue(Reasons)
 
-// Reasons returns the reasons with the comments of enum reason (bpf/types.h), the only list.
+// Reasons returns the reasons and their comments from enum reason (bpf/types.h), the only list.
 func Reasons() (all []Reason) {
 	for _, m := range reasonLine.FindAllStringSubmatch(typesHeader, -1) {
 		all = append(all, Reason{strings.ToLower(m[3]), m[1], m[2]})

@@ -11,7 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
-// resetter sends TCP resets to clients, from the address of the VIP.
+// resetter sends TCP resets to clients from the VIP.
 type resetter struct{ v4, v6 int }
 
 func newResetter() (*resetter, error) {
@@ -34,7 +34,7 @@ func (r *resetter) close() {
 }
 
 // client sends the RST that ends the client's side of a flow. Its sequence number is the last one that the client
-// acknowledged, the only one that the client accepts at once (RFC 5961 §3.2).
+// acknowledged: the client accepts no other at once (RFC 5961 §3.2).
 func (r *resetter) client(k bpf.ClientKey, vip netip.Addr, acknowledged uint32) error {
 	client := netip.AddrPortFrom(bpf.FromAddr(k.Client), bpf.Swap(k.Sport))
 	packet := resetPacket(netip.AddrPortFrom(vip, bpf.Swap(k.Dport)), client, acknowledged)
@@ -50,7 +50,7 @@ func (r *resetter) client(k bpf.ClientKey, vip netip.Addr, acknowledged uint32) 
 	return nil
 }
 
-// resetPacket is an IP packet with a TCP RST (RFC 9293, 3.1).
+// resetPacket returns an IP packet with a TCP RST (RFC 9293, 3.1).
 func resetPacket(from, to netip.AddrPort, seq uint32) []byte {
 	tcp := make([]byte, 20)
 	binary.BigEndian.PutUint16(tcp[0:], from.Port())

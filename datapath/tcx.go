@@ -25,7 +25,7 @@ var (
 		func(o *bpf.Objects) *ebpf.Program { return o.SyTcOut }}
 )
 
-// attachTC uses tcx links where the kernel has them, else clsact filters.
+// attachTC uses tcx links where the kernel supports them, and clsact filters otherwise.
 func (a *attachments) attachTC(nic netlink.Link, directions ...direction) (hook string, err error) {
 	hook = "clsact"
 	if !a.o.ForceClsact {

@@ -10,10 +10,10 @@ import (
 // TunnelKeys are the keys of the tunnels between nodes.
 type TunnelKeys = table.TunnelKeys
 
-// SetTunnelSources accepts tunnel packets from these addresses and from Options.TunnelSources, and from no others.
+// SetTunnelSources makes the datapath accept tunnel packets only from these addresses and from Options.TunnelSources.
 func (d *Datapath) SetTunnelSources(addrs []netip.Addr) error { return d.tunnels.Set(addrs) }
 
-// SetTunnelKeys replaces the keys.
+// SetTunnelKeys replaces the tunnel keys.
 func (d *Datapath) SetTunnelKeys(k TunnelKeys) error {
 	value, err := k.Encode()
 	if err != nil {

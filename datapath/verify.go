@@ -15,59 +15,59 @@ import (
 
 // Times of the verification.
 const (
-	// confirmAfter is how long a fault must last: a route that is replaced is missing for a moment.
+	// confirmAfter is how long a fault must last, because a route that is being replaced is missing for a moment.
 	confirmAfter = 200 * time.Millisecond
-	// clearAfter is how long nothing must be wrong before a fault that was reported ends.
+	// clearAfter is how long nothing must be wrong before a reported fault ends.
 	clearAfter = time.Second
-	// sweepTime is the time in which all frontends are verified while nothing changes.
+	// sweepTime is the time in which all frontends are verified once while nothing changes.
 	sweepTime = time.Minute
-	// rareTicks is how many ticks are between two looks at what seldom changes without a notification: settings, routes
-	// to clients and to backends.
+	// rareTicks is the number of ticks between checks of state that rarely changes without a notification: settings,
+	// and routes to clients and backends.
 	rareTicks = 2
-	// pinTicks is how many are between two looks at the pins, which only the next agent needs.
+	// pinTicks is the number of ticks between checks of the pins, which only the next agent needs.
 	pinTicks = 3
-	// minChecks is the least number of frontends that are verified at a time.
+	// minChecks is the minimum number of frontends verified at a time.
 	minChecks = 16
-	// maxPause bounds the pause between two verifications while the network changes all the time.
+	// maxPause bounds the pause between verifications while the network keeps changing.
 	maxPause = 300 * time.Millisecond
 )
 
-// verifier checks that the packets of clients would be forwarded, and those of servers returned: that our programs are
-// in force on the interfaces, that the kernel permits their lookups, and that a made packet for each frontend gets the
-// verdict that follows from its plan. What it can it repairs; the rest it reports per VIP. All frontends are verified
-// after each change of the network, and a part of them at each tick.
+// verifier checks that packets of clients would be forwarded and packets of servers returned: that our programs are in
+// force on the interfaces, that the kernel permits their lookups, and that a synthetic packet for each frontend gets
+// the verdict that its plan implies. It repairs what it can, and reports the rest per VIP. It verifies all frontends
+// after each network change, and some of them at each tick.
 type verifier struct {
 	d *Datapath
 
 	mu       sync.Mutex // guards all below
 	report   func(map[netip.Addr]string)
-	node     condition // concerns every VIP
+	node     condition // affects every VIP
 	bad      conditions
-	looked   map[netip.Addr]bool // VIPs with a frontend that was checked since the last report
-	ofNode   string              // what was reported about every VIP
+	looked   map[netip.Addr]bool // VIPs with a frontend checked since the last report
+	ofNode   string              // what was last reported for all VIPs
 	reported map[netip.Addr]string
-	queue    []lb.Frontend // left of the sweep
+	queue    []lb.Frontend // rest of the sweep
 	missed   route.Changes // that were postponed
-	sample   lb.Frontend   // of made
+	sample   lb.Frontend   // the frontend that made uses
 	routes   route.Cache
-	backends *toBackends // nil: to be read again
+	backends *toBackends // nil if they must be read again
 	clients  madeClients
 	routers  route.Routers
 	reroutes reroutes
 	warned   warnings
-	inbound  conditions // of what other nodes send here, by frontend for decapsulated packets
+	inbound  conditions // of packets that other nodes send here, by frontend for decapsulated packets
 	view     view
-	failed   map[triedBackend]int // made packets that failed in this round, by backend
-	// unreached are backends of several that made packets do not get to, by id.
+	failed   map[triedBackend]int // synthetic packets that failed in this round, by backend
+	// unreached are backends, by id, that synthetic packets do not reach.
 	unreached map[uint32]*unreached
 	took      time.Duration // of the last round after a change
 	rounds    int
 }
 
-// condition is a fault that is observed again and again.
+// condition is a fault that is observed repeatedly.
 type condition struct {
 	fault     string
-	since, ok time.Time // since when it is observed, and since when no longer; ok is zero while it is
+	since, ok time.Time // first observed, and first no longer observed; ok is zero while the fault is observed
 	confirmed bool
 }
 
@@ -87,12 +87,12 @@ func (c *condition) observe(fault string, now time.Time) {
 	}
 }
 
-// conditions are those of frontends, by VIP. Without a fault there is none.
+// conditions holds the conditions of frontends with a fault, by VIP.
 type conditions map[netip.Addr]map[lb.Frontend]*condition
 
 func (all conditions) of(f lb.Frontend) *condition { return all[f.VIP][f] }
 
-// frontends returns those that have one.
+// frontends returns the frontends that have a condition.
 func (all conditions) frontends() (list []lb.Frontend) {
 	for _, ofVIP := range all {
 		list = slices.AppendSeq(list, maps.Keys(ofVIP))
@@ -135,12 +135,12 @@ func (v *verifier) close() {
 	v.routers.Close()
 }
 
-// OnFault makes report receive each change of what prevents that packets of VIPs are forwarded and answered; "":
-// nothing does. The first report about a VIP is made before the call to Apply that puts it returns. OnFault is called
-// before Apply and Run.
+// OnFault makes report receive, at each change, what prevents packets of VIPs from being forwarded and answered, or ""
+// if nothing does. The first report about a VIP comes before the call to Apply that puts it returns. OnFault must be
+// called before Apply and Run.
 func (d *Datapath) OnFault(report func(changed map[netip.Addr]string)) { d.verifier.report = report }
 
-// changed verifies all frontends after the network has changed.
+// changed verifies all frontends after a network change.
 func (v *verifier) changed(found route.Changes) {
 	start := time.Now()
 	if err := route.Shortage(); err != nil {
@@ -149,7 +149,7 @@ func (v *verifier) changed(found route.Changes) {
 		v.postpone(found, err)
 		return
 	}
-	if found != (route.Changes{}) { // an interface that is set down takes its routes along without notice
+	if found != (route.Changes{}) { // routes of an interface that is set down vanish without a notification
 		v.d.services.RefreshSources()
 		if err := v.d.tunnels.Refresh(); err != nil {
 			v.d.log.Error("addresses of this node not refreshed", "err", err)
@@ -164,14 +164,14 @@ func (v *verifier) changed(found route.Changes) {
 	v.took = time.Since(start)
 }
 
-// pause returns the time to the next verification after a change.
+// pause returns the time until the next verification after a change.
 func (v *verifier) pause() time.Duration {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return min(2*v.took, maxPause)
 }
 
-// tick verifies the node and a part of the frontends, or all after a change that was postponed.
+// tick verifies the node and some of the frontends, or all of them after a postponed change.
 func (v *verifier) tick() {
 	if missed := v.takePostponed(); missed != (route.Changes{}) {
 		v.changed(missed)
@@ -189,7 +189,7 @@ func (v *verifier) tick() {
 	v.round(route.Changes{}, max(minChecks, v.d.services.Count()*int(route.Tick)/int(sweepTime)))
 }
 
-// round verifies the node, the frontends with a fault, and n of the queue.
+// round verifies the node, the frontends with a fault, and n frontends of the queue.
 func (v *verifier) round(found route.Changes, n int) {
 	now := time.Now()
 	v.routes.Expire(now)
@@ -215,14 +215,14 @@ func (v *verifier) round(found route.Changes, n int) {
 		}
 	}
 	if found != (route.Changes{}) {
-		next = nil // when all are verified, one packet for each is enough
+		next = nil // all frontends were verified; one packet for each is enough
 	}
 	v.tryBackends(next, now)
 	v.publish()
 	v.warn(found, now)
 }
 
-// repairPins restores the pins. No packet needs them.
+// repairPins restores the pins. A failure affects no packets.
 func (v *verifier) repairPins() {
 	v.warned.notPinned = ""
 	if err := v.d.repairPins(); err != nil {
@@ -230,8 +230,8 @@ func (v *verifier) repairPins() {
 	}
 }
 
-// repair restores the programs, and returns what cannot be restored. Rare: it also restores the settings of the kernel,
-// and attaches the programs where routes lead.
+// repair restores the programs, and returns what cannot be restored. If rare is set, it also restores kernel settings,
+// and attaches the programs to interfaces that routes lead to.
 func (v *verifier) repair(found route.Changes, rare bool) (faults []string) {
 	if err := v.d.repairChain(); err != nil {
 		faults = append(faults, err.Error())
@@ -243,7 +243,7 @@ func (v *verifier) repair(found route.Changes, rare bool) (faults []string) {
 	return append(faults, v.d.uplinks.repair(found.Links, v.made())...)
 }
 
-// made returns a made packet of a frontend that has backends; nil when there is none.
+// made returns a synthetic packet for a frontend that has backends, or nil if there is no such frontend.
 func (v *verifier) made() []byte {
 	if _, ok := v.d.services.Subject(v.sample); !ok {
 		v.sample = lb.Frontend{}
@@ -264,7 +264,8 @@ func (v *verifier) made() []byte {
 	return nil
 }
 
-// look reads what the made packets are compared with, and chooses their clients anew, or for the first time.
+// look reads the state that results of synthetic packets are compared with. With choose, or for the first time, it
+// chooses their clients.
 func (v *verifier) look(choose bool) {
 	v.view = v.d.uplinks.view()
 	v.view.own = v.d.tunnels.Addresses()
@@ -282,8 +283,8 @@ func (v *verifier) look(choose bool) {
 	v.warned.notRun = ""
 }
 
-// applied verifies frontends that were put. What is wrong with one that had no backend before is reported at once: its
-// VIP may not have been announced yet, or was withdrawn, and what was wrong before is not known any more.
+// applied verifies frontends that were put. A fault of a frontend that had no backend before is reported at once: its
+// VIP may not have been announced yet, or was withdrawn, and its earlier fault is no longer known.
 func (v *verifier) applied(updates []*table.Update, removed []lb.Frontend) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -300,7 +301,7 @@ func (v *verifier) applied(updates []*table.Update, removed []lb.Frontend) {
 	now := time.Now()
 	ofNode := ""
 	if !v.node.confirmed && slices.ContainsFunc(updates, func(u *table.Update) bool { return u.Usable() }) {
-		ofNode = strings.Join(v.repair(route.Changes{}, false), "; ") // without frontends it was not all looked at
+		ofNode = strings.Join(v.repair(route.Changes{}, false), "; ") // without frontends some checks were skipped
 	}
 	for _, u := range updates {
 		if u.Err != nil {
@@ -331,7 +332,7 @@ func (v *verifier) check(f lb.Frontend, now time.Time) {
 	v.looked[f.VIP] = true
 }
 
-// publish reports what has changed: of the VIPs that were looked at, or of all when it concerns the node.
+// publish reports changes of the VIPs that were checked, or of all VIPs if the node is affected.
 func (v *verifier) publish() {
 	ofNode := ""
 	if v.node.confirmed {
@@ -360,7 +361,7 @@ func (v *verifier) publish() {
 	}
 }
 
-// faultOfVIP returns what prevents that packets of a VIP are forwarded and answered; "": nothing is known.
+// faultOfVIP returns what prevents packets of a VIP from being forwarded and answered, or "" if nothing is known.
 func (v *verifier) faultOfVIP(addr netip.Addr) (fault string) {
 	if v.ofNode != "" && v.d.services.Has(addr) {
 		return v.ofNode

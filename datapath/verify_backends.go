@@ -9,26 +9,27 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// That packets of clients do not get to one backend of several withdraws no address: another node may do no better. But
-// health checks may pass meanwhile, because their packets take another way, or there are none. So the status shows it.
+// If client packets do not reach one backend of several, no address is withdrawn, because another node may do no
+// better. But health checks may still pass because their packets take another path, or there may be no health checks.
+// So the status shows the backend.
 
-// maxUnreached bounds the backends that are observed. There may be more.
+// maxUnreached bounds the number of observed backends. There may be more unreached ones.
 const maxUnreached = 64
 
-// unreached is a backend that a made packet did not get to.
+// unreached is a backend that a synthetic packet did not reach.
 type unreached struct {
 	condition
 	frontend lb.Frontend
 	made     lb.Question
 }
 
-// tryBackends makes one more packet for each of some frontends, every time with another port, and repeats those that
-// did not get to their backends. In the course of time all backends are tried.
+// tryBackends runs one more synthetic packet for each of these frontends, with a different port each time, and repeats
+// the packets that did not reach their backends. Over time all backends are tried.
 func (v *verifier) tryBackends(frontends []lb.Frontend, now time.Time) {
 	for id, u := range v.unreached {
 		fault, tried := v.tryBackend(u.frontend, u.made)
 		if tried != id {
-			delete(v.unreached, id) // it gets no packets
+			delete(v.unreached, id) // it no longer gets these packets
 			continue
 		}
 		if u.observe(fault, now); u.fault == "" {
@@ -58,7 +59,7 @@ func (v *verifier) tryBackends(frontends []lb.Frontend, now time.Time) {
 	}
 }
 
-// tryBackend returns which backend a made packet is for, and why it does not get there; "": it does.
+// tryBackend returns the backend of a synthetic packet, and why the packet does not reach it, or "" if it does.
 func (v *verifier) tryBackend(f lb.Frontend, made lb.Question) (fault string, id uint32) {
 	s, ok := v.d.services.Subject(f)
 	if !ok {
@@ -71,14 +72,15 @@ func (v *verifier) tryBackend(f lb.Frontend, made lb.Question) (fault string, id
 	return v.faultOf(made, s, x), x.V.Backend
 }
 
-// unreachedBackends returns which backends packets of clients do not get to, while their addresses are announced.
+// unreachedBackends returns a finding about backends that client packets do not reach although their VIPs are
+// announced.
 func (v *verifier) unreachedBackends() []lb.Finding {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	hosts, first, text := map[netip.Addr]bool{}, netip.AddrPort{}, ""
 	for id, u := range v.unreached {
 		if vip := v.bad.of(u.frontend); !u.confirmed || v.node.confirmed || vip != nil && vip.confirmed {
-			continue // the reason of the route says it
+			continue // the fault of the VIP says it
 		}
 		at := v.d.services.Address(id)
 		hosts[at.Addr()] = true

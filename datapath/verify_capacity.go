@@ -12,31 +12,31 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// keyMismatch is the reason to drop packets of other nodes, or of balancers, which have another key or none.
+// keyMismatch is the reason for dropping packets of other nodes or balancers that have another key or none.
 const keyMismatch = "tunnel_key_mismatch"
 
-// warnedReasons are keyMismatch, and the reasons to refuse packets of new flows because of a limit of this node. They
-// are no fault of an address: other flows go on.
+// warnedReasons are keyMismatch and the reasons for refusing packets of new flows because of a limit of this node. They
+// are not a fault of an address, because other flows continue.
 var warnedReasons = []string{"flows_full", "snat_exhausted", "udp_share_full", keyMismatch}
 
 const (
-	// exhaustedFor is how long an exhausted capacity is warned of after the last packet.
+	// exhaustedFor is how long the warning about an exhausted capacity stays after the last packet.
 	exhaustedFor = time.Minute
-	// ownerPorts are the client ports of made packets that look for what has exhausted a capacity: the hash of each
-	// may select another backend.
+	// ownerPorts is the number of client ports that synthetic packets use to find the service that exhausted a
+	// capacity: the hash of each packet may select another backend.
 	ownerPorts = 16
-	// ownerPackets bounds these packets each time.
+	// ownerPackets bounds the number of these packets per search.
 	ownerPackets = 4096
 )
 
-// exhaustion are the packets that found a capacity exhausted.
+// exhaustion describes the packets that found a capacity exhausted.
 type exhaustion struct {
 	since, last time.Time
 	packets     uint64
 	owners      map[string]bool // services, with the backend whose ports are in use
 }
 
-// readCapacities compares the counters of warnedReasons with those of the last time.
+// readCapacities compares the counters of warnedReasons with their last values.
 func (v *verifier) readCapacities(now time.Time) {
 	packets, err := table.ReadVerdicts(v.d.objects.SyVerdicts)
 	if err != nil {
@@ -72,9 +72,9 @@ func (v *verifier) readCapacities(now time.Time) {
 	}
 }
 
-// findOwners adds the services whose made packets find a capacity exhausted.
+// findOwners adds the services whose synthetic packets find a capacity exhausted.
 func (v *verifier) findOwners(reason string, owners map[string]bool) {
-	if reason == "flows_full" || reason == keyMismatch { // of all services
+	if reason == "flows_full" || reason == keyMismatch { // shared by all services
 		return
 	}
 	frontends, service, backends := v.d.services.Names()
@@ -111,10 +111,10 @@ func (v *verifier) findOwners(reason string, owners map[string]bool) {
 	}
 }
 
-// fewDrops is how many dropped packets are no more than a warning.
+// fewDrops is the largest number of dropped packets that is only a warning.
 const fewDrops = 10
 
-// capacities returns a finding for each of warnedReasons that packets were dropped or refused for lately.
+// capacities returns a finding for each of warnedReasons for which packets were dropped or refused recently.
 func (w *warnings) capacities() (list []lb.Finding) {
 	for _, reason := range warnedReasons {
 		x, what, kind := w.exhausted[reason], "packets of new connections were dropped or reset", lb.FoundCapacity

@@ -11,27 +11,27 @@ import (
 )
 
 const (
-	// sampledClients is how many clients the verification looks at.
+	// sampledClients is the number of clients that the verification looks at.
 	sampledClients = 64
-	// keepClients is how long a client is looked at after its last flow has left the tables.
+	// keepClients is how long a client is checked after its last flow has left the tables.
 	keepClients = 10 * time.Minute
 )
 
 // sampledClient is a client, with the VIP that it used.
 type sampledClient struct {
 	lb.Question
-	seen time.Time // zero: in this walk
+	seen time.Time // zero if in this walk
 }
 
-// clientSample is a uniform sample of the clients of flows (algorithm R, Vitter 1985). A client has proved that replies
-// get to it, so an invented source is in no sample.
+// clientSample is a uniform sample of the clients of flows (algorithm R, Vitter 1985). Each client has proved that it
+// receives replies, so forged sources are never sampled.
 type clientSample struct {
 	seen int
 	all  []sampledClient
 }
 
 func (s *clientSample) see(t bpf.GCTable, k bpf.ServerKey, f bpf.ServerFlow, vip func(uint32) netip.Addr) {
-	// The flows of a stream are in that table once the client has acknowledged a number of the server.
+	// A TCP or SCTP flow is in that table once the client has acknowledged a sequence number of the server.
 	if t != bpf.GCStream && bpf.FlowState(f.F.State) != bpf.FlowEstablished {
 		return
 	}
@@ -51,7 +51,7 @@ func (s *clientSample) see(t bpf.GCTable, k bpf.ServerKey, f bpf.ServerFlow, vip
 	}
 }
 
-// after completes the sample with clients of earlier walks: connections may be short, and seldom.
+// after completes the sample with clients of earlier walks, because connections may be short and rare.
 func (s *clientSample) after(earlier []sampledClient, now time.Time) []sampledClient {
 	have := map[lb.Question]bool{}
 	for i := range s.all {
@@ -77,8 +77,8 @@ func (g *flowGC) recentClients() (all []lb.Question) {
 	return all
 }
 
-// lostClients returns which of the clients of a sample would not get a reply, as a text; "": all would. Those that were
-// lost before are looked at again until they are not, or for keepClients: they are in no later sample.
+// lostClients returns a text about the sampled clients that would not get a reply, or "" if all would. It checks lost
+// clients again until they get replies, or for keepClients, because they are not in later samples.
 func (v *verifier) lostClients(sample []lb.Question, now time.Time) string {
 	was := v.warned.lostSince
 	v.warned.lostSince = map[lb.Question]time.Time{}
@@ -111,7 +111,7 @@ func (v *verifier) lostClients(sample []lb.Question, now time.Time) string {
 		len(v.warned.lostSince), len(all), text)
 }
 
-// clientFault returns why a client would not get a reply, though its packets are forwarded; "": it would.
+// clientFault returns why a client would not get a reply although its packets are forwarded, or "" if it would.
 func (v *verifier) clientFault(q lb.Question) string {
 	if !q.To.Addr().IsValid() {
 		return "" // the frontend was removed

@@ -11,7 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 )
 
-// An interface that is set down takes its routes along, one that loses its carrier does not. Both are the same fault.
+// An interface that is set down loses its routes; one that loses its carrier keeps them. Both are the same fault.
 
 const (
 	noRoute   = "no_route"
@@ -24,7 +24,7 @@ func (v view) isDown(index int) bool {
 	return ok && !l.running
 }
 
-// down returns which attached interfaces are down, as the end of a text; "": none is.
+// down returns the end of a text that names the attached interfaces that are down, or "" if there are none.
 func (v view) down() (text string) {
 	var names []string
 	for index := range v.attached {
@@ -57,7 +57,7 @@ func (v *verifier) noReplyWay(client netip.Addr) string {
 		noRoute, client, v.view.down())
 }
 
-// configuredHop reports whether the MAC address of a router to a client is configured.
+// configuredHop reports whether the MAC address of a router towards a client is configured statically.
 func (v *verifier) configuredHop(client netip.Addr) bool {
 	entries := route.Neighbours{}
 	return slices.ContainsFunc(v.routes.NextHops(client), func(x route.Router) bool {

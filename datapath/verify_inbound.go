@@ -9,13 +9,13 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// This file verifies what this node does with packets that other nodes send here through tunnels. Their announcements,
-// and those of this node, cannot depend on it: the other nodes select this one from the same table. So what is wrong is
-// a warning.
+// This file verifies what this node does with packets that other nodes send here through tunnels. Faults are only
+// warnings: no node's announcements can depend on them, because the other nodes all select this one from the same
+// table.
 
 const inboundWarning = "packets that other nodes send here do not get to their backends: "
 
-// inboundFault returns why packets that other nodes send here are not delivered; "": they are.
+// inboundFault returns why packets that other nodes send here are not delivered, or "" if they are.
 func (v *verifier) inboundFault(f lb.Frontend) string {
 	in, ok := v.d.services.Inbound(f)
 	if !ok {
@@ -39,10 +39,10 @@ func (v *verifier) inboundFault(f lb.Frontend) string {
 	return v.deliveryFault(f, in.Here)
 }
 
-// explainDecap is EXPLAIN_DECAP of bpf/explain.h, and its place in a frame.
+// explainDecap is EXPLAIN_DECAP of bpf/explain.h, and sourceMAC its offset in a frame.
 const explainDecap, sourceMAC = 0xff, 6
 
-// deliveryFault returns why decapsulated packets are not delivered, and replies not returned; "": they are.
+// deliveryFault returns why decapsulated packets are not delivered or replies not returned, or "" if they are.
 func (v *verifier) deliveryFault(f lb.Frontend, s table.Subject) string {
 	decapsulated := func(q lb.Question) []byte {
 		frame := opening(q)

@@ -10,28 +10,27 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 )
 
-// madeClients are the sources of made packets.
+// madeClients are the sources of synthetic packets.
 type madeClients struct {
 	v4, v6 netip.Addr
-	// had4 and had6 are which clients were reachable. If they are no longer, that is a fault, also when others still
-	// are.
+	// had4 and had6 say which clients were reachable. It is a fault if they no longer are, even if others still are.
 	had4, had6 reach
-	// nics are the interfaces by which replies last left, by whether the client has IPv4.
+	// nics are the interfaces through which replies last left; the key says whether the client uses IPv4.
 	nics map[bool]int
-	// chosen is Since of the routes by which they were chosen.
+	// chosen is Since of the routes that the clients were chosen by.
 	chosen time.Time
 }
 
-// reach is which clients behind routers the kernel has routes to.
+// reach says which clients behind routers the kernel has routes to.
 type reach int
 
 const (
 	reachLink   reach = iota // none
 	reachSome                // some
-	reachPublic              // those of the Internet
+	reachPublic              // clients on the Internet
 )
 
-// choose takes an address behind a router that is routed, else one on a link of this node.
+// choose selects a routed address behind a router, or otherwise one on a link of this node.
 func (c *madeClients) choose(v view, routes *route.Cache) {
 	c.v4, c.had4 = chooseClient(route.Far4, c.had4, v, routes)
 	c.v6, c.had6 = chooseClient(route.Far6, c.had6, v, routes)
@@ -89,7 +88,7 @@ func neighbourOn(name string, is4 bool, v view, routes *route.Cache) (netip.Addr
 	return netip.Addr{}, false
 }
 
-// of returns the client of made packets to a VIP: one that may use the service. It returns false when none may.
+// of returns the client of synthetic packets to a VIP: one that may use the service. It returns false if none may.
 func (c *madeClients) of(vip netip.Addr, allow []netip.Prefix) (netip.Addr, bool) {
 	client := c.v6
 	if vip.Is4() {

@@ -12,14 +12,14 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// toBackends are the interfaces and the routers by which backends on other nodes are reached.
+// toBackends are the interfaces and routers towards backends on other nodes.
 type toBackends struct {
-	forgotten  int // of the routes: they are read again together
+	forgotten  int // routes.Forgotten when they were read: all are reread together
 	interfaces []int
 	routers    []route.Router
 }
 
-// toBackends returns how the backends of all frontends are reached.
+// toBackends returns the interfaces and routers towards the backends of all frontends.
 func (v *verifier) toBackends() *toBackends {
 	if v.backends == nil || v.backends.forgotten != v.routes.Forgotten {
 		v.backends = &toBackends{v.routes.Forgotten, v.d.services.Interfaces(nil), v.d.services.Routers()}
@@ -27,8 +27,8 @@ func (v *verifier) toBackends() *toBackends {
 	return v.backends
 }
 
-// needed returns the indexes of the interfaces that routes to backends, and to Options.Reach, make necessary, and with
-// Options.FollowRoutes those to clients behind routers.
+// needed returns the indexes of the interfaces that routes to backends and to Options.Reach lead to, and with
+// Options.FollowRoutes also those towards clients behind routers.
 func (d *Datapath) needed(routes *route.Cache, toBackends []int) []int {
 	indexes, reach := slices.Clone(toBackends), d.o.Reach
 	if d.o.FollowRoutes {
@@ -40,7 +40,7 @@ func (d *Datapath) needed(routes *route.Cache, toBackends []int) []int {
 	}
 	for _, a := range reach {
 		if a.IsLinkLocalUnicast() {
-			continue // it does not tell the interface
+			continue // it does not determine the interface
 		}
 		found, err := routes.Ask(route.Question{To: a})
 		if err == nil && len(found) > 0 && found[0].LinkIndex > route.LoopbackIndex {
@@ -50,7 +50,7 @@ func (d *Datapath) needed(routes *route.Cache, toBackends []int) []int {
 	return indexes
 }
 
-// view is what a verification knows of interfaces and addresses.
+// view is what a verification knows about interfaces and addresses.
 type view struct {
 	links    map[int]linkState
 	attached map[int]bool
@@ -77,11 +77,12 @@ func (v view) name(index uint32) string {
 	return fmt.Sprint("interface ", index)
 }
 
-// madeTries is how many flows are tried until one would be answered: the trouble of one backend, or of one of several
-// paths, is no reason to withdraw an address. They are among madePorts, because some may be known already.
+// madeTries is how many flows are tried until one would be answered: a fault of one backend, or of one of several
+// paths, is not a reason to withdraw an address. Their ports are among madePorts, because some flows may be known
+// already.
 const madeTries, madePorts = 16, 64
 
-// fault returns why the flows of a frontend are not answered; "": they are.
+// fault returns why the flows of a frontend are not answered, or "" if they are.
 func (v *verifier) fault(f lb.Frontend, s table.Subject) string {
 	return v.faultOfMade(f, s, opening, func(x bpf.Explained) bool {
 		v.failed[triedBackend{x.V.Backend, f.VIP.Is4()}]++
@@ -89,9 +90,10 @@ func (v *verifier) fault(f lb.Frontend, s table.Subject) string {
 	})
 }
 
-// faultOfMade returns why none of madeTries new flows is answered; "": one is, or that is not known. frame makes the
-// first packet of a flow, and enough reports after each failure whether others need not be tried. Anybody can have
-// opened the flow of a packet with forged ones, to any backend that the frontend once had: it tells nothing then.
+// faultOfMade returns why none of madeTries new flows is answered, or "" if one is or that is not known. frame builds
+// the first packet of a flow; enough reports after each failure whether to stop trying. Packets of known flows are
+// skipped: anybody may have opened such a flow with forged packets, to any backend that the frontend once had, so it
+// says nothing.
 func (v *verifier) faultOfMade(
 	f lb.Frontend, s table.Subject, frame func(lb.Question) []byte, enough func(bpf.Explained) bool,
 ) (fault string) {
@@ -121,14 +123,14 @@ func (v *verifier) faultOfMade(
 	return ""
 }
 
-// triedBackend is a backend, and the family of the clients that it answers.
+// triedBackend is a backend and the address family of its clients.
 type triedBackend struct {
 	backend uint32
 	v4      bool
 }
 
-// wayTries is after how many failures of a backend in one round another frontend need not try it again: when nothing
-// works, a round must not take much longer than when all does.
+// wayTries is the number of failures of a backend in one round after which other frontends need not try it again: when
+// nothing works, a round must not take much longer than when everything does.
 const wayTries = 4
 
 func (v *verifier) allFailed(f lb.Frontend, s table.Subject) bool {
@@ -140,16 +142,16 @@ func (v *verifier) allFailed(f lb.Frontend, s table.Subject) bool {
 	return len(s.Backends) > 0
 }
 
-// anyPort returns a port of a made client, and the first of madePorts. It is random: forged packets that open the flows
-// of all ports are many.
+// anyPort returns a port for a synthetic client, the first of madePorts. It is random, so an attacker would have to
+// forge packets that open the flows of all ports.
 func anyPort() uint16 { return uint16(1024 + rand.IntN(64000-madePorts)) }
 
-// tolerated are reasons to drop a made packet that are no fault of this node.
+// tolerated are reasons for dropping a synthetic packet that are not a fault of this node.
 var tolerated = []string{
 	"not_allowed", "source_is_local", "flows_full", "snat_exhausted", "udp_share_full", "icmp_ratelimited", "too_big",
 }
 
-// faultOf returns why a client gets no answer, given the result for its first packet.
+// faultOf returns why a client gets no answer, or "" if it does, given the result for its first packet.
 func (v *verifier) faultOf(q lb.Question, s table.Subject, x bpf.Explained) string {
 	d, local, nat := v.d, x.V.Local == 1, x.V.Method == uint8(bpf.MethodNAT)
 	reason, to, from := d.reasons[x.V.Reason], bpf.FromAddr(x.V.T.Dst), bpf.FromAddr(x.V.T.Src)
@@ -180,7 +182,7 @@ func (v *verifier) faultOf(q lb.Question, s table.Subject, x bpf.Explained) stri
 	return v.replyFault(q, x, local)
 }
 
-// replyFault returns why the answer of a server does not get to the client.
+// replyFault returns why a server's answer does not reach the client, or "" if it does.
 func (v *verifier) replyFault(q lb.Question, x bpf.Explained, local bool) string {
 	switch reply := v.d.reasons[x.Reply]; {
 	case reply == "none":
@@ -206,7 +208,7 @@ func (v *verifier) replyFault(q lb.Question, x bpf.Explained, local bool) string
 
 const forwarded = "forwarded" // REASON_FORWARDED
 
-// meaning returns what a reason says, and what to do.
+// meaning returns the text of a reason: what it says, and what to do.
 func meaning(reason string) string {
 	for _, r := range reasonList() {
 		if r.Name == reason {

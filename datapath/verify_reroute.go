@@ -17,22 +17,23 @@ import (
 )
 
 // When the link or the address towards the servers is lost, a default route still leads somewhere: the kernel forwards,
-// and nothing answers. So a backend that was on a link, or behind another route, and to which now a router or the
-// default route leads, must answer once by the new way. A TCP handshake with its port tells: a reset is an answer, too.
+// and nothing answers. So if a backend was on a link or behind another route, and now a router or the default route
+// leads to it, it must answer once over the new route. A TCP handshake with its port shows that; a reset counts as an
+// answer.
 
 const (
-	// responseTime is the time that backends have. Until then nothing is a fault.
+	// responseTime is how long backends may take to answer. Until then nothing is a fault.
 	responseTime = 300 * time.Millisecond
-	// faultFor is how long a service other than TCP has a fault: its servers need not answer TCP, and health checks
+	// faultFor is how long the fault of a non-TCP service lasts: its servers need not answer TCP, and health checks
 	// have decided by then.
 	faultFor = 30 * time.Second
-	// maxProbes is how many backends of a reroute are probed at a time: one that answers is enough.
+	// maxProbes bounds how many backends of a reroute are probed at a time: one answer is enough.
 	maxProbes = 8
-	// probeRounds is how many rounds of probes wait for an answer: a round lasts Tick.
+	// probeRounds is how many rounds of probes wait for an answer. A round lasts route.Tick.
 	probeRounds = 4
 )
 
-// reroutes are those by which no backend has answered yet.
+// reroutes holds the reroutes over which no backend has answered yet.
 type reroutes struct {
 	of      map[netip.Addr]table.Reroute
 	probing map[table.Reroute]*rerouteProbe
@@ -43,11 +44,11 @@ type rerouteProbe struct {
 	since    time.Time
 	backends []netip.AddrPort
 	probes   [][]int // sockets that are connecting, by round
-	// unable: this node could not probe, for a reason that says nothing about the way.
+	// unable means that this node could not probe, for a reason that says nothing about the route.
 	unable bool
 }
 
-// look begins to probe new reroutes, and ends that of those whose reason is gone.
+// look starts probing new reroutes, and stops probing those that no longer exist.
 func (d *reroutes) look(now time.Time, found map[netip.AddrPort]table.Reroute) {
 	probing := map[table.Reroute]*rerouteProbe{}
 	d.of = map[netip.Addr]table.Reroute{}
@@ -69,7 +70,7 @@ func (d *reroutes) look(now time.Time, found map[netip.AddrPort]table.Reroute) {
 	d.probing = probing
 }
 
-// probe accepts the reroutes by which a backend has answered, and probes the others again.
+// probe accepts the reroutes over which a backend has answered, and probes the others again.
 func (d *reroutes) probe(accept func(table.Reroute)) {
 	for x, b := range d.probing {
 		if !b.responded() {
@@ -105,7 +106,7 @@ func (b *rerouteProbe) responded() bool {
 	return slices.ContainsFunc(b.probes, func(probes []int) bool { return slices.ContainsFunc(probes, hasResponded) })
 }
 
-// closeProbes ends all probes but those of the last rounds.
+// closeProbes ends all probes except those of the last keep rounds.
 func (b *rerouteProbe) closeProbes(keep int) {
 	for len(b.probes) > keep {
 		for _, fd := range b.probes[0] {
@@ -125,7 +126,7 @@ func dial(to netip.AddrPort) (fd int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	// When it is closed, a connection ends with a reset and leaves nothing behind.
+	// Closing the socket resets the connection and leaves nothing behind.
 	err = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	if err == nil {
 		err = unix.Connect(fd, at)
@@ -144,12 +145,12 @@ func hasResponded(fd int) bool {
 		return false
 	}
 	code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
-	// An error is reported once only; then there is none.
+	// The kernel reports an error only once, and then none.
 	connected := code == 0 && poll[0].Revents&(unix.POLLERR|unix.POLLHUP) == 0
 	return err == nil && (connected || unix.Errno(code) == unix.ECONNREFUSED)
 }
 
-// wayFault returns why packets do not get to the backend of a verdict; "": nothing is known.
+// wayFault returns why packets do not reach the backend of a verdict, or "" if nothing is known.
 func (v *verifier) wayFault(q lb.Question, x bpf.Explained) string {
 	if x.V.Local == 1 || x.V.Counted != 2 {
 		return ""
@@ -157,13 +158,13 @@ func (v *verifier) wayFault(q lb.Question, x bpf.Explained) string {
 	to, hop := v.d.services.FirstHop(x.V.Backend)
 	fault := v.reroutes.fault(to, q.Protocol, v.view)
 	next := route.Router{NIC: hop.NIC, Addr: hop.Gateway}
-	if fault != "" || !v.routers.Known[next].Failed { // without a router none has failed
+	if fault != "" || !v.routers.Known[next].Failed { // an on-link backend has no router that could fail
 		return fault
 	}
 	return v.routers.Fault(to, "towards "+to.String(), &v.routes)
 }
 
-// fault returns why packets do not get to a backend; "": nothing is known.
+// fault returns why packets do not reach a backend, or "" if nothing is known.
 func (d *reroutes) fault(to netip.Addr, proto lb.Protocol, v view) string {
 	x, ok := d.of[to]
 	if !ok {
@@ -180,7 +181,7 @@ func (d *reroutes) fault(to netip.Addr, proto lb.Protocol, v view) string {
 	return text
 }
 
-// step returns a text for the first step of a route.
+// step describes a next hop for messages.
 func (v view) step(w route.Hop) string {
 	if w.Gateway.IsValid() {
 		return fmt.Sprintf("%s on %s", w.Gateway, v.name(uint32(w.NIC)))

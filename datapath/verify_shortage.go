@@ -6,7 +6,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 )
 
-// postpone leaves changes to a later round; v.mu is held.
+// postpone leaves changes for a later round; v.mu is held.
 func (v *verifier) postpone(found route.Changes, err error) {
 	v.missed.Add(found)
 	v.warned.notRun = err.Error()

@@ -11,25 +11,25 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// warnEvery is how often recent clients and capacities are looked at while nothing changes.
+// warnEvery is the interval of checks of recent clients and capacities while nothing changes.
 const warnEvery = 5 * time.Second
 
-// warnings are states in which some packets are lost, or in which that is not known. They withdraw no address.
+// warnings are states in which some packets are lost, or may be lost without being noticed. They withdraw no address.
 type warnings struct {
-	at        time.Time                 // when clients and capacities were looked at
+	at        time.Time                 // when clients and capacities were last checked
 	lost      condition                 // replies to recent clients
 	lostSince map[lb.Question]time.Time // clients without a reply, since when
-	notRun    string                    // why made packets could not be run in this round; "": they could
-	blind     condition                 // made packets cannot be run
+	notRun    string                    // why synthetic packets could not be run in this round, or ""
+	blind     condition                 // synthetic packets cannot be run
 	noRoute   condition                 // no client behind a router has a route
 	unpinned  condition                 // pins cannot be restored
-	notPinned string                    // why, in this round
+	notPinned string                    // why, in this round, or ""
 	drops     map[string]uint64
-	exhausted map[string]*exhaustion // capacities that were exhausted lately, by reason
+	exhausted map[string]*exhaustion // recently exhausted capacities, by reason
 }
 
-// run runs sy_explain on a frame. It returns false when that is not possible: a shortage of this node says nothing
-// about an address.
+// run runs sy_explain on a frame. It returns false if that fails: a shortage of this node says nothing about an
+// address.
 func (v *verifier) run(frame []byte) (bpf.Explained, bool) {
 	x, err := v.d.explainFrame(frame)
 	if err != nil {
@@ -38,7 +38,7 @@ func (v *verifier) run(frame []byte) (bpf.Explained, bool) {
 	return x, err == nil
 }
 
-// warn looks for what concerns some packets only.
+// warn looks for problems that affect only some packets.
 func (v *verifier) warn(found route.Changes, now time.Time) {
 	w := &v.warned
 	due := now.Sub(w.at) >= warnEvery
@@ -54,8 +54,8 @@ func (v *verifier) warn(found route.Changes, now time.Time) {
 	}
 }
 
-// noRoute returns which VIPs have no client behind a router that gets replies, where routers know them; "": none. It is
-// no fault: the clients may be on the links of this node.
+// noRoute returns a text if routers know the VIPs but no client behind a router gets replies, or "". This is not a
+// fault, because the clients may be on the links of this node.
 func (v *verifier) noRoute() string {
 	no4, no6 := v.clients.had4 == reachLink, v.clients.had6 == reachLink
 	if !v.d.o.Routers || !no4 && !no6 {
@@ -73,8 +73,8 @@ func (v *verifier) noRoute() string {
 	return fmt.Sprintf("only clients on the links of this node get replies from %s: there is no default route", vip)
 }
 
-// Findings returns states in which packets are lost although addresses are announced, in which that is not known, and
-// changes that Cleanup cannot take back.
+// Findings returns states in which packets are lost, or may be, although addresses are announced, and changes that
+// Cleanup cannot undo.
 func (d *Datapath) Findings() []lb.Finding {
 	all := slices.Concat(d.verifier.unreachedBackends(), d.uplinks.notRestored(), d.uplinks.hidden(), d.keptSize(),
 		d.pinsWritable())

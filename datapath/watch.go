@@ -8,7 +8,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// collect is how long changes are collected, because they come in bursts.
+// collect is how long changes are collected, as they come in bursts.
 const collect = 20 * time.Millisecond
 
 // watch follows the kernel's links, addresses, routes and settings, and verifies regularly that packets are forwarded.

@@ -11,12 +11,12 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
-// attachXDP attaches in the configured mode and returns the mode in force.
+// attachXDP attaches XDP in the configured mode, and returns the mode in force.
 func (a *attachments) attachXDP(nic netlink.Link) (Mode, error) {
 	name, index := nic.Attrs().Name, nic.Attrs().Index
 	try := func(mode Mode, flags link.XDPAttachFlags, other string) error {
-		// The kernel refuses both modes at once, so a change of mode is not undone when a later step fails; tc, which
-		// is attached already, does all that XDP does.
+		// The kernel refuses both modes at once, so a change of mode is not undone when a later step fails. tc is
+		// attached already and does everything that XDP does.
 		if err := a.unpin(other); err != nil {
 			return err
 		}
@@ -61,7 +61,7 @@ func xdpLinks(nic netlink.Link) (ids []link.ID, err error) {
 	}
 	all := new(link.Iterator)
 	defer all.Close()
-	for all.Next() { // those of other network namespaces, too, where interfaces have the same indexes
+	for all.Next() { // includes other network namespaces, where interfaces have the same indexes
 		info, err := all.Link.Info()
 		if err == nil && info.Program == ebpf.ProgramID(now.Attrs().Xdp.ProgId) &&
 			linkIndex(info) == nic.Attrs().Index {
@@ -71,8 +71,8 @@ func xdpLinks(nic netlink.Link) (ids []link.ID, err error) {
 	return ids, all.Err()
 }
 
-// receivesFromXDP reports whether XDP may redirect frames to an interface. On veth it works only while the peer has GRO
-// or an XDP program, which the kernel shows as a feature of this end; otherwise tc sends.
+// receivesFromXDP reports whether XDP can redirect frames to an interface. On veth this works only while the peer has
+// GRO or an XDP program, which the kernel shows as a feature of this end. Otherwise tc sends.
 func (a *attachments) receivesFromXDP(nic netlink.Link) bool {
 	if nic.Type() != "veth" {
 		return true
@@ -89,13 +89,13 @@ func (a *attachments) receivesFromXDP(nic netlink.Link) bool {
 // uplinkSlots is the size of sy_uplinks (bpf/maps.h).
 const uplinkSlots = 256
 
-// uplink returns the entry in the place of an interface: its own, an empty one, or that of another uplink.
+// uplink returns the entry in the interface's slot: its own, an empty one, or another uplink's.
 func (a *attachments) uplink(index int) (up bpf.Uplink, err error) {
 	err = a.objects.SyUplinks.Lookup(uint32(index%uplinkSlots), &up)
 	return up, err
 }
 
-// setUplink gives XDP the MAC address of an interface: it leaves frames for other addresses alone.
+// setUplink gives XDP the interface's MAC address, because XDP ignores frames for other addresses.
 func (a *attachments) setUplink(nic netlink.Link, xmit bool) error {
 	index := nic.Attrs().Index
 	other, err := a.uplink(index)
