@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// List returns the paths of the pinned maps. It is cheaper than a look at each: large configurations have hundreds.
+// List returns the paths of the pinned maps. It is cheaper than checking each of them: large configurations have
+// hundreds.
 func (p *Pins) List() map[string]bool {
 	all := map[string]bool{}
 	for _, dir := range []string{p.Dir, filepath.Dir(p.Chunk("x"))} {
@@ -16,7 +17,7 @@ func (p *Pins) List() map[string]bool {
 		if err != nil {
 			continue
 		}
-		names, _ := f.Readdirnames(-1) // what is not listed is looked at
+		names, _ := f.Readdirnames(-1) // paths that are not listed are checked
 		f.Close()
 		for _, name := range names {
 			all[filepath.Join(dir, name)] = true
@@ -25,7 +26,7 @@ func (p *Pins) List() map[string]bool {
 	return all
 }
 
-// Again pins a map whose pin was removed, of which m does not know.
+// Again pins a map whose pin was removed without m knowing.
 func Again(m *ebpf.Map, path string) error {
 	c, err := m.Clone()
 	if err != nil {
@@ -35,7 +36,7 @@ func Again(m *ebpf.Map, path string) error {
 	return c.Pin(path)
 }
 
-// Remake makes the directory again if it is not the one that this agent has locked, and locks it.
+// Remake recreates and locks the directory, unless it is complete and still the one that this agent has locked.
 func (p *Pins) Remake() error {
 	was, err := p.lock.Stat()
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package pin has the directory of pinned maps and links, and the transaction that puts programs in force.
+// Package pin manages the directory of pinned maps and links, and the transaction that puts programs in force.
 package pin
 
 import (
@@ -16,14 +16,14 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
-// DefaultPath is where one agent per node pins.
+// DefaultPath is the default pin directory, for one agent per node.
 const DefaultPath = "/sys/fs/bpf/steelyard"
 
-// Schema is the version of what is pinned. It changes with the layout or the meaning of any map.
+// Schema is the version of the pinned state. It changes with the layout or meaning of any map.
 const Schema = "v7"
 
-// Unpublished is the directory beside the final one in which a first start pins. No reader looks there. bpffs refuses
-// names with a dot.
+// Unpublished is the directory next to the final one where a first start pins. No reader looks there. Its name has no
+// dot, because bpffs refuses dots.
 const (
 	unpublishedSuffix = "-new"
 	Unpublished       = Schema + unpublishedSuffix
@@ -33,15 +33,15 @@ const (
 // temporary directory, which one rename(2) publishes, so that the final directory is complete whenever it exists.
 type Pins struct {
 	path    string   // PinPath
-	Dir     string   // PinPath/schema, or the temporary directory until publish
-	earlier []string // maps that were pinned before
+	Dir     string   // PinPath/Schema, or the temporary directory until Publish
+	earlier []string // maps that were pinned before Open
 	lock    *os.File
 }
 
-// Open makes and locks the directory. It fails when another agent has the lock, or when the directory has the state
+// Open creates and locks the directory. It fails if another agent has the lock, or if the directory contains the state
 // of another schema.
 func Open(path string) (_ *Pins, err error) {
-	if !onBPF(path) { // else it may be the only part of the bpffs that this container sees
+	if !onBPF(path) { // otherwise this container may see no other part of the bpffs
 		if err := mountBPF(filepath.Dir(path)); err != nil {
 			return nil, err
 		}
@@ -86,8 +86,8 @@ func Open(path string) (_ *Pins, err error) {
 	return p, nil
 }
 
-// removeUnused removes the directories in path that no version takes over: those of first starts that were killed, and
-// those without pins. The caller has the lock, so no process uses them.
+// removeUnused removes the directories in path that no version takes over: the leftovers of first starts that were
+// killed, and directories without pins. The caller holds the lock, so no process uses them.
 func removeUnused(path string) error {
 	dirs, err := filepath.Glob(filepath.Join(path, "*"))
 	if err != nil {
@@ -124,7 +124,7 @@ func HasPins(dir string) (has bool, err error) {
 // First reports whether there is nothing to take over from an earlier agent.
 func (p *Pins) First() bool { return filepath.Base(p.Dir) == Unpublished }
 
-// maps returns the names of the pinned maps; none while there is no directory.
+// maps returns the names of the pinned maps, or none if the directory does not exist.
 func (p *Pins) maps() (names []string, err error) {
 	entries, err := os.ReadDir(p.Dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -138,7 +138,7 @@ func (p *Pins) maps() (names []string, err error) {
 	return names, nil
 }
 
-// Publish makes the pins of a first start those that the next agent takes over.
+// Publish moves the pins of a first start to the final directory, where the next agent takes them over.
 func (p *Pins) Publish() error {
 	if !p.First() {
 		return nil
@@ -151,7 +151,7 @@ func (p *Pins) Publish() error {
 	return nil
 }
 
-// Rollback removes the maps that were not pinned before Open; after a first start, everything.
+// Rollback removes the maps that were not pinned before Open. After a first start, that is everything.
 func (p *Pins) Rollback() error {
 	if p.First() {
 		return removePins(p.Dir)
@@ -166,8 +166,8 @@ func (p *Pins) Rollback() error {
 	return errors.Join(errs...)
 }
 
-// removePins removes a directory with its links and maps; there may be none. Links are removed one by one, so that they
-// are detached when it returns: the kernel detaches a link later when only the removal of its pin ends it.
+// removePins removes a directory with its links and maps, if it exists. It removes links one by one, so that they are
+// detached when it returns: if only the removal of its pin ends a link, the kernel detaches it later.
 func removePins(dir string) error {
 	links, err := filepath.Glob(filepath.Join(dir, "links", "*"))
 	if err != nil {
@@ -200,7 +200,7 @@ func Unpin(path string) error {
 	return nil
 }
 
-// LockDir takes path for this process until the file is closed, by whatever end.
+// LockDir locks path for this process until the file is closed, however the process ends.
 func LockDir(path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -216,16 +216,16 @@ func LockDir(path string) (*os.File, error) {
 	return f, nil
 }
 
-// Close gives the lock up. The pins remain.
+// Close releases the lock. The pins remain.
 func (p *Pins) Close() error { return p.lock.Close() }
 
-// Chunk returns the pin of an inner map.
+// Chunk returns the pin path of an inner map.
 func (p *Pins) Chunk(name string) string { return filepath.Join(p.Dir, "chunks", name) }
 
-// Link returns the pin of a link.
+// Link returns the pin path of a link.
 func (p *Pins) Link(name string) string { return filepath.Join(p.Dir, "links", name) }
 
-// mountBPF makes sure that dir is on a bpffs; it mounts one at the usual place only.
+// mountBPF makes sure that dir is on a bpffs. It mounts one only at the default path.
 func mountBPF(dir string) error {
 	if onBPF(dir) {
 		return nil
@@ -239,7 +239,7 @@ func mountBPF(dir string) error {
 	return nil
 }
 
-// onBPF reports whether a directory is there and on a bpffs.
+// onBPF reports whether a directory exists and is on a bpffs.
 func onBPF(dir string) bool {
 	var fs unix.Statfs_t
 	return unix.Statfs(dir, &fs) == nil && fs.Type == unix.BPF_FS_MAGIC

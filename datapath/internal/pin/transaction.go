@@ -10,17 +10,17 @@ import (
 )
 
 // Transaction is the sequence of steps in which Open puts the programs of this binary in force. A step that has
-// succeeded registers how it is undone; what removes something of an earlier agent waits until all steps have
-// succeeded. A nil transaction, outside Open, undoes nothing and delays nothing.
+// succeeded registers how to undo it. Removals of an earlier agent's state wait until all steps have succeeded. A nil
+// transaction, as outside Open, undoes nothing and delays nothing.
 type Transaction struct {
 	undo  []func() error
 	after []func() error
 	held  []io.Closer // what undo needs
 }
 
-// KeepProgram opens the program that a hook runs now, and registers that set gives it back to the hook. The kernel
-// opens a program by its id only with CAP_SYS_ADMIN. Without, a rollback leaves the program of this binary there, which
-// works on the same maps, and says so.
+// KeepProgram opens the program that a hook currently runs, and registers set to restore it on failure. Opening a
+// program by its id needs CAP_SYS_ADMIN. Without it, a rollback leaves this binary's program there, which works on the
+// same maps, and returns an error.
 func (t *Transaction) KeepProgram(id ebpf.ProgramID, set func(*ebpf.Program) error) {
 	if t == nil {
 		return
@@ -33,7 +33,7 @@ func (t *Transaction) KeepProgram(id ebpf.ProgramID, set func(*ebpf.Program) err
 	t.OnFailure(func() error { return set(prog) }, prog)
 }
 
-// OnFailure registers how a step is undone.
+// OnFailure registers how to undo a step.
 func (t *Transaction) OnFailure(undo func() error, held ...io.Closer) {
 	if t != nil {
 		t.undo, t.held = append(t.undo, undo), append(t.held, held...)
@@ -49,7 +49,7 @@ func (t *Transaction) OnSuccess(f func() error) error {
 	return nil
 }
 
-// Commit runs what waited for success.
+// Commit runs the functions that waited for success.
 func (t *Transaction) Commit() error {
 	var errs []error
 	for _, f := range t.after {
