@@ -1,4 +1,4 @@
-// Package sysctl changes settings of the kernel, and restores them.
+// Package sysctl changes kernel settings, and restores them.
 package sysctl
 
 import (
@@ -15,16 +15,16 @@ import (
 	"github.com/google/renameio/v2"
 )
 
-// Settings changes kernel settings and keeps the earlier values in a file, so that Cleanup can restore them after the
+// Settings changes kernel settings and stores the previous values in a file, so that Cleanup can restore them after the
 // agent has ended.
 type Settings struct {
 	file  string
 	old   map[string]string // path → value before our first change
-	log   *slog.Logger      // nil: what cannot be saved is an error
-	lacks error             // why the file lacks changes of old; nil: it has all
+	log   *slog.Logger      // if it is nil, a failure to save is an error
+	lacks error             // why the file lacks changes of old, or nil if it has them all
 }
 
-// Open reads what an earlier agent has changed.
+// Open reads the changes of an earlier agent.
 func Open(stateDir string, log *slog.Logger) (*Settings, error) {
 	s := &Settings{file: filepath.Join(stateDir, "sysctl.json"), old: map[string]string{}, log: log}
 	text, err := os.ReadFile(s.file)
@@ -40,9 +40,9 @@ func Open(stateDir string, log *slog.Logger) (*Settings, error) {
 	return s, nil
 }
 
-// Forward makes the kernel forward packets that arrive on an interface. On lo it permits lookups of routes by the
-// programs (bpf/route.h), and the packets are those that the programs hand to the kernel to be fragmented
-// (tc_fragment); most have a source of this node.
+// Forward makes the kernel forward packets that arrive on an interface. On lo it permits the programs' route lookups
+// (bpf/route.h), and applies to packets that the programs hand to the kernel for fragmentation (tc_fragment). Most of
+// these have one of this node's addresses as source.
 func (s *Settings) Forward(name string) error {
 	if name == "lo" {
 		if err := s.set("ipv4", name, "accept_local", "1"); err != nil {
@@ -55,7 +55,7 @@ func (s *Settings) Forward(name string) error {
 	if _, err := os.Stat(Path("ipv6", name, "forwarding")); err != nil {
 		return nil // IPv6 is disabled
 	}
-	// An interface that forwards ignores router advertisements unless accept_ra is 2 (ip-sysctl). lo receives none.
+	// A forwarding interface ignores router advertisements unless accept_ra is 2 (ip-sysctl). lo receives none.
 	v, err := os.ReadFile(Path("ipv6", name, "accept_ra"))
 	if err == nil && strings.TrimSpace(string(v)) == "1" && name != "lo" {
 		if err := s.set("ipv6", name, "accept_ra", "2"); err != nil {
@@ -65,8 +65,8 @@ func (s *Settings) Forward(name string) error {
 	return s.set("ipv6", name, "forwarding", "1")
 }
 
-// StopForwarding restores the settings of all interfaces but lo. An earlier version, or one that delivered to pods,
-// forwarded packets that arrive there.
+// StopForwarding restores the forwarding settings of all interfaces except lo. An earlier version, or an agent that
+// delivered to pods, enabled forwarding there.
 func (s *Settings) StopForwarding() error {
 	return s.RestoreIf(func(path string) bool {
 		dir, key := filepath.Split(path)
@@ -74,7 +74,7 @@ func (s *Settings) StopForwarding() error {
 	})
 }
 
-// Checkpoint returns what restores the settings that are changed from now on.
+// Checkpoint returns a function that restores the settings changed from now on.
 func (s *Settings) Checkpoint() (rollback func() error) {
 	before := maps.Clone(s.old)
 	return func() error {
@@ -85,7 +85,7 @@ func (s *Settings) Checkpoint() (rollback func() error) {
 	}
 }
 
-// RestoreIf restores the settings of these paths.
+// RestoreIf restores the settings whose path satisfies is.
 func (s *Settings) RestoreIf(is func(path string) bool) error {
 	var errs []error
 	for path, value := range s.old {
@@ -102,7 +102,7 @@ func (s *Settings) RestoreIf(is func(path string) bool) error {
 	return errors.Join(errs...)
 }
 
-// Forwards returns which setting of forward an interface lacks; "": none.
+// Forwards returns a setting of Forward that an interface lacks, or "" if it has them all.
 func (s *Settings) Forwards(name string) (missing string) {
 	settings := []string{Path("ipv4", name, "forwarding"), Path("ipv6", name, "forwarding")}
 	if name == "lo" {
@@ -116,7 +116,7 @@ func (s *Settings) Forwards(name string) (missing string) {
 	return ""
 }
 
-// Path returns the file of a setting of an interface.
+// Path returns the file of an interface setting.
 func Path(family, iface, key string) string {
 	return filepath.Join("/proc/sys/net", family, "conf", iface, key)
 }
@@ -125,14 +125,14 @@ func (s *Settings) set(family, iface, key, value string) error {
 	return s.change(Path(family, iface, key), func(string) string { return value })
 }
 
-// ReservedPorts are the ports of which the kernel assigns none to a socket by itself, for IPv4 and IPv6.
+// ReservedPorts lists the ports that the kernel never assigns to a socket by itself, for IPv4 and IPv6.
 const ReservedPorts = "/proc/sys/net/ipv4/ip_local_reserved_ports"
 
 // ephemeralPorts is the range from which the kernel assigns ports to sockets, for IPv4 and IPv6.
 const ephemeralPorts = "/proc/sys/net/ipv4/ip_local_port_range"
 
-// Reserve makes the kernel assign none of these ports to sockets of this node: each range has a first and a last one.
-// Only those are listed that it could assign.
+// Reserve keeps the kernel from assigning ports in these ranges (first and last port) to sockets of this node. It lists
+// only ports that the kernel could assign.
 func (s *Settings) Reserve(ranges [][2]uint16) error {
 	text, err := os.ReadFile(ephemeralPorts)
 	if err != nil {
@@ -170,7 +170,8 @@ func (s *Settings) change(path string, to func(was string) string) error {
 	}
 	if !known {
 		s.old[path] = was
-		// Before the change, so that a crash between the two loses no value. Forwarding goes before restoring.
+		// Save before the change, so that a crash in between loses no value. Forwarding is more important than
+		// restoring.
 		if err := s.save(); err != nil && s.log == nil {
 			return err
 		} else if err != nil {
@@ -180,12 +181,12 @@ func (s *Settings) change(path string, to func(was string) string) error {
 	err = Write(path, value)
 	if err != nil && !known { // nothing to restore
 		delete(s.old, path)
-		s.save() // s.lacks has its error
+		s.save() // its error is in s.lacks
 	}
 	return err
 }
 
-// Write sets the setting of a file.
+// Write writes a setting's file.
 func Write(path, value string) error {
 	// With a newline: a write of no bytes does not set an empty value.
 	if err := os.WriteFile(path, []byte(value+"\n"), 0o644); err != nil {
@@ -194,10 +195,10 @@ func Write(path, value string) error {
 	return nil
 }
 
-// Unsaved returns why cleanup cannot restore all settings; nil: it can.
+// Unsaved returns why cleanup cannot restore all settings, or nil if it can.
 func (s *Settings) Unsaved() error { return s.lacks }
 
-// SaveAgain saves what could not be saved, for example to a full disk.
+// SaveAgain saves values that could not be saved before, for example because the disk was full.
 func (s *Settings) SaveAgain() {
 	if s.lacks != nil && s.save() == nil {
 		s.log.Info("sysctls saved again")
@@ -223,8 +224,8 @@ func (s *Settings) write() error {
 	return nil
 }
 
-// Restore restores all settings; those of deleted interfaces no longer exist. In a container, where they cannot be
-// written, those that are as before are none to restore.
+// Restore restores all settings. It ignores those of deleted interfaces, and skips those that already have the old
+// value, because in a container settings cannot be written.
 func (s *Settings) Restore() error {
 	var errs []error
 	for path, value := range s.old {
