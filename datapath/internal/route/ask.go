@@ -16,18 +16,18 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
-// The kernel asks a neighbour that it knows only every 15 to 45 seconds, and while packets are sent to it. So the
-// verification sends requests of its own. The kernel processes the answers: they confirm its entry. Its state is not
-// changed, as by setting it to NUD_PROBE: after three requests without an answer the entry would be lost, also that of
-// a router that does not answer requests to its own MAC address.
+// The kernel asks a known neighbour only every 15 to 45 seconds, and only while packets are sent to it. So the
+// verification sends its own requests. The kernel processes the answers, which confirm its entry. The verification does
+// not set the entry's state to NUD_PROBE instead: the entry would be lost after three unanswered requests, even the
+// entry of a router that does not answer requests to its own MAC address.
 
 // requester sends ARP and NDP requests. The zero value is ready.
 type requester struct {
-	socket int // AF_PACKET; 0: none yet. To close one waits for an RCU grace period, so it is kept.
+	socket int // AF_PACKET, or 0 if not open yet; kept because closing it waits for an RCU grace period
 	macs   map[int]net.HardwareAddr
 }
 
-// begin makes the MAC addresses of interfaces be read again.
+// begin makes r reread the MAC addresses of interfaces.
 func (r *requester) begin() { r.macs = map[int]net.HardwareAddr{} }
 
 func (r *requester) close() {
@@ -37,7 +37,7 @@ func (r *requester) close() {
 	}
 }
 
-// send asks a router for its MAC address: at that which is known, or all hosts.
+// send asks a router for its MAC address. The request goes to the known address, or to all hosts.
 func (r *requester) send(x Router, known net.HardwareAddr, all bool, routes *Cache) error {
 	mac, err := r.mac(x.NIC)
 	if err != nil {
@@ -73,7 +73,7 @@ func (r *requester) send(x Router, known net.HardwareAddr, all bool, routes *Cac
 		return errNoMAC
 	}
 	if r.socket == 0 {
-		// With protocol 0 it receives nothing.
+		// With protocol 0 the socket receives nothing.
 		s, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 		if err != nil {
 			return fmt.Errorf("ask routers: %w", err)
@@ -122,7 +122,7 @@ func (k *Cache) sourceTo(x Router) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("no address towards router %s", x.Addr)
 }
 
-// arpRequest returns a request of RFC 826.
+// arpRequest returns an ARP request (RFC 826).
 func arpRequest(mac net.HardwareAddr, source, target netip.Addr) ([]byte, error) {
 	p, err := arp.NewPacket(arp.OperationRequest, mac, source, make(net.HardwareAddr, macLength), target)
 	if err != nil {

@@ -5,15 +5,15 @@ import (
 	"slices"
 )
 
-// FarAddrs are addresses behind routers. Nothing is sent to them.
+// FarAddrs are sample addresses behind routers. Nothing is sent to them.
 type FarAddrs struct {
-	// Public: most of them are routed where there is a default route, or a table of the Internet. A route to a network
-	// of the servers may cover one.
+	// Public are addresses of which most are routed if there is a default route or a full Internet table. A route to a
+	// server network may cover one of them.
 	Public []netip.Addr
-	inner  []netip.Addr // one of them is routed where clients are in private networks only
+	inner  []netip.Addr // one of them is routed if clients are only in private networks
 }
 
-// All returns all of them.
+// All returns the public and the inner addresses.
 func (f FarAddrs) All() []netip.Addr { return slices.Concat(f.Public, f.inner) }
 
 // Addresses behind routers, by family.

@@ -10,19 +10,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A route says where packets go, not whether anybody is there. The kernel knows whether a router answers ARP or NDP, if
-// it is asked. Without this an address could be announced to one router while replies go to another one that is down.
+// A route says where packets go, not whether a host is there. The kernel knows whether a router answers ARP or NDP if
+// it is made to ask. Without this check, an address could be announced to one router while replies go to another router
+// that is down.
 
 // Times of the requests to routers. A tick may be early or late by tickSlack.
 const (
 	tickSlack = Tick / 2
-	// routersEvery is how often a router is asked.
+	// routersEvery is the interval between requests to a router.
 	routersEvery = time.Second - tickSlack
-	// againEvery is how often one that has not answered is asked again.
+	// againEvery is the interval between requests to a router that has not answered.
 	againEvery = 500*time.Millisecond - tickSlack
-	// maxRequests is after how many requests without an answer a router has failed: a router under load may limit them.
+	// maxRequests is the number of unanswered requests after which a router has failed. A router under load may limit
+	// its answers.
 	maxRequests = 5
-	// maxAsked is how many routers are asked at a time. In a cluster each node can be one. Of more, all are in turn.
+	// maxAsked bounds the number of routers asked at a time. In a cluster every node can be a router. If there are
+	// more, they take turns.
 	maxAsked = 64
 )
 
@@ -30,22 +33,22 @@ const (
 type Routers struct {
 	At        time.Time
 	Known     map[Router]Asked
-	faults    map[netip.Addr]string // by client or backend, since at
+	faults    map[netip.Addr]string // by client or backend, since At
 	requester requester
 }
 
-// Asked is what is known of a router.
+// Asked is what is known about a router.
 type Asked struct {
 	at time.Time // of the last request
-	// since is when the first request was sent that it has not answered; zero: it has answered all.
+	// since is the time of the first request that it has not answered, or zero if it has answered all.
 	since time.Time
-	// requests is how many it has not answered. The first is sent to its MAC address, if that is known. Some routers do
-	// not answer these, so the others are sent to all hosts.
+	// requests is the number of unanswered requests. The first is sent to the router's MAC address, if known. Some
+	// routers do not answer such requests, so the others are sent to all hosts.
 	requests int
 	Failed   bool
 }
 
-// doubtful reports whether it is not known yet whether the router answers.
+// doubtful reports whether requests are pending and the router has not failed.
 func (a Asked) doubtful() bool { return a.requests > 0 && !a.Failed }
 
 func (a Asked) due(now time.Time) bool { return a.doubtful() || now.Sub(a.at) >= routersEvery }
@@ -56,18 +59,17 @@ type Router struct {
 	Addr netip.Addr
 }
 
-// Valid are the states of a neighbour whose address is known (NUD_VALID).
+// Valid are the states of a neighbour whose MAC address is known (NUD_VALID).
 const Valid = unix.NUD_PERMANENT | unix.NUD_NOARP | unix.NUD_REACHABLE | unix.NUD_PROBE | unix.NUD_STALE |
 	unix.NUD_DELAY
 
 // Close closes the socket for requests.
 func (r *Routers) Close() { r.requester.close() }
 
-// Due reports whether it is time to look again.
+// Due reports whether it is time to call Look again.
 func (r *Routers) Due(now time.Time) bool { return now.Sub(r.At) >= againEvery }
 
-// Look reads which routers have answered, those on the way to clients, also to these, and those towards backends, and
-// asks them again.
+// Look reads which routers towards clients (including these) and backends have answered, and asks them again.
 func (r *Routers) Look(now time.Time, routes *Cache, clients []netip.Addr, towards []Router) {
 	was := r.Known
 	r.At, r.Known, r.faults = now, map[Router]Asked{}, map[netip.Addr]string{}
@@ -89,7 +91,7 @@ func (r *Routers) Look(now time.Time, routes *Cache, clients []netip.Addr, towar
 	}
 	r.ask(ask, entries, routes)
 	for _, a := range r.Known {
-		if a.requests > 1 { // the kernel may use another one now, without a report (IPv6: RFC 4191, 3.2)
+		if a.requests > 1 { // the kernel may silently have switched to another router (IPv6: RFC 4191, 3.2)
 			routes.Forget(now, routesFor)
 			return
 		}
@@ -114,15 +116,14 @@ func (r *Routers) ask(all []Router, entries Neighbours, routes *Cache) {
 			if a.since.IsZero() {
 				a.since = now
 			}
-		case !a.Failed: // what was not asked is no failure
+		case !a.Failed: // a request that was not sent is not a failure
 			a = Asked{at: now}
 		}
 		r.Known[x] = a
 	}
 }
 
-// first returns at most maxAsked of the routers: those that have not answered, and then those that were not asked for
-// the longest time.
+// first returns at most maxAsked of the routers: first the doubtful ones, then those asked least recently.
 func (r *Routers) first(all []Router) []Router {
 	slices.SortStableFunc(all, func(x, y Router) int {
 		a, b := r.Known[x], r.Known[y]
@@ -137,8 +138,8 @@ func (r *Routers) first(all []Router) []Router {
 	return all[:min(maxAsked, len(all))]
 }
 
-// Fault returns why packets to a client or a backend do not arrive; "": nothing is known. While one of several routers
-// answers, nothing is wrong with the address.
+// Fault returns why packets to a client or backend do not arrive, or "" if nothing is known. While one of several
+// routers answers, there is no fault.
 func (r *Routers) Fault(to netip.Addr, whose string, routes *Cache) string {
 	fault, known := r.faults[to]
 	if !known {
@@ -152,7 +153,7 @@ func (r *Routers) Fault(to netip.Addr, whose string, routes *Cache) string {
 }
 
 // resolve makes the kernel ask all hosts for the MAC address of a router, as if a packet were sent to it (NTF_USE,
-// neigh_add in net/core/neighbour.c). While it does already, nothing changes.
+// neigh_add in net/core/neighbour.c). If it is already asking, nothing changes.
 func (x Router) resolve() error {
 	err := netlink.NeighSet(&netlink.Neigh{
 		LinkIndex: x.NIC, Family: x.family(), IP: x.Addr.AsSlice(), Flags: netlink.NTF_USE,
@@ -170,7 +171,7 @@ func (x Router) family() int {
 	return netlink.FAMILY_V4
 }
 
-// after returns what is known of a router given its neighbour entry, or, unless that was read, what was known before.
+// after returns what is known about a router given its neighbour entry, or a unchanged if the entry was not read.
 func (a Asked) after(n neighbour, read bool) Asked {
 	switch {
 	case !read:
@@ -182,21 +183,21 @@ func (a Asked) after(n neighbour, read bool) Asked {
 	return a
 }
 
-// neighbour is an entry of the kernel. Zero: there is none.
+// neighbour is a neighbour entry of the kernel, or zero if there is none.
 type neighbour struct {
 	netlink.Neigh
-	confirmed time.Time // when it last answered, at the latest
+	confirmed time.Time // upper bound of the time of its last answer
 }
 
 // configured are the states of a neighbour that the kernel does not ask.
 const configured = unix.NUD_PERMANENT | unix.NUD_NOARP
 
-// Neighbours has the entries of interfaces by family, each read once.
+// Neighbours caches the neighbour entries by interface and family, each read once.
 type Neighbours map[nicFamily]map[netip.Addr]neighbour
 
 type nicFamily struct{ nic, family int }
 
-// Of returns the entry of a router; read is false when the kernel could not be asked.
+// Of returns the entry of a router; read is false if the kernel could not be asked.
 func (all Neighbours) Of(x Router) (n neighbour, read bool) {
 	at := nicFamily{x.NIC, x.family()}
 	entries, ok := all[at]
@@ -207,7 +208,7 @@ func (all Neighbours) Of(x Router) (n neighbour, read bool) {
 	return entries[x.Addr], entries != nil
 }
 
-// clockTick is the unit of times of neighbour entries (USER_HZ).
+// clockTick is the time unit of neighbour entries (USER_HZ).
 const clockTick = time.Second / 100
 
 func (at nicFamily) neighbours() map[netip.Addr]neighbour {

@@ -11,48 +11,49 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Times for which answers about routes are used.
+// How long answers about routes are used.
 const (
 	routesFor = 10 * time.Second
-	// AfterChange is shorter: the kernel reports that an interface is down before it removes the routes.
+	// AfterChange is shorter, because the kernel reports that an interface is down before it removes the routes.
 	AfterChange = time.Second
 )
 
-// Cache are the answers of the kernel to questions about routes. The questions of the verification are always the
-// same, and each takes a socket of its own. The zero value is empty.
+// Cache holds the kernel's answers to questions about routes. The verification always asks the same questions, and each
+// needs a socket of its own. The zero value is empty.
 type Cache struct {
-	Since  time.Time // when they were forgotten
-	Until  time.Time // when they are to be forgotten: not every change of a route is reported
+	Since  time.Time // when the answers were last forgotten
+	Until  time.Time // when to forget them, because not every route change is reported
 	Routes map[Question][]netlink.Route
-	local  []netip.Prefix // on the links of this node; nil: not read
-	// Forgotten is how often they were forgotten.
+	local  []netip.Prefix // on the links of this node, or nil if not read
+	// Forgotten is the number of times they were forgotten.
 	Forgotten int
 }
 
 // Question is a question about a route.
 type Question struct {
 	To  netip.Addr
-	nic int // by which packets leave; 0: any
-	// Entry: the entry of the table, with all its next hops; else the one that the kernel selects, and its source.
+	nic int // through which packets leave, or 0 for any
+	// Entry asks for the entry of the table with all its next hops, instead of the path that the kernel selects and its
+	// source.
 	Entry bool
 }
 
-// noRouteErrors are the errors by which the kernel says that there is no route. Others are no answer.
+// noRouteErrors are the errors that mean that there is no route. Other errors are not an answer.
 var noRouteErrors = []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL}
 
-// Expire forgets all when it is time.
+// Expire forgets the answers when their time is up.
 func (k *Cache) Expire(now time.Time) {
 	if !now.Before(k.Until) {
 		k.Forget(now, routesFor)
 	}
 }
 
-// Forget makes the kernel be asked again. The next answers are used for this time at most.
+// Forget drops all answers, so that the kernel is asked again. The next answers are used for at most this time.
 func (k *Cache) Forget(now time.Time, use time.Duration) {
 	*k = Cache{Since: now, Until: now.Add(use), Forgotten: k.Forgotten + 1}
 }
 
-// Ask asks the kernel, or returns its earlier answer. Without a route there is no answer.
+// Ask asks the kernel, or returns its cached answer. The answer is empty if there is no route.
 func (k *Cache) Ask(q Question) ([]netlink.Route, error) {
 	if routes, ok := k.Routes[q]; ok {
 		return routes, nil
@@ -69,7 +70,7 @@ func (k *Cache) Ask(q Question) ([]netlink.Route, error) {
 	return routes, nil
 }
 
-// entry returns the entry of the table by which packets get to another host; false: there is none.
+// entry returns the table entry for packets to another host, or false if there is none.
 func (k *Cache) entry(to netip.Addr) (r netlink.Route, ok bool) {
 	routes, err := k.Ask(Question{To: to, Entry: true})
 	if err != nil || len(routes) == 0 || routes[0].Type != unix.RTN_UNICAST {
@@ -78,7 +79,7 @@ func (k *Cache) entry(to netip.Addr) (r netlink.Route, ok bool) {
 	return routes[0], true
 }
 
-// NextHops returns the routers of the route to a client: none when it is on a link of this node.
+// NextHops returns the routers of the route to a client, or none if the client is on a link of this node.
 func (k *Cache) NextHops(client netip.Addr) (all []Router) {
 	r, _ := k.entry(client)
 	add := func(nic int, gw net.IP) {
@@ -93,7 +94,7 @@ func (k *Cache) NextHops(client netip.Addr) (all []Router) {
 	return all
 }
 
-// Bits returns the length of the prefix of the route to another host; false: there is none.
+// Bits returns the prefix length of the route to another host, or false if there is none.
 func (k *Cache) Bits(to netip.Addr) (bits int, ok bool) {
 	r, ok := k.entry(to)
 	if r.Dst != nil {
@@ -108,8 +109,8 @@ func (k *Cache) Routed(to netip.Addr) bool {
 	return ok
 }
 
-// Widest returns which of these addresses has the shortest prefix among the routes to them, and how many of them the
-// kernel routes to hosts that are on no link of this one.
+// Widest returns the address whose route has the shortest prefix, and the number of addresses that are routed. It
+// ignores addresses on links of this node.
 func (k *Cache) Widest(all []netip.Addr) (best netip.Addr, n int) {
 	if k.local == nil {
 		local, err := net.InterfaceAddrs()

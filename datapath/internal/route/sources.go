@@ -1,5 +1,5 @@
-// Package route has what the kernel says about the network: routes, next hops, source addresses, neighbours, and what
-// changes.
+// Package route reads the kernel's view of the network: routes, next hops, source addresses, neighbours, and changes to
+// them.
 package route
 
 import (
@@ -19,21 +19,21 @@ const LoopbackIndex = 1
 // maxOurs is the number of our source addresses per backend (bpf/types.h).
 const maxOurs = len(bpf.Backend{}.Snat)
 
-// Sources are our source addresses towards another host, the one that the kernel selects first. Others in the same
-// subnet add source ports. Without a route there are none.
+// Sources are our source addresses towards another host. The first is the one that the kernel selects; others in the
+// same subnet add source ports. Without a route there are none.
 type Sources struct {
 	Addrs []netip.Addr
 	Hop
 }
 
-// Hop is the first step of a route.
+// Hop is the next hop of a route.
 type Hop struct {
-	NIC     int        // index of the interface; 0: no route
-	Gateway netip.Addr // zero: the other host is on the link
+	NIC     int        // index of the interface, or 0 if there is no route
+	Gateway netip.Addr // zero if the other host is on the link
 }
 
-// SourceFinder finds sources. It lists the addresses of this host once, and again when the kernel selects one that is
-// not in the list. The zero value is ready.
+// SourceFinder finds sources. It lists the addresses of this host once, and again if the kernel selects one that is not
+// in the list. The zero value is ready.
 type SourceFinder struct {
 	listed []netlink.Addr
 }
@@ -68,8 +68,8 @@ func (f *SourceFinder) Find(to netip.Addr) Sources {
 	return s
 }
 
-// on returns the addresses of an interface. best is one of this host that the kernel selected. Without a list there is
-// only that one.
+// on returns the addresses of an interface, or none if they cannot be listed. best is the address of this host that the
+// kernel selected.
 func (f *SourceFinder) on(nic int, best netip.Addr) (addrs []netlink.Addr) {
 	if !slices.ContainsFunc(f.listed, func(a netlink.Addr) bool { return a.IP.Equal(best.AsSlice()) }) {
 		listed, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
@@ -123,7 +123,7 @@ func AddressOn(index int, is4 bool) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("%s has no usable %s address", nic.Attrs().Name, name)
 }
 
-// Contains reports whether one of the prefixes has an address.
+// Contains reports whether one of the prefixes contains addr.
 func Contains(prefixes []netip.Prefix, addr netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
 }

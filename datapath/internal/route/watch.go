@@ -12,16 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Changes are what may have changed in the network of this node.
+// Changes says what may have changed in the network of this node.
 type Changes struct{ Links, Routes bool }
 
-// Add adds what else may have changed.
+// Add adds more changes.
 func (c *Changes) Add(more Changes) {
 	c.Links, c.Routes = c.Links || more.Links, c.Routes || more.Routes
 }
 
-// watchGroups are what the kernel reports: links, addresses, routes and their next hops, rules, and the settings of
-// interfaces.
+// watchGroups are the subscribed notifications: links, addresses, routes and their next hops, rules, and interface
+// settings.
 var watchGroups = []uint{
 	unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
 	unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_NETCONF,
@@ -31,8 +31,9 @@ var watchGroups = []uint{
 // watchBuffer is the receive buffer in bytes. A routing daemon that installs a table of routes sends bursts.
 const watchBuffer = 4 << 20
 
-// Watcher receives the notifications of the kernel about the network. It keeps no state of them: a change makes its
-// receiver read again what it needs. So a notification that the kernel had to drop is replaced by one about everything.
+// Watcher receives the kernel's notifications about the network. It keeps no state from them: a change makes its
+// receiver reread what it needs. So a report that everything may have changed replaces notifications that the kernel
+// had to drop.
 type Watcher struct {
 	socket   *nl.NetlinkSocket
 	Found    chan Changes        // what may have changed since the last receive; capacity 1
@@ -40,14 +41,14 @@ type Watcher struct {
 	guard    func(f func()) bool // around each notification
 }
 
-// OpenWatcher subscribes to the kernel's notifications. It counts overruns, and guard is around each notification: it
-// reports whether f returned.
+// OpenWatcher subscribes to the kernel's notifications. The watcher counts overruns, and calls guard around each
+// notification; guard reports whether f returned.
 func OpenWatcher(overruns *atomic.Uint64, guard func(f func()) bool) (*Watcher, error) {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, watchGroups...)
 	if err != nil {
 		return nil, fmt.Errorf("watch the network: %w", err)
 	}
-	if err := socket.SetReceiveBufferSize(watchBuffer, true); err != nil { // without CAP_NET_ADMIN over the host
+	if err := socket.SetReceiveBufferSize(watchBuffer, true); err != nil { // without CAP_NET_ADMIN on the host
 		err = socket.SetReceiveBufferSize(watchBuffer, false)
 		if err != nil {
 			socket.Close()
@@ -75,7 +76,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 			found = Changes{Links: true, Routes: true}
 		case errors.Is(err, os.ErrClosed):
 			return fmt.Errorf("watch the network: %w", err)
-		case err != nil: // a message that is not understood stands for any change
+		case err != nil: // a message that is not understood may be any change
 			found = Changes{Links: true, Routes: true}
 			time.Sleep(10 * time.Millisecond)
 		}
@@ -97,7 +98,7 @@ func (w *Watcher) receive() (found Changes, err error) {
 	return found, err
 }
 
-// report adds to what the receiver has not taken yet.
+// report merges found into the changes that the receiver has not taken yet.
 func (w *Watcher) report(found Changes) {
 	for {
 		select {
@@ -109,5 +110,5 @@ func (w *Watcher) report(found Changes) {
 	}
 }
 
-// Tick is how often the network is looked at while no change is reported.
+// Tick is the interval at which the network is checked while no change is reported.
 const Tick = 250 * time.Millisecond
