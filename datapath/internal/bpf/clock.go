@@ -15,13 +15,13 @@ func Uptime() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// flowClockShift is FLOW_CLOCK_SHIFT of bpf/flow.h: the unit in which flows have the time of their last packet.
+// flowClockShift is FLOW_CLOCK_SHIFT of bpf/flow.h. It determines the unit of the time of a flow's last packet.
 const flowClockShift = 22
 
-// FlowClock returns an uptime in the unit of the flows.
+// FlowClock converts an uptime to the unit that flows use.
 func FlowClock(uptime time.Duration) uint32 { return uint32(uptime >> flowClockShift) }
 
-// Idle returns how long ago a flow was seen.
+// Idle returns how long ago a flow was last seen.
 func Idle(now time.Duration, seen uint32) time.Duration {
 	return time.Duration(int32(FlowClock(now)-seen)) << flowClockShift
 }

@@ -5,7 +5,7 @@ import (
 	"net/netip"
 )
 
-// ToAddr returns the address of C: IPv4 is ::ffff:a.b.c.d (RFC 4291 §2.5.5.2), and the zero Addr is zero.
+// ToAddr returns the C form of an address: IPv4 is ::ffff:a.b.c.d (RFC 4291 §2.5.5.2), and the zero Addr is zero.
 func ToAddr(a netip.Addr) (out Addr) {
 	if !a.IsValid() {
 		return out
@@ -17,7 +17,7 @@ func ToAddr(a netip.Addr) (out Addr) {
 	return out
 }
 
-// FromAddr returns the zero Addr for the zero address, which no backend has.
+// FromAddr is the inverse of ToAddr. The zero address, which no backend has, gives the zero Addr.
 func FromAddr(a Addr) netip.Addr {
 	if a == (Addr{}) {
 		return netip.Addr{}
@@ -43,7 +43,7 @@ func Swap32(n uint32) uint32 {
 	return binary.NativeEndian.Uint32(b[:])
 }
 
-// ToAllowKey is the key of a source prefix that may open flows of a frontend.
+// ToAllowKey returns the key of a source prefix that may open flows of a frontend.
 func ToAllowKey(frontend uint32, p netip.Prefix) AllowKey {
 	n := p.Bits()
 	if p.Addr().Is4() {
@@ -52,16 +52,16 @@ func ToAllowKey(frontend uint32, p netip.Prefix) AllowKey {
 	return AllowKey{Prefix: uint32(32 + n), Frontend: Swap32(frontend), Source: ToAddr(p.Addr())}
 }
 
-// Proto returns the protocol, which the key has beside the id of the server.
+// Proto returns the protocol, which shares a field of the key with the server id.
 func (k ServerKey) Proto() uint8 { return uint8(k.Server) }
 
-// SameFlow reports whether the entry of a client belongs to that of a server. A client may have opened another flow
-// from the same port, which has the same source port if it is to another server.
+// SameFlow reports whether a client entry and a server entry belong to the same flow. The client may have opened
+// another flow from the same port, which may use the same source port if it goes to another server.
 func (f ClientFlow) SameFlow(k ServerKey, s ServerFlow) bool {
 	return f.Backend == s.Backend && f.Source == k.To && f.Sport == k.Dport && f.Dport == k.Sport
 }
 
-// Truth returns the value of C.
+// Truth returns the C value of b.
 func Truth(b bool) uint8 {
 	if b {
 		return 1

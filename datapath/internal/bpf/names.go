@@ -7,7 +7,8 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// EnumNames returns the enumerators of a C enum, by value, without their prefix and in lower case. C is the only list.
+// EnumNames returns the enumerators of a C enum by value, without their prefix and in lower case. The C code has the
+// only list.
 func EnumNames(enum, prefix string) ([]string, error) {
 	spec, err := LoadSy()
 	if err != nil {

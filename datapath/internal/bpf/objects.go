@@ -6,13 +6,13 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// FlowTable is a table of flows by nat: a map for the packets of clients and one for those of servers.
+// FlowTable is a table of NAT flows: one map for packets of clients and one for packets of servers.
 type FlowTable struct {
 	ID               GCTable
 	Clients, Servers *ebpf.Map
 }
 
-// FlowTables returns the tables of flows by nat, by GCTable.
+// FlowTables returns the tables of NAT flows, by GCTable.
 func (o *Objects) FlowTables() []FlowTable {
 	return []FlowTable{
 		{GCHalfOpen, o.SyHalfopenClients, o.SyHalfopenServers},
@@ -21,7 +21,7 @@ func (o *Objects) FlowTables() []FlowTable {
 	}
 }
 
-// PinnedMaps returns the maps that are pinned by name.
+// PinnedMaps returns the maps that are pinned by name, by that name.
 func (o *Objects) PinnedMaps() map[string]*ebpf.Map {
 	all := map[string]*ebpf.Map{}
 	value := reflect.ValueOf(o.SyMaps)

@@ -1,8 +1,8 @@
-// Package bpf has the programs and maps of the datapath as the C code defines them, and what converts between its types
-// and those of Go.
+// Package bpf contains the programs and maps of the datapath as the C code defines them, and converts between C and Go
+// types.
 package bpf
 
-// bpf2go puts the stem of its files before all names. These are the names without it.
+// bpf2go prefixes all names with the stem of its files. These are the names without the prefix.
 type (
 	Addr        = SyAddr
 	AddrKind    = SyAddrKind
