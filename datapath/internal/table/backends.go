@@ -22,27 +22,27 @@ type backends struct {
 	counters *Chunked // traffic of backends
 	filter   *Filter
 	log      *slog.Logger
-	// members are Options.TunnelSources: a server of these addresses runs this datapath, too.
+	// members are Options.TunnelSources. Servers with these addresses run this datapath as well.
 	members []netip.Prefix
 	ByAddr  map[netip.AddrPort]*backend
 	changes uint64 // of ByAddr
 	ByID    map[uint32]*backend
-	hosts   map[netip.Addr]int // backends of an address
+	hosts   map[netip.Addr]int // number of backends by address
 	servers *serverIDs
 	finder  *route.SourceFinder
 	next    uint32   // the lowest id that was never used
 	spare   []uint32 // ids below next that are free
 }
 
-// backend is one backend in the kernel. It is kept while a table or a flow has its id.
+// backend is one backend in the kernel. It exists while a table or a flow refers to its id.
 type backend struct {
 	ID        uint32
 	at        netip.AddrPort
 	local     bool         // on this node
-	keyed     bool         // GUE to it has a token
-	ours      []netip.Addr // our source addresses towards it, the preferred one first; none: no route
-	route.Hop              // the first step towards it
-	certain   route.Hop    // the last one by which it is reached for all that is known
+	keyed     bool         // GUE packets to it carry a token
+	ours      []netip.Addr // our source addresses towards it, preferred one first; empty if there is no route
+	route.Hop              // the next hop towards it
+	certain   route.Hop    // the last one known to reach it
 	tables    int          // number of tables that refer to it
 	// generation changes when flows to it end.
 	generation uint32
@@ -86,12 +86,13 @@ func openBackends(o *bpf.Objects, c *Chunks, filter *Filter, log *slog.Logger) (
 	return s, nil
 }
 
-// isNode reports whether a target is a node to which packets are forwarded (lb.NodeForwarding), and not a server. Its
-// packets are no replies by nat: the filter does not have its address, or all that nodes send would be looked up.
+// isNode reports whether a target is a node that packets are forwarded to (lb.NodeForwarding), and not a server. Its
+// packets are not NAT replies, so its address is not in the filter: otherwise every packet from a node would be looked
+// up.
 func isNode(at netip.AddrPort) bool { return at.Port() == 0 }
 
-// use returns the ids of p's targets, in their order, and counts a reference to each. The caller drops the references
-// with unuse, also after an error.
+// use returns the ids of p's targets, in order, and counts a reference to each. The caller drops the references with
+// unuse, even after an error.
 func (s *backends) use(p *lb.FrontendPlan) (ids []uint32, err error) {
 	for _, t := range p.Targets {
 		b, err := s.get(t.Addr, t.Local)
@@ -109,7 +110,7 @@ func (s *backends) use(p *lb.FrontendPlan) (ids []uint32, err error) {
 	return ids, nil
 }
 
-// anyNode returns the ids of the nodes that may have any flow of p.
+// anyNode returns the ids of the nodes that may have any of p's flows, if p has them.
 func (s *backends) anyNode(p *lb.FrontendPlan) (ids []uint32, err error) {
 	if !p.NodeForwarding.AnyNode {
 		return nil, nil
@@ -124,7 +125,7 @@ func (s *backends) anyNode(p *lb.FrontendPlan) (ids []uint32, err error) {
 	return ids, nil
 }
 
-// keep counts a reference to backends that exist.
+// keep counts a reference to each of these existing backends.
 func (s *backends) keep(ids []uint32) {
 	for _, id := range ids {
 		s.ByID[id].tables++
@@ -140,7 +141,7 @@ func (s *backends) unuse(ids []uint32) {
 func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 	keyed := route.Contains(s.members, at.Addr())
 	if b, ok := s.ByAddr[at]; ok {
-		if b.tables == 0 { // nothing was verified meanwhile
+		if b.tables == 0 { // nothing was verified in the meantime
 			b.certain = b.Hop
 		}
 		if b.local == local && b.keyed == keyed {
@@ -240,10 +241,11 @@ func (s *backends) release(unused func(id uint32) bool) {
 	}
 }
 
-// allHosts returns the addresses of all backends, also of those that no table has: one that failed may come back.
+// allHosts returns the addresses of all backends, including those that no table refers to: one that failed may come
+// back.
 func (s *backends) allHosts() []netip.Addr { return slices.Collect(maps.Keys(s.hosts)) }
 
-// refresh replaces our source addresses towards backends by those found since. Flows keep the address they have.
+// refresh replaces our source addresses towards backends with the ones found. Existing flows keep their address.
 func (s *backends) refresh(finder *route.SourceFinder, found map[netip.Addr]route.Sources) {
 	s.finder = finder
 	said := map[netip.Addr]bool{} // a host may have many ports

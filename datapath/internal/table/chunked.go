@@ -13,11 +13,11 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 )
 
-// Chunked is an array in the kernel that grows: an array of arrays of one size (bpf/maps.h). Each chunk is pinned,
-// because the kernel opens an inner map from the outer one only with CAP_SYS_ADMIN.
+// Chunked is a growing array in the kernel: an array of arrays of the same size (bpf/maps.h). Each chunk is pinned,
+// because opening an inner map through the outer one needs CAP_SYS_ADMIN.
 //
-// To add chunks takes the kernel a grace period, about 15 ms, for any number of them (barrier). So Apply asks for all
-// that a delta needs at once, and room for what comes next is made apart from it.
+// Adding any number of chunks takes the kernel one grace period, about 15 ms (barrier). So Apply requests all that a
+// delta needs at once, and room for the next deltas is made separately.
 type Chunked struct {
 	outer *ebpf.Map
 	Spec  *ebpf.MapSpec // of a chunk
@@ -26,13 +26,13 @@ type Chunked struct {
 	growing sync.Mutex   // held by grow
 	mu      sync.RWMutex // guards chunks
 	Chunks  []*ebpf.Map
-	Grown   int // how often chunks were added
+	Grown   int // number of times chunks were added
 }
 
 // Chunks are the arrays that grow with the configuration.
 type Chunks struct{ Slots, Backends, FrontendCounters, BackendCounters *Chunked }
 
-// OpenChunks opens the arrays that grow, with the specs of their chunks by the name of the outer map.
+// OpenChunks opens the growing arrays. inner holds the specs of their chunks by the name of the outer map.
 func OpenChunks(o *bpf.Objects, inner map[string]*ebpf.MapSpec, pins *pin.Pins) (c *Chunks, err error) {
 	c = &Chunks{}
 	for _, x := range []struct {
@@ -50,12 +50,12 @@ func OpenChunks(o *bpf.Objects, inner map[string]*ebpf.MapSpec, pins *pin.Pins) 
 	return c, nil
 }
 
-// All returns all of them.
+// All returns all arrays.
 func (c *Chunks) All() []*Chunked {
 	return []*Chunked{c.Slots, c.Backends, c.FrontendCounters, c.BackendCounters}
 }
 
-// Close closes their descriptors.
+// Close closes the descriptors of all chunks.
 func (c *Chunks) Close() {
 	for _, x := range c.All() {
 		if x != nil {
@@ -76,7 +76,7 @@ func openChunked(outer *ebpf.Map, spec *ebpf.MapSpec, pins *pin.Pins) (*Chunked,
 			break
 		}
 		c.Chunks = append(c.Chunks, m)
-		if err := c.outer.Put(uint32(len(c.Chunks)-1), m); err != nil { // the agent may have ended before it did
+		if err := c.outer.Put(uint32(len(c.Chunks)-1), m); err != nil { // the earlier agent may not have done this
 			return nil, fmt.Errorf("add a chunk to %s: %w", c.Name(), err)
 		}
 	}
@@ -86,7 +86,7 @@ func openChunked(outer *ebpf.Map, spec *ebpf.MapSpec, pins *pin.Pins) (*Chunked,
 // Name returns the name of the outer map.
 func (c *Chunked) Name() string { return c.Spec.Name }
 
-// Pin returns the path of the pin of a chunk.
+// Pin returns the pin path of a chunk.
 func (c *Chunked) Pin(chunk int) string {
 	return c.pins.Chunk(fmt.Sprintf("%s-%d", c.Spec.Name, chunk))
 }
@@ -105,7 +105,7 @@ func (c *Chunked) Maps() []*ebpf.Map {
 	return slices.Clone(c.Chunks)
 }
 
-// grow adds chunks until there are n elements. It may be called while other methods run.
+// grow adds chunks until there are at least n elements. It may be called while other methods run.
 func (c *Chunked) grow(n uint32) (err error) {
 	if c.Len() >= n {
 		return nil
@@ -155,7 +155,7 @@ func (c *Chunked) at(i uint32) (*ebpf.Map, uint32) {
 	return c.Chunks[i/c.Spec.MaxEntries], i % c.Spec.MaxEntries
 }
 
-// put writes an element, which exists after grow.
+// put writes an element, which must exist (grow).
 func (c *Chunked) put(i uint32, value any) error {
 	m, k := c.at(i)
 	return m.Put(k, value)
@@ -166,8 +166,8 @@ func (c *Chunked) lookup(i uint32, value any) error {
 	return m.Lookup(k, value)
 }
 
-// barrier returns when no program that runs now runs any longer: the kernel waits for a grace period when an element of
-// an array of maps is written (maybe_wait_bpf_programs in kernel/bpf/syscall.c). It takes about 20 ms.
+// barrier returns when all programs that are running now have ended: the kernel waits for a grace period when an
+// element of an array of maps is written (maybe_wait_bpf_programs in kernel/bpf/syscall.c). It takes about 20 ms.
 func (c *Chunked) barrier() error {
 	if c.Len() == 0 {
 		return nil

@@ -10,10 +10,10 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Traffic is what was counted for a frontend or a backend since the maps were made, both directions.
+// Traffic is the traffic of a frontend or backend in both directions, counted since the maps were created.
 type Traffic struct{ Packets, Bytes, Flows uint64 }
 
-// ReadVerdicts returns the packets of each verdict, of all CPUs.
+// ReadVerdicts returns the number of packets with each verdict, summed over all CPUs.
 func ReadVerdicts(m *ebpf.Map) ([]uint64, error) {
 	cpus, size := ebpf.MustPossibleCPU(), int(m.MaxEntries())
 	keys, values := make([]uint32, size), make([]uint64, size*cpus)
@@ -28,7 +28,7 @@ func ReadVerdicts(m *ebpf.Map) ([]uint64, error) {
 	return packets, nil
 }
 
-// ReadTraffic returns what all CPUs counted for an id.
+// ReadTraffic returns the traffic of an id, summed over all CPUs.
 func ReadTraffic(c *Chunked, id uint32) (sum Traffic, err error) {
 	var perCPU []bpf.Traffic
 	if err := c.lookup(id, &perCPU); err != nil {
@@ -54,8 +54,8 @@ func resetCounts(c *Chunked, id uint32) error {
 	return nil
 }
 
-// Names returns the service of each frontend id and the address of each backend id.
-// The maps are shared: a reader that asks often must not keep mu from the engine.
+// Names returns the service of each frontend id and the address of each backend id. The maps are shared, so a frequent
+// reader does not keep Mu from the engine.
 func (s *Services) Names() (
 	frontends map[uint32]lb.Frontend, service map[uint32]string, backends map[uint32]netip.AddrPort,
 ) {
@@ -76,7 +76,7 @@ func (s *Services) Names() (
 	return frontends, service, backends
 }
 
-// named is the result of names at this number of changes.
+// named is the cached result of Names at this number of changes.
 type named struct {
 	changes   uint64
 	frontends map[uint32]lb.Frontend
@@ -84,7 +84,7 @@ type named struct {
 	backends  map[uint32]netip.AddrPort
 }
 
-// ServiceOf returns the service of the frontend of a VIP that has this id.
+// ServiceOf returns the service of the frontend with this id of a VIP, or "" if it does not exist.
 func (s *Services) ServiceOf(vip netip.Addr, id uint32) string {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()

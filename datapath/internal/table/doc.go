@@ -1,3 +1,3 @@
-// Package table has what the maps hold: frontends and the slots of their tables, backends, source addresses, the filter
-// of addresses, and tunnels.
+// Package table maintains the contents of the maps: frontends and the slots of their tables, backends, source
+// addresses, the address filter, and tunnels.
 package table

@@ -8,7 +8,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// EncodeMethod returns the value of enum method (bpf/types.h).
+// EncodeMethod returns the value of enum method (bpf/types.h) for a method and encapsulation.
 func EncodeMethod(m lb.Method, e lb.Encap) (bpf.Method, error) {
 	switch {
 	case m == lb.MethodNAT:
@@ -34,7 +34,7 @@ func DecodeMethod(word bpf.Method) lb.Method {
 	return lb.MethodTunnel
 }
 
-// encodeFrontend returns what the programs read of p.
+// encodeFrontend returns the fields of p that the programs read.
 func encodeFrontend(p *lb.FrontendPlan, id uint32) (f bpf.Frontend, err error) {
 	method, err := EncodeMethod(p.Method, p.Encap)
 	if err != nil {
@@ -54,7 +54,7 @@ func encodeFrontend(p *lb.FrontendPlan, id uint32) (f bpf.Frontend, err error) {
 		algorithm = bpf.AlgorithmSourceHash // all balancers select the same first backend for a client
 	}
 	if p.Method != lb.MethodNAT && p.Algorithm == lb.AlgorithmRandom {
-		algorithm = bpf.AlgorithmFlowHash // as even, and no flow depends on an entry that a flood can evict
+		algorithm = bpf.AlgorithmFlowHash // equally even, and no flow depends on an entry that a flood can evict
 	}
 	return bpf.Frontend{
 		Id: id, Method: uint8(method), Algorithm: uint8(algorithm), FirstPort: bpf.Swap(p.Port),
@@ -64,7 +64,7 @@ func encodeFrontend(p *lb.FrontendPlan, id uint32) (f bpf.Frontend, err error) {
 	}, nil
 }
 
-// allLocal reports whether all backends of a plan are on this node, and this node alone delivers.
+// allLocal reports whether all backends of a plan are on this node, and only this node delivers.
 func allLocal(p *lb.FrontendPlan) bool {
 	remote := func(t lb.Target) bool { return !t.Local }
 	return len(p.Targets) > 0 && !p.NodeForwarding.Enabled && !slices.ContainsFunc(p.Targets, remote)

@@ -16,13 +16,14 @@ import (
 // Target is a backend as seen by one frontend.
 type Target struct{ Frontend, Backend uint32 }
 
-// EndedFlows are the flows of a target that ended when its backend went down: those of generations before this one.
+// EndedFlows are the flows of a target that ended when its backend went down: those with a generation earlier than
+// before.
 type EndedFlows struct {
 	before uint32
 	Since  time.Duration // uptime
 }
 
-// Has reports whether flows of this generation of the backend have ended.
+// Has reports whether flows of a generation of the backend have ended.
 func (e EndedFlows) Has(generation uint32) bool { return int32(generation-e.before) < 0 }
 
 // openEnded reads which flows ended under an earlier agent.
@@ -39,9 +40,9 @@ func (s *Services) openEnded() error {
 	return nil
 }
 
-// endDown ends the flows of a frontend to the backends that a plan is the first to list as down: two writes for each,
-// however many flows there are. A packet whose flow has another generation than the backend reads sy_ended; so the
-// entry is there before the generation changes. Both lists are sorted.
+// endDown ends the flows of a frontend to the backends that this plan is the first to list as down. It takes two writes
+// per backend, however many flows there are. A packet whose flow has another generation than its backend reads
+// sy_ended, so the entry is written before the generation changes. Both lists are sorted.
 func (s *Services) endDown(f *frontend, down []netip.AddrPort) (n int, err error) {
 	id := s.flowFrontend(f.is, f.ID)
 	var done []netip.AddrPort
@@ -69,15 +70,15 @@ func (s *Services) endDown(f *frontend, down []netip.AddrPort) (n int, err error
 	return n, err
 }
 
-// EndedFlows returns which flows have ended and may still be in the tables.
+// EndedFlows returns the flows that have ended and may still be in the tables, by target.
 func (s *Services) EndedFlows() map[Target]EndedFlows {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	return maps.Clone(s.Ended)
 }
 
-// ForgetEnded is for flows that a walk has removed, which began at this time. Those that ended shortly before it stay:
-// a program that ran at that moment may have moved a flow behind the walk.
+// ForgetEnded forgets ended flows that a walk has removed. start is when the walk began. Flows that ended less than a
+// second before are kept, because a program that ran at that moment may have moved a flow behind the walk.
 func (s *Services) ForgetEnded(removed map[Target]EndedFlows, start time.Duration) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -94,7 +95,7 @@ func (s *Services) ForgetEnded(removed map[Target]EndedFlows, start time.Duratio
 	}
 }
 
-// mayHaveEnded reports whether flows to a backend that have ended may still be in the tables.
+// mayHaveEnded returns a function that reports whether ended flows to a backend may still be in the tables.
 func (s *Services) mayHaveEnded() func(backend uint32) bool {
 	some := map[uint32]bool{}
 	for t := range s.Ended {
@@ -103,7 +104,7 @@ func (s *Services) mayHaveEnded() func(backend uint32) bool {
 	return func(id uint32) bool { return some[id] }
 }
 
-// IgnoreMissing returns no error for a key that does not exist.
+// IgnoreMissing returns err, or nil if err says that the key does not exist.
 func IgnoreMissing(err error) error {
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return nil

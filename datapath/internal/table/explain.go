@@ -4,7 +4,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Find returns the frontend of a packet.
+// Find returns the frontend of a packet, or false if there is none.
 func (s *Services) Find(q lb.Question) (lb.Frontend, bool) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()

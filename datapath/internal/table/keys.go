@@ -21,10 +21,10 @@ func fromFrontendKey(k bpf.FrontendKey) lb.Frontend {
 	}
 }
 
-// rangeBits is the number of bits before the port in a key of the ranges map (bpf/types.h).
+// rangeBits is the number of bits before the port in a key of the map of port ranges (bpf/types.h).
 const rangeBits = 128 + 16
 
-// toRangeKeys returns the prefixes that cover a range of ports exactly.
+// toRangeKeys returns the prefixes that exactly cover a port range.
 func toRangeKeys(f lb.Frontend) (keys []bpf.RangeKey) {
 	for first, last := int(f.Port), int(f.Last); first <= last; {
 		size := 1
@@ -40,7 +40,7 @@ func toRangeKeys(f lb.Frontend) (keys []bpf.RangeKey) {
 	return keys
 }
 
-// fromRangeKey returns the part of a range that a key covers.
+// fromRangeKey returns the part of a port range that a key covers.
 func fromRangeKey(k bpf.RangeKey) lb.Frontend {
 	first := bpf.Swap(k.Port)
 	last := first + 1<<(rangeBits+16-k.Prefix) - 1

@@ -11,15 +11,15 @@ import (
 )
 
 // frontendEntries maintains the entries of each frontend in two maps that all frontends share: allowed sources, and
-// weights of backends. New entries are added before the frontend refers to them, stale ones are removed after.
+// weights of backends. New entries are added before the frontend refers to them, and stale ones are removed afterwards.
 type frontendEntries struct {
 	objects *bpf.Objects
 	allowed map[uint32]map[bpf.AllowKey]bool    // by frontend id
-	members map[uint32]map[bpf.MemberKey]uint32 // value, by frontend id
+	members map[uint32]map[bpf.MemberKey]uint32 // values, by frontend id
 	epochs  map[uint32]uint32                   // of the next new member, by frontend id
 }
 
-// memberWeightBits are those of the weight in the value of a member (bpf/types.h).
+// memberWeightBits is the number of bits of the weight in a member's value (bpf/types.h).
 const memberWeightBits = 12
 
 // openFrontendEntries reads the entries of an earlier agent.
@@ -60,7 +60,7 @@ func (s *frontendEntries) membersOf(id uint32) map[bpf.MemberKey]uint32 {
 	return s.members[id]
 }
 
-// add puts the entries of p that are missing.
+// add adds the missing entries of p.
 func (s *frontendEntries) add(id uint32, p *lb.FrontendPlan, backends []uint32) error {
 	for k := range allowedKeys(id, p) {
 		if s.allowedOf(id)[k] {
@@ -89,7 +89,7 @@ func (s *frontendEntries) add(id uint32, p *lb.FrontendPlan, backends []uint32) 
 	return nil
 }
 
-// trim removes the entries that p does not have; a nil p has none.
+// trim removes the entries that p does not have. A nil p has none.
 func (s *frontendEntries) trim(id uint32, p *lb.FrontendPlan, backends []uint32) error {
 	var allowed map[bpf.AllowKey]bool
 	var members map[bpf.MemberKey]uint32
@@ -132,7 +132,7 @@ func allowedKeys(id uint32, plan *lb.FrontendPlan) map[bpf.AllowKey]bool {
 	return keys
 }
 
-// memberWeights returns the weights that the programs look up: for affinity and least connections only.
+// memberWeights returns the weights that the programs look up, which they do only for affinity and least connections.
 func memberWeights(id uint32, p *lb.FrontendPlan, backends []uint32) map[bpf.MemberKey]uint32 {
 	if p.Affinity == 0 && p.Algorithm != lb.AlgorithmLeastConnections {
 		return nil
@@ -144,5 +144,5 @@ func memberWeights(id uint32, p *lb.FrontendPlan, backends []uint32) map[bpf.Mem
 	return weights
 }
 
-// SetMembers makes these the prefixes of the nodes of the cluster.
+// SetMembers sets the prefixes of the cluster's nodes.
 func (s *Services) SetMembers(members []netip.Prefix) { s.Backends.members = members }

@@ -11,13 +11,13 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// This file has what flows need of services.
+// This file contains the parts of Services that concern flows.
 
-// gone returns the backends whose flows end because they are not of the frontend any longer, although the plan does not
-// list them as down: with the first plan of this agent those in the table of an earlier one that do not exist, and when
-// the frontend goes to another service those of the service that had it.
+// gone returns the backends whose flows end because they no longer belong to the frontend, although the plan does not
+// list them as down. With the first plan of this agent, these are the backends in an earlier agent's table that the
+// plan does not have. When the frontend moves to another service, they are the backends of its former service.
 func (s *Services) gone(u *Update, was Table) (gone []netip.AddrPort) {
-	if u.isNew || u.Plan.NodeForwarding.Enabled { // the flows are those of the frontend that decapsulates
+	if u.isNew || u.Plan.NodeForwarding.Enabled { // its flows belong to the decapsulating frontend
 		return nil
 	}
 	var had []netip.AddrPort
@@ -53,19 +53,19 @@ func (s *Services) gone(u *Update, was Table) (gone []netip.AddrPort) {
 	return gone
 }
 
-// formerPlans returns the plans of other services of which the flows of a frontend may be.
+// formerPlans returns the plans of other services that may own flows of a frontend.
 func (s *Services) formerPlans(u *Update) []*lb.FrontendPlan {
 	decap := u.Plan.Frontend
 	decap.Decap = true
 	all := append(slices.Clone(u.Frontend.former), u.Frontend.Plan)
-	if x := s.Frontends[decap]; x != nil { // with the id of this frontend in the keys of its flows
+	if x := s.Frontends[decap]; x != nil { // its flows have this frontend's id in their keys
 		all = append(all, x.Plan)
 	}
 	return slices.DeleteFunc(all, func(p *lb.FrontendPlan) bool { return p == nil || p.Service == u.Plan.Service })
 }
 
-// settles reports whether the slots of a plan forget their earlier backends after a time. Those with affinity do not:
-// clients that connect again and again stay at their node for as long.
+// settles reports whether the slots of a plan forget their previous backends after a time. Slots with affinity do not,
+// because a client that keeps connecting stays with its node.
 func settles(p *lb.FrontendPlan) bool {
 	if p.NodeForwarding.Enabled {
 		return p.Protocol == lb.UDP && len(p.Targets) > 0 && p.Affinity == 0
@@ -73,9 +73,9 @@ func settles(p *lb.FrontendPlan) bool {
 	return p.Method == lb.MethodNAT
 }
 
-// Settle removes the earlier backends from the tables of frontends: by nat after a time in which all flows that were
-// half-open when their slot changed are confirmed or forgotten, and the earlier nodes of flows of datagrams after a
-// time in which all live ones were relayed once, so that sy_relays has them.
+// Settle removes previous backends from the tables of frontends. With nat it does so after halfOpen, when all flows
+// that were half-open when their slot changed are confirmed or forgotten. It removes the previous nodes of UDP flows
+// after datagrams, when every live flow has been relayed once and is in sy_relays.
 func (s *Services) Settle(halfOpen, datagrams time.Duration) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -96,7 +96,7 @@ func (s *Services) Settle(halfOpen, datagrams time.Duration) {
 	}
 }
 
-// flowFrontend returns the id of a frontend in the keys of its flows. Flows of decapsulated packets have that of the
+// flowFrontend returns the id of a frontend in the keys of its flows. Flows of decapsulated packets have the id of the
 // frontend for packets outside tunnels, so that both kinds of packets find them.
 func (s *Services) flowFrontend(f lb.Frontend, id uint32) uint32 {
 	if outer := s.Frontends[withoutDecap(f)]; outer != nil {
@@ -111,17 +111,17 @@ func withoutDecap(f lb.Frontend) lb.Frontend {
 	return f
 }
 
-// SetUDPFlows writes the number of UDP flows of each frontend, and of all.
+// SetUDPFlows writes the number of UDP flows of each frontend, and the total.
 func (s *Services) SetUDPFlows(flows map[uint32]uint32) error {
 	return setShares(s, s.objects.SyUdpShare, flows, func(_ lb.Frontend, id uint32) uint32 { return id })
 }
 
-// SetRelays writes the number of relayed flows of each frontend, and of all.
+// SetRelays writes the number of relayed flows of each frontend, and the total.
 func (s *Services) SetRelays(flows map[lb.Frontend]uint32) error {
 	return setShares(s, s.objects.SyRelayShare, flows, func(f lb.Frontend, _ uint32) lb.Frontend { return f })
 }
 
-// setShares writes the numbers of entries of each frontend of UDP, and of all. key is what n has of a frontend.
+// setShares writes the number of entries of each UDP frontend, and the total. key returns a frontend's key in n.
 func setShares[K comparable](s *Services, m *ebpf.Map, n map[K]uint32, key func(f lb.Frontend, id uint32) K) error {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -143,7 +143,7 @@ func setShares[K comparable](s *Services, m *ebpf.Map, n map[K]uint32, key func(
 	return nil
 }
 
-// FrontendVIPs returns a function that returns the address of a frontend id, also of a removed one.
+// FrontendVIPs returns a function that returns the VIP of a frontend id, even of a removed frontend.
 func (s *Services) FrontendVIPs() func(id uint32) netip.Addr {
 	known := map[uint32]netip.Addr{}
 	return func(id uint32) netip.Addr {
@@ -159,7 +159,7 @@ func (s *Services) FrontendVIPs() func(id uint32) netip.Addr {
 	}
 }
 
-// Nodes returns the nodes that may have flows of each frontend; nil until it has a plan.
+// Nodes returns, for each frontend, the nodes that may have its flows, or nil if it has no plan yet.
 func (s *Services) Nodes() map[lb.Frontend]map[bpf.Addr]bool {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -177,7 +177,7 @@ func (s *Services) Nodes() map[lb.Frontend]map[bpf.Addr]bool {
 	return all
 }
 
-// SetLoads writes the number of open flows of each backend that is selected by it.
+// SetLoads writes the number of open flows of each backend that least connections selects.
 func (s *Services) SetLoads(open map[uint32]uint32) error {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()

@@ -7,8 +7,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// reserve makes room for what plans need in the arrays that grow, at once, and as much in proportion for about later
-// more targets. What fails is reported where it is needed.
+// reserve makes room in the growing arrays for everything plans need, all at once, and in proportion for about later
+// more targets. Failures are reported where the room is needed.
 func (s *Services) reserve(plans []*lb.FrontendPlan, later int) {
 	words, frontends, targets := uint32(0), uint32(0), 0
 	servers := map[netip.AddrPort]bool{}

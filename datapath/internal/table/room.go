@@ -13,7 +13,7 @@ type sharedTable struct {
 	of         func(lb.Places) int
 }
 
-// shared returns the tables that all services share; s.mu is held.
+// shared returns the tables that all services share; s.Mu is held.
 func (s *Services) shared() []sharedTable {
 	slots := s.Slots
 	slots.Mu.Lock()
@@ -25,23 +25,23 @@ func (s *Services) shared() []sharedTable {
 	}
 }
 
-// room decides which services get more places. The last tenth of each table is only for those with fewer places than
-// the average, so that no service can take the room of all others.
+// room decides which services get more entries. The last tenth of each table is reserved for services with fewer
+// entries than the average, so that no service can take the room of all others.
 type room struct {
 	tables []sharedTable
-	has    map[string]lb.Places // of each service; nil: not known yet
+	has    map[string]lb.Places // of each service, or nil if not known yet
 	count  func() map[string]lb.Places
 }
 
-// admit returns an error when a table has no room for what the service of p needs. It changes nothing. F is the
-// frontend that p changes; one of an earlier agent has its places.
+// admit returns an error if a table has no room for what p's service needs. It changes nothing. f is the frontend that
+// p changes; a frontend of an earlier agent already has its entries.
 func (r *room) admit(p *lb.FrontendPlan, f *frontend) error {
 	if f != nil && f.Plan == nil {
 		return nil
 	}
 	for _, t := range r.tables {
 		if t.used+t.of(p.Needs) <= t.size-t.size/10 {
-			continue // in any case, without a look at what it has
+			continue // fits whatever the service already has
 		}
 		if r.has == nil {
 			r.has = r.count()
@@ -61,7 +61,7 @@ func (r *room) admit(p *lb.FrontendPlan, f *frontend) error {
 	return nil
 }
 
-// places returns what each service has; s.mu is held.
+// places returns what each service has; s.Mu is held.
 func (s *Services) places() map[string]lb.Places {
 	all := map[string]lb.Places{}
 	for _, f := range s.Frontends {

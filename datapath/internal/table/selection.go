@@ -7,20 +7,20 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Values of a slot that are no ids (bpf/types.h).
+// Values of a slot that are not ids (bpf/types.h), and the length of its list.
 const (
 	NoBackend   = 0x7fffffff
-	AnyBackend  = 0x7ffffffe // in the list of a slot: the older table follows
+	AnyBackend  = 0x7ffffffe // in the list of a slot: continue in the older table
 	previousMax = 3
 )
 
-// Slot has the id of a backend, and those of earlier ones that may still have flows.
+// Slot contains the id of a backend, and the ids of previous ones that may still have flows.
 type Slot struct {
 	Backend  uint32
 	Previous [previousMax]uint32
 }
 
-// Changed reports whether earlier backends may still have flows.
+// Changed reports whether previous backends may still have flows.
 func (s Slot) Changed() bool { return s.Previous[0] != NoBackend }
 
 // Table is the content of a frontend's table.
@@ -29,10 +29,10 @@ type Table struct {
 	Older []Slot // of the last table of another size, if slots refer to it
 }
 
-// Tables are the results of lb.FrontendPlan.Table of plans.
+// Tables are the results of lb.FrontendPlan.Table by plan.
 type Tables map[*lb.FrontendPlan][]uint16
 
-// of returns the table of a plan; it computes one that t does not have.
+// of returns the table of a plan, and computes it if t does not have it.
 func (t Tables) of(p *lb.FrontendPlan) []uint16 {
 	if table, ok := t[p]; ok {
 		return table
@@ -40,8 +40,8 @@ func (t Tables) of(p *lb.FrontendPlan) []uint16 {
 	return p.Table()
 }
 
-// newSlots returns the table of a plan, whose targets have these ids. Each slot lists its earlier backends that may
-// still have flows, and after them the nodes that may have any flow.
+// newSlots returns the table of a plan whose targets have these ids. Each slot lists its previous backends that may
+// still have flows, followed by the nodes that may have any flow.
 func newSlots(
 	p *lb.FrontendPlan, targets []uint16, ids []uint32, was Table, rehashed bool, anyNode []uint32,
 	expired func(id uint32) bool,
@@ -88,14 +88,14 @@ func newSlots(
 	return t
 }
 
-// selection is what decides which slot a packet has.
+// selection returns what determines the slot of a packet.
 func selection(f bpf.Frontend) [2]bool {
 	a := f.Algorithm
 	return [2]bool{a == uint8(bpf.AlgorithmSourceHash),
 		f.Affinity == 0 && (a == uint8(bpf.AlgorithmSourceHash) || a == uint8(bpf.AlgorithmFlowHash))}
 }
 
-// earlierBackends returns the earlier backends of a slot, the latest first.
+// earlierBackends returns the previous backends of a slot, the latest first.
 func earlierBackends(
 	backend uint32, before []uint32, expired func(id uint32) bool,
 ) (previous [previousMax]uint32) {
@@ -130,10 +130,10 @@ func withoutExpired(slots []Slot, expired func(id uint32) bool) []Slot {
 	return out
 }
 
-// ids returns those of all backends.
+// ids returns the ids of all backends.
 func (t Table) ids() []uint32 { return t.collect(true) }
 
-// earlierIDs returns the ids of all earlier backends.
+// earlierIDs returns the ids of all previous backends.
 func (t Table) earlierIDs() []uint32 { return t.collect(false) }
 
 func (t Table) collect(current bool) (ids []uint32) {

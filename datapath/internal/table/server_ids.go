@@ -12,8 +12,8 @@ import (
 // maxServers is the number of server ids: the upper 24 bits of a field in the keys of flows (bpf/flow.h, server_id).
 const maxServers = 1 << 24
 
-// serverIDs maintains the ids of the addresses of backends. The programs look a packet up as a reply only when its
-// source has an id.
+// serverIDs maintains the ids of backend addresses. The programs look a packet up as a reply only if its source has an
+// id.
 type serverIDs struct {
 	servers *ebpf.Map
 	ids     map[netip.Addr]uint32
@@ -21,7 +21,7 @@ type serverIDs struct {
 	free    []uint32 // below next
 }
 
-// openServerIDs reads the ids that an earlier agent gave.
+// openServerIDs reads the ids that an earlier agent assigned.
 func openServerIDs(servers *ebpf.Map) (*serverIDs, error) {
 	s := &serverIDs{servers: servers, ids: map[netip.Addr]uint32{}}
 	var addr bpf.Addr
@@ -43,7 +43,7 @@ func openServerIDs(servers *ebpf.Map) (*serverIDs, error) {
 	return s, nil
 }
 
-// get returns the id of an address, which gets one if it has none.
+// get returns the id of an address, and assigns one if it has none.
 func (s *serverIDs) get(addr netip.Addr) (uint32, error) {
 	if id, ok := s.ids[addr]; ok {
 		return id, nil

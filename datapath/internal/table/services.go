@@ -14,7 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// MaxFrontends and maxBackends are limits of the maps (bpf/maps.h).
+// MaxFrontends and maxBackends are the sizes of the maps (bpf/maps.h).
 const (
 	MaxFrontends = 65536
 	maxBackends  = 131072
@@ -39,18 +39,18 @@ type Services struct {
 	entries   *frontendEntries
 }
 
-// frontend is one Frontend in the kernel. One that an earlier agent installed has neither service nor backends here.
+// frontend is one frontend in the kernel. One that an earlier agent installed has neither service nor backends here.
 type frontend struct {
 	ID       uint32
 	is       lb.Frontend
 	Value    bpf.Frontend // in the kernel
 	service  string
 	up       bool
-	backends []uint32           // that it refers to
-	down     []netip.AddrPort   // whose flows were ended
+	backends []uint32           // referenced by its tables
+	down     []netip.AddrPort   // whose flows have been ended
 	Plan     *lb.FrontendPlan   // in force
-	former   []*lb.FrontendPlan // of earlier times, to whose backends the frontend may still have flows; see gone
-	changed  time.Time          // by nat: when a slot got another backend; zero: no slot lists an earlier one
+	former   []*lb.FrontendPlan // previous plans to whose backends flows may remain; see gone
+	changed  time.Time          // when a slot last got another backend, or zero if no slot must forget one (Settle)
 }
 
 // Open reads the maps of an earlier agent.
@@ -128,7 +128,7 @@ func (s *Services) Held() []lb.Frontend {
 	return held
 }
 
-// Update is the change of one frontend to a plan, while put applies it.
+// Update is the change of one frontend to a plan while Put applies it.
 type Update struct {
 	Plan     *lb.FrontendPlan
 	Frontend *frontend
@@ -136,19 +136,19 @@ type Update struct {
 	Value    bpf.Frontend
 	table    []uint16 // of its targets
 	ids      []uint32 // of its targets
-	older    []uint32 // of earlier backends that its table lists beside them
-	// anyNode are the ids of nodes that may have any flow.
+	older    []uint32 // of previous backends that its table also lists
+	// anyNode are the ids of nodes that may have any of the flows.
 	anyNode       []uint32
 	Ended         int              // backends that this plan is the first to list as down
-	MethodChanged bool             // flows by the old method end
-	settled       bool             // no half-open flow refers to an earlier backend
+	MethodChanged bool             // flows with the old method end
+	settled       bool             // no half-open flow refers to a previous backend
 	gone          []netip.AddrPort // backends whose flows end although the plan does not list them as down
-	First         bool             // the frontend had no plan of this agent, or no backend, before
+	First         bool             // the frontend had no plan from this agent, or no backend, before
 	Err           error
 }
 
-// Put applies plans, and returns the result of each. The order is backends, table, frontend, VIP, so that no entry
-// refers to a missing one. About later more targets follow with other calls.
+// Put applies plans, and returns the result of each. It writes backends, table, frontend and VIP in this order, so that
+// no entry refers to a missing one. Later calls will add about later more targets.
 func (s *Services) Put(plans []*lb.FrontendPlan, later int, tables Tables) []*Update {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -173,7 +173,7 @@ func (s *Services) putLocked(plans []*lb.FrontendPlan, later int, settled bool, 
 	return updates
 }
 
-// prepare writes everything for p that no packet reads yet.
+// prepare writes everything the plan needs that packets cannot see yet.
 func (s *Services) prepare(u *Update, room *room) *Update {
 	p := u.Plan
 	if u.Err = room.admit(p, s.Frontends[p.Frontend]); u.Err != nil {
@@ -199,8 +199,8 @@ func (s *Services) prepare(u *Update, room *room) *Update {
 	return u
 }
 
-// writeTable writes the table of a plan. Its slots list their earlier backends, to which flows may still belong: with
-// nat those that were half-open when the slot got another backend.
+// writeTable writes the table of a plan. Its slots list their previous backends, because flows may still belong to
+// them: with nat, the flows that were half-open when the slot got another backend.
 func (s *Services) writeTable(u *Update) error {
 	var was Table
 	if !u.isNew && !u.MethodChanged && !u.settled {
@@ -249,7 +249,7 @@ func (s *Services) withoutFlows(u *Update) func(id uint32) bool {
 	return func(id uint32) bool { return known[id] || s.Backends.ByID[id] == nil }
 }
 
-// putFrontend makes packets find a frontend.
+// putFrontend writes the entries by which packets find a frontend.
 func (s *Services) putFrontend(f lb.Frontend, value bpf.Frontend) error {
 	if err := s.objects.SyFrontendVips.Put(value.Id, bpf.ToAddr(f.VIP)); err != nil {
 		return err
@@ -277,7 +277,7 @@ func (s *Services) deleteFrontend(f lb.Frontend) error {
 	return nil
 }
 
-// complete records the result of an update; after an error, it releases the ids that the update took.
+// complete records the result of an update. After an error it releases the ids that the update took.
 func (s *Services) complete(u *Update) {
 	if u.Err != nil {
 		if u.Plan.Last == 0 { // some prefixes of a range may refer to the new table
@@ -332,7 +332,8 @@ func (s *Services) frontend(f lb.Frontend) (_ *frontend, isNew bool, err error) 
 	return &frontend{ID: id, is: f}, true, nil
 }
 
-// setVIP keeps the entry of a VIP while it has a frontend; it is up while one of them has a backend.
+// setVIP updates the entry of a VIP, which exists while the VIP has a frontend and is up while one of them has a
+// backend.
 func (s *Services) setVIP(addr netip.Addr) error {
 	var vip bpf.VIP
 	for _, f := range s.vips[addr] {
@@ -358,7 +359,7 @@ func (s *Services) ofVIP(addr netip.Addr) map[uint32]*frontend {
 	return s.vips[addr]
 }
 
-// Remove removes a frontend and returns its id. The caller ends its flows, and then releases the id.
+// Remove removes a frontend and returns its id. The caller must end its flows, and then release the id.
 func (s *Services) Remove(f lb.Frontend) (id uint32, err error) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -372,7 +373,7 @@ func (s *Services) Remove(f lb.Frontend) (id uint32, err error) {
 	delete(s.Frontends, f)
 	s.changes++
 	if outer := s.Frontends[withoutDecap(f)]; outer != nil && state.Plan != nil {
-		outer.former = append(outer.former, state.Plan) // its flows have the id of the outer one
+		outer.former = append(outer.former, state.Plan) // the keys of its flows have the outer frontend's id
 	}
 	delete(s.ofVIP(f.VIP), state.ID)
 	s.Backends.unuse(state.backends)
@@ -389,11 +390,11 @@ func (s *Services) Release(frontends []uint32, unused func(backend uint32) bool)
 	s.Backends.release(func(id uint32) bool { return unused(id) && !ended(id) })
 }
 
-// TableClock is table_clock of bpf/frontend.h at this uptime.
+// TableClock returns table_clock of bpf/frontend.h at an uptime.
 func TableClock(uptime time.Duration) uint16 { return uint16(uptime >> 29) }
 
-// Run makes room in the tables ahead of changes, until ctx ends.
+// Run makes room for tables ahead of changes, and frees retired ones, until ctx ends.
 func (s *Services) Run(ctx context.Context) error { return s.Slots.Run(ctx) }
 
-// Close unmaps the tables. They stay in force.
+// Close unmaps the tables, which stay in force.
 func (s *Services) Close() error { return s.Slots.window.close() }

@@ -12,15 +12,15 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// slotChanged marks a slot that has earlier backends (bpf/types.h).
+// slotChanged marks a slot that has previous backends (bpf/types.h).
 const slotChanged = 0x80000000
 
-// SpareWords is the room that is made ahead of need: for as many changes of services of ten backends as are made, one
-// after the other, in the time in which the words of earlier tables become free.
+// SpareWords is the room made in advance. It suffices for as many successive changes of services with ten backends as
+// fit into the time in which the words of replaced tables become free.
 const SpareWords = 1 << 18
 
-// slotStore keeps the tables of all frontends in sy_slots. A table is written where no frontend refers to. The words of
-// a table that was replaced are used again after a grace period, because a program may still read them.
+// slotStore keeps the tables of all frontends in sy_slots. A table is written to words that no frontend refers to. The
+// words of a replaced table are reused after a grace period, because a program may still read them.
 type slotStore struct {
 	Words  *Chunked
 	window window
@@ -32,7 +32,7 @@ type slotStore struct {
 	wakeup  chan struct{} // capacity 1: tables were written or retired
 }
 
-// openSlotStore opens the tables that these frontends of an earlier agent have.
+// openSlotStore opens the tables of these frontends, which an earlier agent wrote.
 func openSlotStore(words *Chunked, used []bpf.Frontend, log *slog.Logger) *slotStore {
 	var spans []span
 	for _, f := range used {
@@ -42,7 +42,7 @@ func openSlotStore(words *Chunked, used []bpf.Frontend, log *slog.Logger) *slotS
 	return &slotStore{Words: words, log: log, Space: newSpace(size, spans), wakeup: make(chan struct{}, 1)}
 }
 
-// SpansOf returns the words of a frontend's tables.
+// SpansOf returns the word ranges of a frontend's tables.
 func SpansOf(f bpf.Frontend) (spans []span) {
 	for _, t := range []bpf.Table{f.Table, f.Older} {
 		if t.Slots > 0 {
@@ -55,7 +55,7 @@ func SpansOf(f bpf.Frontend) (spans []span) {
 	return spans
 }
 
-// Write writes a table and sets the fields of f that refer to it. After an error f refers to nothing.
+// Write writes a table and sets the fields of f that refer to it. After an error f refers to no table.
 func (s *slotStore) Write(t Table, f *bpf.Frontend) error {
 	var err error
 	if f.Table, err = s.writeSlots(t.Slots); err != nil {
@@ -93,7 +93,7 @@ func (s *slotStore) writeSlots(slots []Slot) (t bpf.Table, err error) {
 	return t, nil
 }
 
-// put writes words where nobody reads, and returns the first one.
+// put writes words to a free range, and returns the index of the first.
 func (s *slotStore) put(words []uint32) (first uint32, err error) {
 	n := uint32(len(words))
 	s.Mu.Lock()
@@ -118,7 +118,8 @@ func (s *slotStore) put(words []uint32) (first uint32, err error) {
 	return first, nil
 }
 
-// each calls do for each chunk that has some of n words from first on, with the memory from there, and which words.
+// each calls do for each chunk that contains some of the n words from first on. memory starts at word first+from, and
+// the chunk contains the words up to first+to.
 func (s *slotStore) each(first, n uint32, do func(memory []byte, from, to uint32)) error {
 	perChunk := s.Words.Spec.MaxEntries * LineWords
 	for from := uint32(0); from < n; {
@@ -180,7 +181,7 @@ func (s *slotStore) get(first, n uint32) ([]uint32, error) {
 	return words, nil
 }
 
-// Retire gives the words of a frontend's tables back. No frontend in the kernel refers to them any longer.
+// Retire marks the words of a frontend's tables for reuse. No frontend in the kernel may still refer to them.
 func (s *slotStore) Retire(f bpf.Frontend) {
 	s.Mu.Lock()
 	s.retired = append(s.retired, SpansOf(f)...)
@@ -188,7 +189,7 @@ func (s *slotStore) Retire(f bpf.Frontend) {
 	s.wake()
 }
 
-// wake makes run make room, and look for retired tables.
+// wake makes Run make room and look for retired tables.
 func (s *slotStore) wake() {
 	select {
 	case s.wakeup <- struct{}{}:
@@ -196,7 +197,7 @@ func (s *slotStore) wake() {
 	}
 }
 
-// Reserve makes room for tables of n words in all, lines included.
+// Reserve makes room for tables of n words in total, rounded up to whole lines.
 func (s *slotStore) Reserve(n uint32) error {
 	s.Mu.Lock()
 	end := min(s.Space.Top+n, s.Space.size)
@@ -204,7 +205,7 @@ func (s *slotStore) Reserve(n uint32) error {
 	return s.Words.grow(end / LineWords)
 }
 
-// Run makes room for the next tables, and the words of retired ones free, until ctx ends.
+// Run makes room for the next tables, and frees the words of retired ones, until ctx ends.
 func (s *slotStore) Run(ctx context.Context) error {
 	for {
 		if err := s.Reserve(SpareWords); err != nil {
@@ -221,7 +222,7 @@ func (s *slotStore) Run(ctx context.Context) error {
 	}
 }
 
-// Collect waits until no program reads the tables that are retired now, and makes their words free.
+// Collect waits until no program reads the currently retired tables, and frees their words.
 func (s *slotStore) Collect() error {
 	s.Mu.Lock()
 	retired := s.retired

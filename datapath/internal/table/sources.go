@@ -4,8 +4,8 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 )
 
-// RefreshSources reads our source addresses towards backends from the kernel again. The lock is not held meanwhile. A
-// change that is missed in between causes another refresh.
+// RefreshSources rereads our source addresses towards backends from the kernel. It does not hold the lock while it asks
+// the kernel. A change that it misses causes another refresh.
 func (s *Services) RefreshSources() {
 	s.Mu.Lock()
 	hosts := s.Backends.allHosts()
@@ -17,7 +17,7 @@ func (s *Services) RefreshSources() {
 	s.Backends.refresh(finder, found)
 }
 
-// Routers returns the routers towards backends, and for equal paths those that the kernel selects.
+// Routers returns the routers towards backends. Of several equal paths it returns the one that the kernel selects.
 func (s *Services) Routers() (all []route.Router) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()

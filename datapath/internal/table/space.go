@@ -10,18 +10,18 @@ type span struct{ First, size uint32 }
 // End returns the word after the range.
 func (x span) End() uint32 { return x.First + x.size }
 
-// space assigns ranges of words to tables. They are whole lines of sy_slots, so small tables share no cache line.
+// space assigns ranges of words to tables. The ranges are whole lines of sy_slots, so tables never share a cache line.
 type space struct {
-	free []span // by first; none is empty and none touches the next
-	Top  uint32 // words from here on were never assigned
+	free []span // ordered by First; none is empty, and none touches the next
+	Top  uint32 // words from here on are not assigned
 	size uint32
 }
 
 // LineWords is LINE_WORDS of bpf/types.h.
 const LineWords = 16
 
-// newSpace returns a space of size words in which these ranges are assigned. Word 0 is never assigned: a table without
-// earlier backends names it (bpf/types.h).
+// newSpace returns a space of size words in which these ranges are assigned. Word 0 is never assigned, because tables
+// without previous backends refer to it (bpf/types.h).
 func newSpace(size uint32, used []span) *space {
 	s := &space{size: size, Top: LineWords}
 	slices.SortFunc(used, func(a, b span) int { return int(a.First) - int(b.First) })
@@ -35,13 +35,13 @@ func newSpace(size uint32, used []span) *space {
 	return s
 }
 
-// WholeLines returns the lines that a range touches.
+// WholeLines rounds a range up to whole lines.
 func WholeLines(x span) span {
 	x.size = (x.size + LineWords - 1) / LineWords * LineWords
 	return x
 }
 
-// used returns the number of words that are assigned.
+// used returns the number of assigned words.
 func (s *space) used() uint32 {
 	n := s.Top
 	for _, x := range s.free {
@@ -50,7 +50,7 @@ func (s *space) used() uint32 {
 	return n
 }
 
-// take assigns the smallest free range that fits; ok is false when there is none.
+// take assigns words from the smallest free range that fits; ok is false if there is none.
 func (s *space) take(words uint32) (first uint32, ok bool) {
 	n := WholeLines(span{0, words}).size
 	best := -1

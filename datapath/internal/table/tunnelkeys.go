@@ -9,16 +9,16 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
-// TunnelKeys are the keys of the tunnels between nodes. A packet carries a token that follows from a key, so that a
-// receiver knows that a node of the cluster sent it, and not only that it has the address of one.
+// TunnelKeys are the keys of the tunnels between nodes. A packet carries a token derived from a key, which shows the
+// receiver that a node of the cluster sent it, and not just a host with a node's address.
 type TunnelKeys struct {
-	Send   []byte   // for the packets that are sent; empty: they have no token
-	Accept [][]byte // for the packets that are accepted: with Send, at most three
+	Send   []byte   // for sent packets, which have no token if it is empty
+	Accept [][]byte // for received packets: at most three, including Send
 	// Required drops packets without the token of an accepted key.
 	Required bool
 }
 
-// Encode returns the keys as the programs have them.
+// Encode returns the keys in the programs' format.
 func (k TunnelKeys) Encode() (out bpf.TunnelKeys, err error) {
 	out.Send = TunnelToken(k.Send)
 	if len(k.Accept) > len(out.Accept) {
@@ -34,7 +34,8 @@ func (k TunnelKeys) Encode() (out bpf.TunnelKeys, err error) {
 	return out, nil
 }
 
-// TunnelToken returns the token of a key. It is never 0, which is no token. The key itself is never sent.
+// TunnelToken returns the token of a key, or 0, which means no token, if the key is empty. The key itself is never
+// sent.
 func TunnelToken(key []byte) uint64 {
 	if len(key) == 0 {
 		return 0

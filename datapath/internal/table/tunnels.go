@@ -15,7 +15,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 )
 
-// Tunnels maintains the sources whose tunnel packets are accepted, at any address of this node.
+// Tunnels maintains the sources whose tunnel packets to any address of this node are accepted.
 type Tunnels struct {
 	objects *bpf.Objects
 	filter  *Filter
@@ -25,12 +25,12 @@ type Tunnels struct {
 	own map[netip.Addr]bool // addresses of this node, and the broadcast addresses of its links
 }
 
-// NewTunnels returns tunnels without addresses of this node; Refresh reads them.
+// NewTunnels returns tunnels that do not know the addresses of this node yet; Refresh reads them.
 func NewTunnels(objects *bpf.Objects, filter *Filter, always []netip.Prefix) *Tunnels {
 	return &Tunnels{objects: objects, filter: filter, always: always}
 }
 
-// Set replaces the sources, also those of an earlier agent.
+// Set replaces the sources, including those of an earlier agent.
 func (t *Tunnels) Set(addrs []netip.Addr) error {
 	sources := slices.Clone(t.always)
 	for _, a := range addrs {
@@ -46,7 +46,7 @@ func (t *Tunnels) Set(addrs []netip.Addr) error {
 	return t.Refresh()
 }
 
-// Refresh reads the addresses of this node from the kernel again.
+// Refresh rereads the addresses of this node from the kernel.
 func (t *Tunnels) Refresh() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -99,7 +99,7 @@ func ownAddresses(addrs []netlink.Addr) (own map[netip.Addr]bool, entries map[bp
 	return own, entries
 }
 
-// broadcast returns the last address of an IPv4 network, where there is room for one (RFC 3021); else nil.
+// broadcast returns the last address of an IPv4 network, or nil if the network has no broadcast address (RFC 3021).
 func broadcast(n *net.IPNet) net.IP {
 	ip := n.IP.To4()
 	ones, bits := n.Mask.Size()
@@ -113,7 +113,7 @@ func broadcast(n *net.IPNet) net.IP {
 	return last
 }
 
-// replaceEntries makes these the entries of a map.
+// replaceEntries makes want the entries of a map.
 func replaceEntries[K comparable](m *ebpf.Map, want map[K]uint32) error {
 	for k, v := range want {
 		if err := m.Put(k, v); err != nil {

@@ -8,12 +8,12 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Usable reports whether the frontend has backends now, and had none that this agent knew before.
+// Usable reports whether the frontend has backends, and this agent knew of none before.
 func (u *Update) Usable() bool {
 	return u.Err == nil && u.First && len(u.ids) > 0 && !u.Plan.Decap
 }
 
-// Address returns the address of a backend, zero when there is none any more.
+// Address returns the address of a backend, or zero if it no longer exists.
 func (s *Services) Address(id uint32) (at netip.AddrPort) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -23,7 +23,7 @@ func (s *Services) Address(id uint32) (at netip.AddrPort) {
 	return at
 }
 
-// CertainNIC returns the address of a backend, and the interface by which it was reached; 0: none is known.
+// CertainNIC returns the address of a backend, and the last interface known to reach it, or 0 if none is known.
 func (s *Services) CertainNIC(id uint32) (to netip.Addr, nic int) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -33,14 +33,14 @@ func (s *Services) CertainNIC(id uint32) (to netip.Addr, nic int) {
 	return to, 0
 }
 
-// inbound is the delivery of packets of one frontend that other nodes send here.
+// inbound describes the delivery of one frontend's packets that other nodes send here.
 type inbound struct {
 	Here    Subject
-	Self    netip.Addr // the address of this node to which other nodes send
+	Self    netip.Addr // this node's address that other nodes send to
 	Senders []lb.Node
 }
 
-// Inbound returns what this node should do with decapsulated packets of a frontend; false when none is sent here.
+// Inbound returns what this node should do with decapsulated packets of a frontend, or false if none are sent here.
 func (s *Services) Inbound(f lb.Frontend) (in inbound, ok bool) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -59,13 +59,13 @@ func (s *Services) Inbound(f lb.Frontend) (in inbound, ok bool) {
 	return in, true
 }
 
-// Subject is what the verdict for a made packet is compared with.
+// Subject is what the verdict for a synthetic packet is compared with.
 type Subject struct {
 	Plan     *lb.FrontendPlan
-	Backends []uint32 // ids to which packets may be sent
+	Backends []uint32 // ids of backends that packets may be sent to
 }
 
-// Subject returns what the kernel should do for a frontend; false when it has no backend, or no plan of this agent.
+// Subject returns what the kernel should do for a frontend, or false if it has no backend or no plan from this agent.
 func (s *Services) Subject(f lb.Frontend) (Subject, bool) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -75,14 +75,14 @@ func (s *Services) Subject(f lb.Frontend) (Subject, bool) {
 	}
 	backends := state.backends
 	f.Decap = true
-	if here := s.Frontends[f]; state.Plan.NodeForwarding.Enabled && here != nil { // this node delivers, too
+	if here := s.Frontends[f]; state.Plan.NodeForwarding.Enabled && here != nil { // this node also delivers
 		backends = slices.Concat(backends, here.backends)
 	}
 	return Subject{state.Plan, backends}, true
 }
 
-// Interfaces returns the indexes of the interfaces by which backends on other nodes are reached: those of some updates,
-// or with nil of all frontends.
+// Interfaces returns the indexes of the interfaces towards backends on other nodes: the backends of these updates, or
+// all backends if of is nil.
 func (s *Services) Interfaces(of []*Update) (indexes []int) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -128,13 +128,13 @@ func (t *Tunnels) Addresses() map[netip.Addr]bool {
 	return t.own
 }
 
-// Direct reports whether packets keep their addresses on the way to the backend.
+// Direct reports whether packets keep their source address on the way to the backend.
 func (s Subject) Direct() bool { return s.Plan.Method == lb.MethodDSR || s.Plan.KeepSource }
 
-// Reroute is a change of the first step towards backends that makes it uncertain that they are reached.
+// Reroute is a change of the next hop towards backends after which it is uncertain that packets reach them.
 type Reroute struct{ From, To route.Hop }
 
-// follow records the first step towards a backend.
+// follow records the next hop towards a backend.
 func (b *backend) follow(now route.Hop) {
 	if now != b.Hop && now != b.certain && now.NIC != 0 && !uncertain(b.at.Addr(), b.certain, now) {
 		b.certain = now
@@ -142,8 +142,8 @@ func (b *backend) follow(now route.Hop) {
 	b.Hop = now
 }
 
-// uncertain reports whether a change of the first step to a backend may lead elsewhere: to a router instead of the
-// link, or by the default route.
+// uncertain reports whether a new next hop towards a backend may lead elsewhere: to a router instead of the link, or
+// along the default route.
 func uncertain(to netip.Addr, from, now route.Hop) bool {
 	if from.NIC == 0 {
 		return false
@@ -155,7 +155,8 @@ func uncertain(to netip.Addr, from, now route.Hop) bool {
 	return ok && bits == 0
 }
 
-// Reroutes returns the backends to which the first step is uncertain. Nodes with this datapath have no port to probe.
+// Reroutes returns the backends whose next hop is uncertain. It leaves out nodes with this datapath, which have no port
+// to probe.
 func (s *Services) Reroutes() map[netip.AddrPort]Reroute {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -168,7 +169,7 @@ func (s *Services) Reroutes() map[netip.AddrPort]Reroute {
 	return all
 }
 
-// Accept makes the first step of a reroute certain.
+// Accept makes the new next hop of a reroute certain.
 func (s *Services) Accept(x Reroute) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -179,7 +180,7 @@ func (s *Services) Accept(x Reroute) {
 	}
 }
 
-// FirstHop returns the address of a backend, and the first step towards it.
+// FirstHop returns the address of a backend, and the next hop towards it.
 func (s *Services) FirstHop(id uint32) (to netip.Addr, hop route.Hop) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
