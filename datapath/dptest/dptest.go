@@ -1,5 +1,4 @@
-// Package dptest builds and reads packets for tests of the datapath, and checks packets that are sent: lengths,
-// checksums, TTL.
+// Package dptest builds and parses packets for tests of the datapath, and checks lengths and checksums of sent packets.
 package dptest
 
 import (
@@ -17,51 +16,52 @@ import (
 const (
 	ICMP, IPIP, TCP, UDP, IPv6, ICMPv6, SCTP = 1, 4, 6, 17, 41, 58, 132
 
-	// GUEPort is the UDP port behind which Parse looks for a tunnel.
+	// GUEPort is the UDP port on which Parse expects a tunnel.
 	GUEPort = 6090
 
 	FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16
 )
 
-// MAC is the address that frames have by default.
+// MAC is the default destination address of frames.
 var MAC = net.HardwareAddr{2, 0, 0, 0, 0, 1}
 
 // Packet is an Ethernet frame with IPv4 or IPv6 and one transport header.
 type Packet struct {
-	To       net.HardwareAddr // nil: MAC
-	Src, Dst netip.AddrPort   // of one family
+	To       net.HardwareAddr // MAC if nil
+	Src, Dst netip.AddrPort   // of the same family
 	Proto    uint8
-	TTL      uint8  // 0: 64
-	TOS      uint8  // or traffic class
+	TTL      uint8  // 64 if 0
+	TOS      uint8  // or the IPv6 traffic class
 	ID       uint16 // of IPv4
-	Label    uint32 // the flow label of IPv6, 20 bits
+	Label    uint32 // IPv6 flow label, 20 bits
 	// TCP
 	Flags     uint8
 	Seq, Ack  uint32
 	Window    uint16
-	MSS       uint16 // as an option; 0: none
-	Timestamp uint32 // as an option, behind the MSS; 0: none
-	// ICMP: the ports are not used. SCTP: Type is that of the chunk, Ack the verification tag, Seq the initiate tag.
+	MSS       uint16 // as an option; none if 0
+	Timestamp uint32 // as an option, after the MSS; none if 0
+	// ICMP does not use the ports. With SCTP, Type is the chunk type, Ack the verification tag, and Seq the initiate
+	// tag.
 	Type, Code uint8
-	Rest       uint32 // the second word of ICMP
+	Rest       uint32 // the second word of an ICMP header
 	Payload    []byte
 	NoSum      bool // UDP without a checksum
 	DF         bool // IPv4
 	// Tags are VLAN ids, the outer one first.
 	Tags []uint16
-	// Inner is what a tunnel packet carries.
+	// Inner is the packet that a tunnel packet carries.
 	Inner *Packet
-	// Private is the private data of GUE, in which it is carried.
+	// Private is the private data of the GUE header that carries Inner.
 	Private []byte
-	// Fragment makes it a later fragment of a datagram.
+	// Fragment makes the packet a fragment of a datagram other than the first.
 	Fragment bool
-	// Options are IPv4 options or an IPv6 destination options header, of 8 bytes of padding.
+	// Options adds 8 bytes of padding as IPv4 options or an IPv6 destination options header.
 	Options bool
 }
 
 func (p Packet) v4() bool { return p.Src.Addr().Is4() }
 
-// Frame returns p as bytes, with every length and checksum right.
+// Frame returns p as bytes with correct lengths and checksums.
 func (p Packet) Frame() []byte {
 	l4 := p.transport()
 	f := make([]byte, 14, 128)
@@ -171,7 +171,7 @@ func (p Packet) transport() []byte {
 	return h
 }
 
-// sctp is one chunk with its common header (RFC 9260, 3).
+// sctp returns one chunk with the common header (RFC 9260, 3).
 func (p Packet) sctp() []byte {
 	h := make([]byte, 20, 20+len(p.Payload))
 	binary.BigEndian.PutUint16(h[0:], p.Src.Port())
@@ -185,8 +185,8 @@ func (p Packet) sctp() []byte {
 	return h
 }
 
-// GUE returns the payload of a UDP packet that carries p with private data of a multiple of four bytes
-// (draft-ietf-intarea-gue, version 0).
+// GUE returns the payload of a UDP packet that carries p with private data (draft-ietf-intarea-gue, version 0). The
+// length of private must be a multiple of four bytes.
 func GUE(p Packet, private ...byte) []byte {
 	proto := byte(IPv6)
 	if p.v4() {
@@ -195,7 +195,7 @@ func GUE(p Packet, private ...byte) []byte {
 	return append(append([]byte{byte(len(private) / 4), proto, 0, 0}, private...), p.Frame()[14:]...)
 }
 
-// pseudo is the pseudo header; ICMP for IPv4 has none.
+// pseudo returns the pseudo header, or nil for ICMP over IPv4, which has none.
 func (p Packet) pseudo(n int) []byte {
 	if p.Proto == ICMP {
 		return nil
@@ -204,7 +204,8 @@ func (p Packet) pseudo(n int) []byte {
 	return append(b, 0, p.Proto, byte(n>>8), byte(n))
 }
 
-// ParseWhole is Parse for a frame with no byte that Packet has no field for: behind the MAC addresses it equals Frame.
+// ParseWhole is Parse, but fails if Packet does not represent every byte of the frame: after the MAC addresses it must
+// equal Frame.
 func ParseWhole(f []byte) (Packet, error) {
 	p, err := Parse(f)
 	if err != nil {
@@ -220,7 +221,7 @@ func ParseWhole(f []byte) (Packet, error) {
 	return p, nil
 }
 
-// Parse reads a frame and fails when a length or checksum in it is wrong.
+// Parse parses a frame, and fails if a length or checksum in it is wrong.
 func Parse(f []byte) (Packet, error) {
 	var p Packet
 	if len(f) < 34 {

@@ -8,7 +8,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/checksum"
 )
 
-// Fragments returns p as the frames of fragments with at most size bytes of payload each, a multiple of 8.
+// Fragments returns the frames of p's fragments with at most size bytes of payload each. size must be a multiple of 8.
 func (p Packet) Fragments(id uint32, size int) (frames [][]byte) {
 	whole := p.Frame()
 	l3 := 14
@@ -42,7 +42,7 @@ func (p Packet) Fragments(id uint32, size int) (frames [][]byte) {
 	return frames
 }
 
-// Join is the inverse of Fragments, for frames in their order.
+// Join is the inverse of Fragments for frames in their original order.
 func Join(frames [][]byte) (Packet, error) {
 	const l3 = 14
 	var whole []byte

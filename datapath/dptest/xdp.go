@@ -11,8 +11,7 @@ import (
 // Results of an XDP program (enum xdp_action).
 const XDPDrop, XDPPass = 1, 2
 
-// AttachXDP attaches an XDP program that is not ours, with a constant result, to an interface of the network namespace
-// of this thread.
+// AttachXDP attaches a foreign XDP program with a constant result to an interface in this thread's network namespace.
 func AttachXDP(name string, result int32) error {
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "foreign", Type: ebpf.XDP, License: "GPL",
@@ -25,7 +24,7 @@ func AttachXDP(name string, result int32) error {
 	return setXDP(name, prog.FD())
 }
 
-// DetachXDP removes it.
+// DetachXDP removes that program.
 func DetachXDP(name string) error { return setXDP(name, -1) }
 
 func setXDP(name string, fd int) error {
