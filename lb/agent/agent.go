@@ -31,32 +31,32 @@ import (
 // Options are the inputs of an agent.
 type Options struct {
 	ConfigFile string         // read by New when Config is nil, and by each reload
-	Config     *config.Config // nil: read ConfigFile
+	Config     *config.Config // if nil, New reads ConfigFile
 	Version    string         // reported by the API
 	Log        *slog.Logger   // required
-	Level      *slog.LevelVar // the level of Log, set by each reload; nil: not changed
-	PinPath    string         // directory of the pinned BPF objects; "": PIN_DIRECTORY, else datapath.DefaultPinPath
-	StateDir   string         // state that outlives the agent, not a reboot; "": datapath.DefaultStateDir
-	KeepDir    string         // state that outlives a reboot; "": STATE_DIRECTORY (systemd.exec(5)), else StateDir
+	Level      *slog.LevelVar // Log's level, set by each reload if not nil
+	PinPath    string         // directory of the pinned BPF objects; default: PIN_DIRECTORY or datapath.DefaultPinPath
+	StateDir   string         // state that outlives the agent, not a reboot; default: datapath.DefaultStateDir
+	KeepDir    string         // state that outlives a reboot; default: STATE_DIRECTORY (systemd.exec(5)) or StateDir
 
-	queue    *logqueue.Queue  // of Log; nil: it has none
+	queue    *logqueue.Queue  // Log's queue; may be nil
 	mounted  string           // mountedVersion of ConfigFile before it was read
-	hangup   chan os.Signal   // SIGHUP: reload; nil: set by New
-	restart  chan os.Signal   // SIGUSR1: a supervisor starts another agent; nil: none
+	hangup   chan os.Signal   // SIGHUP: reload; set by New if nil
+	restart  chan os.Signal   // SIGUSR1: a supervisor starts another agent; may be nil
 	network  *machine.Network // read by New
 	problems *problems        // set by New
 	api      *apiDialer       // set by complete
 	boundary *lb.Boundary     // set by complete, unless a test has
-	// setLabels takes the labels of this node; set by New.
+	// setLabels takes this node's labels; set by New.
 	setLabels func(map[string]string)
 
-	open func(datapath.Options) (forwarder, error) // nil: openDatapath; tests have one in memory
+	open func(datapath.Options) (forwarder, error) // openDatapath if nil; tests use one in memory
 }
 
-// before is Before of each Boundary: nil, except in programs built with the tag "faults" (faults.go).
+// before is the Before hook of each Boundary. It is nil except in programs built with the tag "faults" (faults.go).
 var before func(lb.Part, string)
 
-// complete fills in the defaults, and reads the configuration when there is none.
+// complete fills in the defaults, and reads the configuration if Config is nil.
 func (o Options) complete() (Options, error) {
 	o.PinPath = cmp.Or(o.PinPath, os.Getenv("PIN_DIRECTORY"), datapath.DefaultPinPath)
 	o.StateDir = cmp.Or(o.StateDir, datapath.DefaultStateDir)
@@ -84,42 +84,42 @@ func (o Options) complete() (Options, error) {
 	return o, err
 }
 
-// Agent is the daemon with all of its parts, created by New.
+// Agent is the daemon with all its parts, created by New.
 type Agent struct {
 	log      *slog.Logger
 	engine   *lb.Engine
 	datapath io.Closer
 	reloader *reloader
-	keys     *clusterKeys // nil: no cluster, or keys of a file
-	// configured is the number of services in the file at the start.
+	keys     *clusterKeys // nil without a cluster, or with keys from a file
+	// configured is the number of services in the file at startup.
 	configured int
-	sources    []task // run until the routes are to be withdrawn
+	sources    []task // run until the routes are about to be withdrawn
 	tasks      []task // run until the routes are withdrawn
 	problems   *problems
 	queue      *logqueue.Queue
 	keepRoutes func() // before a restart
 	restarts   chan struct{}
 	hangup     chan os.Signal // to reload
-	announced  chan os.Signal // of a restart by a supervisor
-	anew       atomic.Bool    // another agent is to follow in this process
+	announced  chan os.Signal // a supervisor restarts the agent
+	anew       atomic.Bool    // another agent will follow in this process
 }
 
-// task is a component that runs as long as the agent does.
+// task is a component that runs for the life of the agent.
 type task struct {
 	name string
 	run  func(context.Context) error
 }
 
 // Times of the engine: how long the first announcement waits for the first result of every check, the delay between
-// retries, and how long the end of the agent waits for the withdrawal of the routes.
+// retries, and how long shutdown waits for the routes to be withdrawn.
 const (
 	settleTimeout   = 10 * time.Second
 	retryDelay      = 500 * time.Millisecond
 	withdrawTimeout = 5 * time.Second
 )
 
-// New creates an agent. It loads and attaches the kernel programs, which continue with the state of an earlier run, and
-// starts nothing else.
+// New creates an agent. It loads and attaches the kernel programs, which continue with the state of the previous run,
+// and starts nothing else.
 func New(o Options) (*Agent, error) {
 	o, err := o.complete()
 	if err != nil {
@@ -196,7 +196,7 @@ func New(o Options) (*Agent, error) {
 	return a, nil
 }
 
-// connect creates the engine and what reads from it: the drain store, the cluster and the admin API.
+// connect creates the engine and everything that reads from it: the drain store, the cluster and the admin API.
 func (a *Agent) connect(
 	o Options, facts node, services *file.Source, announcers announcers, dp forwarder,
 	registry *prometheus.Registry,
@@ -309,7 +309,7 @@ func (a *Agent) connect(
 	return nil
 }
 
-// accessOf returns who may use the API by TCP.
+// accessOf returns who may use the API over TCP.
 func accessOf(c *config.Config) admin.Access {
 	return admin.Access{Token: c.Admin.Token.Reveal(), Allow: c.Admin.Allow}
 }

@@ -25,13 +25,13 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/kube"
 )
 
-// Allocate is "steelyard allocate": it takes part in the election of who assigns addresses, and keeps the keys of the
-// tunnels, until ctx ends. It needs nothing of the machine, and reads the configuration of the nodes. It reads it again
+// Allocate is "steelyard allocate": until ctx ends, it takes part in the election of the address allocator, and
+// maintains the tunnel keys. It needs nothing from the machine. It reads the configuration of the nodes, and rereads it
 // at SIGHUP and, in a Kubernetes volume, at each change.
 func Allocate(ctx context.Context, configFile, version string, w io.Writer) error {
 	hangup := catch(syscall.SIGHUP)
 	defer signal.Stop(hangup)
-	mount := mountedVersion(configFile) // before it is read: a change meanwhile is not missed
+	mount := mountedVersion(configFile) // before it is read, so that no change is missed
 	cfg, err := loadForCluster(configFile)
 	if err != nil {
 		return err
@@ -67,7 +67,7 @@ func Allocate(ctx context.Context, configFile, version string, w io.Writer) erro
 	return err
 }
 
-// loadForCluster reads the configuration of the nodes of a cluster on another machine.
+// loadForCluster reads the configuration of a cluster's nodes on another machine.
 func loadForCluster(configFile string) (*config.Config, error) {
 	cfg, err := preflight.Load(configFile)
 	if err == nil && cfg.Kubernetes == nil {
@@ -78,7 +78,7 @@ func loadForCluster(configFile string) (*config.Config, error) {
 
 // allocation is the allocator of Allocate and its configuration.
 type allocation struct {
-	name      string // in the election
+	name      string // identity in the election
 	allocator *kube.Allocator
 	file      string
 	level     *slog.LevelVar
@@ -120,7 +120,7 @@ func (a *allocation) run(ctx context.Context) error {
 	return a.allocator.Run(ctx)
 }
 
-// reload reads the configuration again. One that is not valid changes nothing.
+// reload reads the configuration again. An invalid one changes nothing.
 func (a *allocation) reload() (admin.Reloaded, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -150,7 +150,7 @@ func (a *allocation) reload() (admin.Reloaded, error) {
 	return done, nil
 }
 
-// allocatorName is the identity in the election. Two pods may be on one node.
+// allocatorName returns the identity in the election. Two pods may run on one node.
 func allocatorName() (string, error) {
 	host, err := os.Hostname()
 	if err != nil {

@@ -23,26 +23,26 @@ type announcers struct {
 	all   lb.Announcer
 	peers func() []lb.PeerStatus // BGP neighbours
 	sent  func(peer netip.Addr) ([]lb.SentRoute, bool)
-	// findings returns what does not work besides sessions.
+	// findings returns the faults other than those of sessions.
 	findings func() []lb.Finding
-	// notReceived returns why nobody receives a route that is announced; "": somebody does.
+	// notReceived says why nobody receives an announced route, or returns "" if somebody does.
 	notReceived func(lb.RouteStatus) string
 	conflicts   conflicts
-	kinds       []lb.AnnouncerKind // that are on
+	kinds       []lb.AnnouncerKind // enabled
 	// grace is lb.EngineOptions.Grace.
 	grace func(by []lb.AnnouncerKind) time.Duration
 	// keepRoutes leaves the routes to graceful restart.
 	keepRoutes func()
-	// configure applies a changed [bgp]; nil: there was none at the start.
+	// configure applies a changed [bgp]. It is nil if there was none at startup.
 	configure func(*config.Config) error
-	setLabels func(map[string]string) // of the Node of this machine
-	members   *membership             // nil: none
-	// require says which interfaces forward.
+	setLabels func(map[string]string) // of this machine's Node
+	members   *membership             // may be nil
+	// require takes the function that reports which interfaces forward.
 	require func(forwards func(name string) bool)
 	tasks   []task
 }
 
-// configureTimeout bounds how long changed options of BGP take until every route is queued.
+// configureTimeout bounds how long changed BGP options take until every route is queued.
 const configureTimeout = 30 * time.Second
 
 func newAnnouncers(
@@ -125,7 +125,7 @@ func (a announcers) seen(s lb.Status) lb.Status {
 	return s
 }
 
-// intersection returns the announcers that are on of those that may announce a route, empty for all.
+// intersection returns the enabled announcers among those allowed for a route; if allowed is empty, all of them.
 func intersection(on, allowed []lb.AnnouncerKind) []lb.AnnouncerKind {
 	if len(allowed) == 0 {
 		return on
@@ -140,17 +140,17 @@ func (a announcers) judge(routes []lb.RouteStatus) []lb.RouteStatus {
 
 // carrier is an announcer whose announcements may reach nobody.
 type carrier interface {
-	// Carried reports whether the route of a VIP is sent to a neighbour.
+	// Carried reports whether a VIP's route is sent to a neighbour.
 	Carried(vip netip.Addr) bool
 }
 
 // accepter is a carrier whose neighbours may not accept a route.
 type accepter interface {
-	// NotAccepted returns which neighbour does not, and why; "": none is known.
+	// NotAccepted returns which neighbour does not accept the route, and why, or "" if none is known.
 	NotAccepted(vip netip.Addr) string
 }
 
-// notReceived returns why nobody receives a route, given the announcers that are on.
+// notReceived says why nobody receives a route, given the enabled announcers, or returns "".
 func notReceived(r lb.RouteStatus, on map[lb.AnnouncerKind]lb.Announcer) string {
 	reason := "no announcer of it is on"
 	for kind, a := range on {
@@ -185,7 +185,7 @@ func bgpOptions(cfg *config.Config, facts node, log *slog.Logger) bgp.Options {
 		chosen := func(peer config.Peer) bool { return slices.Contains(peer.Pools, p.Name) }
 		a := attributes(p.Attributes)
 		if a.Empty() && p.AggregateV4+p.AggregateV6+p.Prepend == 0 && !slices.ContainsFunc(c.Peers, chosen) {
-			continue // it is like no pool: its change concerns no session
+			continue // treated as if it had no pool: its change affects no session
 		}
 		o.Pools = append(o.Pools, bgp.Pool{
 			Name: p.Name, Ranges: p.Ranges, Attributes: a, Prepend: p.Prepend,
@@ -216,7 +216,7 @@ func attributes(a config.Attributes) bgp.Attributes {
 	return out
 }
 
-// communities returns the standard, the large and the extended ones.
+// communities returns the standard, large and extended communities.
 func communities(list []config.Community) (standard []uint32, large [][3]uint32, extended [][8]byte) {
 	for _, x := range list {
 		if s, ok := x.Standard(); ok {

@@ -5,14 +5,14 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
-// assignedStore keeps the addresses that services of the file have from pools.
+// assignedStore stores the pool addresses of services in the file.
 type assignedStore struct {
 	file *state.File
 	kept *keeper
 }
 
-// openFileSource returns the source of the services of the file, and the task that stores their addresses. The services
-// keep the addresses of an earlier run.
+// openFileSource returns the source of the file's services, and the task that stores their addresses. The services keep
+// the addresses of the previous run.
 func openFileSource(o Options) (*file.Source, task) {
 	kept := newKeeper("addresses not stored, services may get others from their pools at the next start", o.problems)
 	s := assignedStore{state.New(o.KeepDir, "addresses", 1), kept}

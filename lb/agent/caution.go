@@ -21,24 +21,24 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
-// steadyTime is how long an agent runs before the objects that it has are trusted, and endsMax how many agents in a row
-// may end by a panic earlier than that.
+// steadyTime is how long an agent runs before it trusts its objects. endsMax is the number of consecutive agents that
+// may end by a panic before that.
 const (
 	steadyTime = 10 * time.Minute
 	endsMax    = 3
 )
 
-// caution is between the source that is the cluster and the engine. What ends the agent may come back with each start:
-// after three panics in a row it starts without what came last. Services that are new or have another configuration
-// stay as they are in the kernel, and the weights that servers report do not count, until it has run for steadyTime.
+// caution sits between the cluster source and the engine. An object that makes the agent panic may come back at each
+// start, so after three panics in a row the agent starts without what came last: until it has run for steadyTime, new
+// and reconfigured Services stay as they are in the kernel, and weights reported by servers do not count.
 type caution struct {
 	lb.Sink
-	ends     *state.File // how many agents in a row have ended by a panic
-	trusted  *state.File // configurations of services, as config returns them, by name
+	ends     *state.File // number of consecutive agents that ended by a panic
+	trusted  *state.File // configurations of services by name, as config returns them
 	problems *problems
 	log      *slog.Logger
 
-	mu     sync.Mutex // guards all below; held during calls of Sink, which keeps their order
+	mu     sync.Mutex // guards all below; held during calls to Sink, to keep their order
 	on     bool
 	proven map[string]string      // of trusted, while on
 	back   map[string]*lb.Service // kept back
@@ -46,7 +46,7 @@ type caution struct {
 	before map[string]string // configurations a while ago
 }
 
-// cautionProblem is the part of problems that says that caution is on.
+// cautionProblem names the problem that says that caution is on.
 const cautionProblem = "start without what came last"
 
 func openCaution(to lb.Sink, dir string, p *problems, log *slog.Logger) *caution {
@@ -76,8 +76,8 @@ func openCaution(to lb.Sink, dir string, p *problems, log *slog.Logger) *caution
 	return c
 }
 
-// panicked reports whether the last agent has ended by a panic, and makes the runtime write the report of the next one
-// into a file in dir. An agent that was killed leaves no report, so it does not count.
+// panicked reports whether the previous agent ended by a panic, and makes the runtime write the report of the next
+// panic to a file in dir. A killed agent leaves no report, so it does not count.
 func panicked(dir string, log *slog.Logger) bool {
 	path := filepath.Join(dir, "panic")
 	was, err := os.ReadFile(path)
@@ -90,7 +90,7 @@ func panicked(dir string, log *slog.Logger) bool {
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		var f *os.File
 		if f, err = os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600); err == nil {
-			err = errors.Join(debug.SetCrashOutput(f, debug.CrashOptions{}), f.Close()) // it has a duplicate
+			err = errors.Join(debug.SetCrashOutput(f, debug.CrashOptions{}), f.Close()) // the runtime has a duplicate
 		}
 	}
 	if err != nil {
@@ -105,7 +105,7 @@ func (c *caution) save(f *state.File, v any) {
 	}
 }
 
-// config returns what users configure of a service, as a hash. Its backends change all the time.
+// config returns a hash of what users configure in a service, without its backends, which change all the time.
 func (c *caution) config(s *lb.Service) string {
 	type port struct {
 		lb.Port
@@ -145,7 +145,7 @@ func (c *caution) Delete(name string) {
 	c.Sink.Delete(name)
 }
 
-// health returns a report without the weight that the server has reported, while that does not count.
+// health returns a report without the server's weight while such weights do not count.
 func (c *caution) health(h lb.Health) lb.Health {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -155,7 +155,7 @@ func (c *caution) health(h lb.Health) lb.Health {
 	return h
 }
 
-// run trusts what has been there for steadyTime, until ctx ends. An end by ctx is none that counts.
+// run trusts what has existed for steadyTime, until ctx ends. An end by ctx does not count.
 func (c *caution) run(ctx context.Context) error {
 	tick := time.NewTicker(steadyTime)
 	defer tick.Stop()

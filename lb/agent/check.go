@@ -14,8 +14,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/agent/preflight"
 )
 
-// Check is "steelyard check": it reads and validates a configuration file. It refuses what the agent refuses at its
-// start, would have to leave out, or would wait for. elsewhere: the file is for another machine.
+// Check is "steelyard check": it reads and validates a configuration file. It refuses what the agent would refuse at
+// startup, leave out or wait for. With elsewhere the file is for another machine.
 func Check(configFile string, elsewhere bool) (*config.Config, error) {
 	if elsewhere {
 		return preflight.LoadElsewhere(configFile)
@@ -31,8 +31,8 @@ func Check(configFile string, elsewhere bool) (*config.Config, error) {
 		memberFamily(thisHost{}, (*config.Report).Errorf))
 }
 
-// load is Check for the start of the agent: an address that now belongs to the machine must not keep an agent from
-// starting that serves other addresses, so it is a warning.
+// load is Check at startup of the agent. An address that now belongs to the machine is only a warning: it must not
+// prevent an agent that serves other addresses from starting.
 func load(configFile string) (*config.Config, error) {
 	network, err := machine.Read()
 	if err != nil {
@@ -45,8 +45,8 @@ func load(configFile string) (*config.Config, error) {
 		memberFamily(thisHost{}, (*config.Report).Warnf))
 }
 
-// reload is Check of a text for a running agent. What is read at the start only is in force already: what is wrong with
-// the interfaces is a warning.
+// reload is Check of a text for a running agent. Settings that are read only at startup are already active, so a
+// problem with the interfaces is a warning.
 func reload(name string, text []byte) (*config.Config, error) {
 	network, err := machine.Read()
 	if err != nil {
@@ -58,7 +58,8 @@ func reload(name string, text []byte) (*config.Config, error) {
 		memberFamily(thisHost{}, (*config.Report).Errorf))
 }
 
-// startable is the rule that refuses what New would refuse, and finds what the agent would have to wait for.
+// startable is the rule that refuses what New would refuse, and reports with found what the agent would have to wait
+// for.
 func startable(found fail) config.Rule {
 	return func(c *config.Config, r *config.Report) {
 		_, err := describe(c, thisHost{})
@@ -92,8 +93,8 @@ func plain(err error) error {
 
 type fail = func(r *config.Report, key, hint, problem string, args ...any)
 
-// links is the rule that finds interfaces that do not exist, by missing, and those of another kind, by wrong. The agent
-// starts as soon as one of the uplinks exists, and uses the others from when they exist.
+// links is the rule that reports interfaces that do not exist with missing, and interfaces of another kind with wrong.
+// The agent starts as soon as one of the uplinks exists, and uses the others when they appear.
 func links(n *machine.Network, missing, wrong fail) config.Rule {
 	check := func(r *config.Report, key string, names []string) {
 		for i, name := range names {
@@ -115,8 +116,8 @@ func links(n *machine.Network, missing, wrong fail) config.Rule {
 	}
 }
 
-// memberFamily is the rule that finds members of [l2] that this node cannot reach: it is a member by one address. It
-// warns of further addresses of members, and finds it by found when none is left.
+// memberFamily is the rule for members of [l2] that this node cannot reach, because it is a member with one address
+// only. It warns about members' further addresses, and reports with found if none is left.
 func memberFamily(h host, found fail) config.Rule {
 	return func(c *config.Config, r *config.Report) {
 		if c.L2 == nil {

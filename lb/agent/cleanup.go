@@ -11,7 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/kube"
 )
 
-// CleanupCluster is "steelyard cleanup --cluster". kubeconfig "": the default of kubectl, or that of the pod.
+// CleanupCluster is "steelyard cleanup --cluster". With kubeconfig "" it uses kubectl's default, or the pod's.
 func CleanupCluster(ctx context.Context, kubeconfig, namespace string, w io.Writer) error {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = kubeconfig

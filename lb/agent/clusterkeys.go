@@ -19,31 +19,32 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/kube"
 )
 
-// How long the start waits for an API server that does not answer: longer when this node has no keys from earlier.
+// How long startup waits for an API server that does not answer: longer if this node has no stored keys.
 const (
 	firstKeysTimeout = 20 * time.Second
-	// makeKeysTimeout is how much longer a node without the right to make keys waits for who has it: its pod may start
-	// at the same time. The start takes less than the liveness probe of the manifest and systemd permit.
+	// makeKeysTimeout is how much longer a node without the right to create keys waits for one that has it: that node's
+	// pod may be starting at the same time. Startup stays within the limits of systemd and of the manifest's liveness
+	// probe.
 	makeKeysTimeout  = 40 * time.Second
 	knownKeysTimeout = 3 * time.Second
 )
 
 // clusterKeys are the tunnel keys and the hash seed of the cluster. They are read before the datapath opens, because
-// the seed cannot change later. A file has the last ones, for a start without the API server.
+// the seed cannot change later. The last ones are stored in a file, for a start without the API server.
 type clusterKeys struct {
 	keeper *kube.KeyKeeper
 	path   string
-	seed   [32]byte // that the datapath was opened with
+	seed   [32]byte // the datapath's seed
 	keys   *datapath.TunnelKeys
-	known  *kube.Keys // at the start; nil: none
-	// changed is called with keys that are in force in the datapath.
+	known  *kube.Keys // at startup; nil if there were none
+	// changed is called with keys that are active in the datapath.
 	changed func(kube.Keys)
 	log     *slog.Logger
 	stale   atomic.Bool // the Secret has another seed
 }
 
-// openClusterKeys reads the keys. It returns nil when there is no cluster, or a file has the keys. Without keys the
-// agent starts all the same: an earlier one may have set some.
+// openClusterKeys reads the keys. It returns nil if there is no cluster, or if a file has the keys. The agent also
+// starts without keys: a previous one may have set some.
 func openClusterKeys(o Options) (*clusterKeys, error) {
 	if o.Config.Kubernetes == nil || len(o.Config.Datapath.TunnelKeys) > 0 {
 		return nil, nil
@@ -88,21 +89,21 @@ func openClusterKeys(o Options) (*clusterKeys, error) {
 	return c, nil
 }
 
-// within returns the keys of the Secret.
+// within returns the Secret's keys, read within timeout.
 func within(timeout time.Duration, read func(context.Context) (kube.Keys, error)) (kube.Keys, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	return read(ctx)
 }
 
-// close ends what openClusterKeys has begun, when the task has not been run.
+// close ends what openClusterKeys started, if the task has not run.
 func (c *clusterKeys) close() {
 	if c != nil {
 		c.keeper.Close()
 	}
 }
 
-// tunnelKeys are the keys of the cluster for the datapath.
+// tunnelKeys converts the cluster's keys for the datapath.
 func tunnelKeys(k kube.Keys) datapath.TunnelKeys {
 	keys := datapath.TunnelKeys{Send: k.Current, Accept: [][]byte{k.Current, k.Next}, Required: k.Required}
 	if len(k.Previous) > 0 {
@@ -111,7 +112,7 @@ func tunnelKeys(k kube.Keys) datapath.TunnelKeys {
 	return keys
 }
 
-// task returns the task that follows the keys, with what puts them in force.
+// task returns the task that follows the keys; set activates them.
 func (c *clusterKeys) task(set func(datapath.TunnelKeys) error) task {
 	return task{"tunnel keys", func(ctx context.Context) error {
 		return c.keeper.Run(ctx, func(k kube.Keys) error {
@@ -128,7 +129,7 @@ func (c *clusterKeys) task(set func(datapath.TunnelKeys) error) task {
 	}}
 }
 
-// problems returns what is wrong with the keys, for the status.
+// findings returns what is wrong with the keys, for the status.
 func (c *clusterKeys) findings() (all []lb.Finding) {
 	if c == nil {
 		return nil
@@ -162,7 +163,7 @@ func (c *clusterKeys) load() (*kube.Keys, error) {
 	return &keys, nil
 }
 
-// save stores keys for the next start. Only root may read them.
+// save stores keys for the next start. Only root can read them.
 func (c *clusterKeys) save(k kube.Keys) {
 	text, err := json.Marshal(k.Data())
 	dir := filepath.Dir(c.path)

@@ -11,11 +11,11 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/admin"
 )
 
-// conflicts reports the addresses that other hosts answer for by ARP or NDP.
+// conflicts reports addresses that other hosts answer for by ARP or NDP.
 type conflicts struct {
-	list    func() []l2.Conflict // nil: l2 is off
+	list    func() []l2.Conflict // nil if l2 is off
 	waiting func() map[netip.Addr]l2.Waiting
-	bgp     bool // BGP is on, too
+	bgp     bool // BGP is on as well
 }
 
 // text describes a conflict.
@@ -33,7 +33,7 @@ func (conflicts) text(c l2.Conflict) string {
 	return fmt.Sprintf("%s claims it, too, since %s", host, c.Since.Format(time.RFC3339))
 }
 
-// problems returns the conflicts for the status, those with the same text as one.
+// findings returns the conflicts for the status, with equal texts merged.
 func (x conflicts) findings() (all []lb.Finding) {
 	if x.list == nil {
 		return nil
@@ -53,8 +53,8 @@ func (x conflicts) findings() (all []lb.Finding) {
 	return all
 }
 
-// withheld returns why an address that the engine announces by these announcers is not announced, and whether that is
-// intended; "": it is.
+// withheld says why an address that the engine announces with these announcers is not announced, and whether that is
+// intended, or returns "" if it is announced.
 func (x conflicts) withheld(
 	all []l2.Conflict, waiting map[netip.Addr]l2.Waiting, r lb.RouteStatus,
 ) (reason string, intended bool) {
@@ -69,8 +69,8 @@ func (x conflicts) withheld(
 	return w.Reason, w.Intended
 }
 
-// mark changes a status: an address that another host has is not announced. That is intended, because one host at a
-// time may answer for it.
+// mark changes a status: an address that another host owns is not announced. That is intended, because only one host at
+// a time may answer for it.
 func (x conflicts) mark(st *lb.Status) {
 	if x.list == nil {
 		return

@@ -56,7 +56,7 @@ func datapathOptions(o Options, facts node) (datapath.Options, error) {
 	}, nil
 }
 
-// peersOf returns the BGP peers with addresses. Packets of clients arrive by the interfaces that lead to them.
+// peersOf returns the BGP peers with addresses. Clients' packets arrive on the interfaces that lead to them.
 func peersOf(c *config.Config) (addrs []netip.Addr) {
 	if c.BGP == nil {
 		return nil
@@ -69,7 +69,7 @@ func peersOf(c *config.Config) (addrs []netip.Addr) {
 	return addrs
 }
 
-// linksOf returns the interfaces on which packets of clients arrive: those on which hosts resolve VIPs, and those of
+// linksOf returns the interfaces on which clients' packets arrive: those on which hosts resolve VIPs, and those of
 // peers with link-local addresses.
 func linksOf(c *config.Config, facts node) (names []string) {
 	if c.L2 != nil {
@@ -86,7 +86,7 @@ func linksOf(c *config.Config, facts node) (names []string) {
 	return names
 }
 
-// checkPath returns the mark and the source address of probes of a server that has the VIP.
+// checkPath returns the mark and the source address for probes of a server that has the VIP.
 func checkPath(d forwarder) func(lb.Check) (healthd.Way, error) {
 	return func(c lb.Check) (healthd.Way, error) {
 		mark, from, err := d.ProbeWay(c.VIP, c.Target.Addr(), c.Method, c.Encap)

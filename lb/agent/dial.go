@@ -14,13 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dialInterval is the delay between two attempts to connect to the API server, dialTimeout the bound of one attempt.
+// dialInterval is the delay between two attempts to connect to the API server. dialTimeout bounds one attempt.
 const (
 	dialInterval = 500 * time.Millisecond
 	dialTimeout  = 5 * time.Second
 )
 
-// reachability is whether the API server accepts connections. The zero value is for one that has not been tried.
+// reachability says whether the API server accepts connections. The zero value means that it has not been tried.
 type reachability struct{ away atomic.Pointer[time.Time] }
 
 // dialed records the result of an attempt to connect.
@@ -32,7 +32,7 @@ func (r *reachability) dialed(err error) {
 	}
 }
 
-// awaySince returns since when the API server accepts no connection; zero: it does.
+// awaySince returns since when the API server has accepted no connection, or zero if it accepts them.
 func (r *reachability) awaySince() time.Time {
 	if at := r.away.Load(); at != nil {
 		return *at
@@ -40,23 +40,24 @@ func (r *reachability) awaySince() time.Time {
 	return time.Time{}
 }
 
-// lostAfter is how long the API server may not acknowledge data, or probes of an idle connection, which begin after
-// probeIdle. Its address may be one that the nodes announce: when a router moves the connection to another node, which
-// does not know it, nobody answers. The client itself would notice it after 45 seconds.
+// lostAfter is how long the API server may leave data, or the probes of an idle connection, unacknowledged; probes
+// begin after probeIdle. Its address may be a VIP that the nodes announce: if a router moves the connection to another
+// node, which does not know it, nobody answers. The client itself would notice after 45 seconds.
 const (
 	lostAfter = 10 * time.Second
 	probeIdle = 5 * time.Second
 )
 
-// apiDialer connects to the API server. When its address is a VIP that this node knows and does not answer, it connects
-// to an endpoint of that service: a node cannot reach a VIP by itself (source_is_local), and it may be the only one, or
-// the one that the router chooses. TLS verifies the same name either way. Nil knows none.
+// apiDialer connects to the API server. If its address is a VIP that this node knows and that does not answer, it
+// connects to an endpoint of that service: a node cannot reach a VIP through itself (source_is_local), and it may be
+// the only node, or the one that the router chooses. TLS verifies the same name either way. A nil apiDialer knows no
+// endpoints.
 type apiDialer struct {
-	// endpoints returns those of the VIP and port of an address; nil: none is known.
+	// endpoints returns the endpoints of an address's VIP and port, or nil if it knows none.
 	endpoints atomic.Pointer[func(address string) []string]
 }
 
-// directTimeout bounds an attempt to connect while there is another way.
+// directTimeout bounds an attempt to connect when there is an alternative.
 const directTimeout = time.Second
 
 func (a *apiDialer) dial(ctx context.Context, network, address string) (net.Conn, error) {
@@ -82,7 +83,7 @@ func (a *apiDialer) dial(ctx context.Context, network, address string) (net.Conn
 	return conn, err
 }
 
-// dialAPI connects such that a connection that is lost ends.
+// dialAPI connects so that a lost connection ends.
 func dialAPI(ctx context.Context, network, address string, timeout time.Duration) (net.Conn, error) {
 	d := net.Dialer{
 		Timeout: timeout,
@@ -103,9 +104,9 @@ func dialAPI(ctx context.Context, network, address string, timeout time.Duration
 	return d.DialContext(ctx, network, address)
 }
 
-// retryingDial returns a dial function that retries until it is connected or its context ends. The Kubernetes client
-// backs off after each failure, and reconnects a watch up to a minute after the API server is back; with this dial it
-// does so within dialInterval.
+// retryingDial returns a dial function that retries until it connects or its context ends. The Kubernetes client backs
+// off after each failure, so it can take up to a minute to reconnect a watch after the API server returns; with this
+// dial it takes at most dialInterval.
 func retryingDial(
 	log *slog.Logger, r *reachability, a *apiDialer,
 ) func(ctx context.Context, network, address string) (net.Conn, error) {

@@ -14,7 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/file"
 )
 
-// diff returns what a reload would change, or with a name that of a text in place of the file.
+// diff returns what a reload would change, or, with a name, what text would change in place of the file.
 func (l *reloader) diff(name string, text []byte) (then admin.Reloaded, err error) {
 	l.readiness.exclusive(func() {
 		if name == "" {
@@ -43,10 +43,10 @@ func (l *reloader) diff(name string, text []byte) (then admin.Reloaded, err erro
 	return then, err
 }
 
-// countTime bounds the count of the connections that a change ends.
+// countTime bounds the time to count the connections that a change ends.
 const countTime = 2 * time.Second
 
-// changes returns what a plan and the rest of its configuration change, with how many connections end by that.
+// changes returns what a plan and the rest of its configuration change, with the number of connections that this ends.
 func (l *reloader) changes(plan *file.Plan, cfg *config.Config) []lb.Change {
 	all := append(sectionsChanged(l.loaded, cfg), plan.Changes...)
 	if l.flows == nil {
@@ -62,14 +62,14 @@ func (l *reloader) changes(plan *file.Plan, cfg *config.Config) []lb.Change {
 		ends.State, ends.Limit = lb.FlowEstablished, lb.ConnectionsMax
 		flows, _, err := l.flows(ctx, ends)
 		if err != nil || ctx.Err() != nil {
-			break // the rest is not counted
+			break // the rest are not counted
 		}
 		all[i].Connections = len(flows)
 	}
 	return all
 }
 
-// sectionsChanged returns what differs between two configurations beside their services.
+// sectionsChanged returns the differences between two configurations, except in their services.
 func sectionsChanged(was, is *config.Config) (all []lb.Change) {
 	for _, s := range []struct {
 		name string
@@ -91,7 +91,7 @@ func sectionsChanged(was, is *config.Config) (all []lb.Change) {
 	return append(all, changesIn("pool", was.Pools, is.Pools, func(p config.Pool) string { return p.Name })...)
 }
 
-// changesIn returns what differs between two lists of objects.
+// changesIn returns the differences between two lists of objects.
 func changesIn[T any](kind string, was, is []T, name func(T) string) (all []lb.Change) {
 	find := func(list []T, want string) any {
 		if i := slices.IndexFunc(list, func(x T) bool { return name(x) == want }); i >= 0 {
@@ -111,7 +111,7 @@ func changesIn[T any](kind string, was, is []T, name func(T) string) (all []lb.C
 	return all
 }
 
-// changeOf returns the change of an object; a nil pointer: it is not there.
+// changeOf returns the change of an object; a nil pointer means that it does not exist.
 func changeOf(object string, was, is any) []lb.Change {
 	absent := func(x any) bool { v := reflect.ValueOf(x); return v.Kind() == reflect.Pointer && v.IsNil() }
 	switch {

@@ -6,15 +6,14 @@
 //
 //	node facts ─► announcers ─► cluster keys ─► datapath ─► prober ─► engine ─► drain store ─► cluster ─► admin API
 //
-// The keys come from the API server, because the datapath opens with the hash seed among them. New waits for that some
-// seconds at most (clusterkeys.go).
+// The keys come from the API server, because the hash seed is among them and the datapath needs it to open. New waits
+// for them for a few seconds at most (clusterkeys.go).
 //
 // There is one cycle: the engine needs the prober, and the prober needs a receiver for its health reports. A
 // healthRelay is created before both.
 //
 // Run ends in this order: the engine withdraws the routes and waits for the confirmation; then all other tasks stop,
-// including the BGP sessions over which the withdrawals were sent. The programs stay in the kernel and continue to
-// forward.
+// including the BGP sessions that sent the withdrawals. The programs stay in the kernel and continue to forward.
 //
 // Reloads (SIGHUP, POST /v1/reload) replace services, pools, checks, tunnel keys and the log level. A configuration
 // that preflight rejects changes nothing.

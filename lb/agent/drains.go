@@ -17,13 +17,13 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
-// drainStore stores the drains of an operator. They persist across restarts of the agent, but not across a reboot. They
-// are in force also when they cannot be stored.
+// drainStore stores an operator's drains. They survive restarts of the agent, but not a reboot. They are active even if
+// they cannot be stored.
 type drainStore struct {
 	path   string
 	engine drainer
 	kept   *keeper
-	// waiting returns the services that wait for an address; nil: there are never any.
+	// waiting returns the services that wait for an address. It is nil if there are never any.
 	waiting func() []lb.ServiceStatus
 
 	mu      sync.Mutex // guards current
@@ -36,8 +36,8 @@ type drainer interface {
 	Drain(lb.Drains)
 }
 
-// openDrainStore reads the drains from a directory, which need not exist, and passes them to the engine. With an error
-// it returns a store without drains.
+// openDrainStore reads the drains from a directory, which need not exist, and passes them to the engine. On an error it
+// returns a store without drains.
 func openDrainStore(dir string, e drainer, p *problems) (*drainStore, error) {
 	d := &drainStore{
 		path: filepath.Join(dir, "drained.json"), engine: e,
@@ -58,15 +58,15 @@ func openDrainStore(dir string, e drainer, p *problems) (*drainStore, error) {
 	return d, nil
 }
 
-// now returns the drains in force.
+// now returns the active drains.
 func (d *drainStore) now() lb.Drains {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.current
 }
 
-// set drains or undrains a service, or with "" the node, and returns all drains. A service that does not exist can only
-// be undrained, if it is drained.
+// set drains or undrains a service, or the node if service is "", and returns all drains. A service that does not exist
+// can only be undrained, if it is drained.
 func (d *drainStore) set(ctx context.Context, service string, on bool) (lb.Drains, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -86,7 +86,7 @@ func (d *drainStore) set(ctx context.Context, service string, on bool) (lb.Drain
 	return next, nil
 }
 
-// drainable returns why a service that is not drained cannot be, given all that have an address.
+// drainable says why a service that is not drained cannot be drained, given all services with an address.
 func (d *drainStore) drainable(service string, served []lb.ServiceStatus) error {
 	if lb.NoService(service, served) == nil {
 		return nil
@@ -102,7 +102,7 @@ func (d *drainStore) drainable(service string, served []lb.ServiceStatus) error 
 		service)
 }
 
-// write replaces the file atomically: an agent that is killed meanwhile leaves a file that the next one can read.
+// write replaces the file atomically, so that an agent killed in the middle leaves a file that the next one can read.
 func (d *drainStore) write(drains lb.Drains) error {
 	text, err := json.Marshal(drains)
 	if err != nil {

@@ -21,7 +21,8 @@ func checkEngine(e interface {
 	return err
 }
 
-// engineHealth answers health requests from what the engine publishes, so they cost it nothing, however many there are.
+// engineHealth answers health requests from what the engine publishes, so that no number of them costs the engine
+// anything.
 type engineHealth struct {
 	engine interface {
 		Progress() lb.Progress
@@ -31,8 +32,8 @@ type engineHealth struct {
 
 var errEngine = errors.New("the engine does not respond")
 
-// behind returns since when a part of the plan is not in the kernel; zero: all of it is. An error means that the engine
-// does not respond.
+// behind returns since when part of the plan has been missing from the kernel, or zero if nothing is. An error means
+// that the engine does not respond.
 func (h engineHealth) behind() (time.Time, error) {
 	p := h.engine.Progress()
 	if !p.Waiting.IsZero() && time.Since(p.Waiting) > engineTimeout {

@@ -9,13 +9,13 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// A program built with the tag "faults" panics where it handles an object that $STEELYARD_FAULTS names: each line of
-// that file is a part, a blank, and a text that the name of the object contains. Tests of the whole program use it.
+// A program built with the tag "faults" panics when it handles an object that $STEELYARD_FAULTS names. Each line of
+// that file is a part, a space, and a text that the object's name contains. Tests of the whole program use it.
 func init() {
 	before = func(part lb.Part, object string) {
 		text, err := os.ReadFile(os.Getenv("STEELYARD_FAULTS"))
 		if err != nil {
-			return // no fault now
+			return // no fault at present
 		}
 		for line := range strings.Lines(string(text)) {
 			p, name, _ := strings.Cut(strings.TrimSpace(line), " ")

@@ -16,12 +16,13 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/kube"
 )
 
-// mountCheck is the interval at which the version of a mounted configuration is read. The kubelet takes up to a minute
-// to write a changed ConfigMap.
+// mountCheck is the interval between reads of a mounted configuration's version. The kubelet takes up to a minute to
+// write a changed ConfigMap.
 const mountCheck = time.Second
 
-// mountedVersion returns the version of a configuration file in a Kubernetes volume; "" for any other file. The files
-// of such a volume are behind the symbolic link ..data, which the kubelet replaces when it has written all of them.
+// mountedVersion returns the version of a configuration file in a Kubernetes volume, or "" for any other file. The
+// files of such a volume are behind the symbolic link ..data, which the kubelet replaces once it has written all of
+// them.
 func mountedVersion(configFile string) string {
 	target, err := os.Readlink(filepath.Join(filepath.Dir(configFile), "..data"))
 	if err != nil {
@@ -33,7 +34,7 @@ func mountedVersion(configFile string) string {
 // mounted follows a configuration file in a Kubernetes volume.
 type mounted struct {
 	file    string
-	version string // in force
+	version string // active
 	apply   func() (admin.Reloaded, error)
 	self    kube.Self
 }
@@ -59,7 +60,7 @@ func (m *mounted) run(ctx context.Context) error {
 	}
 }
 
-// describe returns the Event about the result of a reload.
+// describe returns the Event for the result of a reload.
 func (m *mounted) describe(done admin.Reloaded, err error) (kind, reason, text string) {
 	switch {
 	case err != nil:
@@ -72,7 +73,7 @@ func (m *mounted) describe(done admin.Reloaded, err error) (kind, reason, text s
 	return core.EventTypeNormal, "ConfigurationReloaded", m.file + " is in force"
 }
 
-// self returns what Events about this agent are on. The manifest sets the variables.
+// self returns the object that Events about this agent refer to. The manifest sets the variables.
 func self(client kubernetes.Interface, node string) kube.Self {
 	return kube.Self{
 		Client: client, Node: cmp.Or(os.Getenv("NODE_NAME"), node),

@@ -16,19 +16,19 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/file"
 )
 
-// guardedFrom is how many services must lose something before a configuration is refused.
+// guardedFrom is the number of services that must lose something before a configuration is refused.
 const guardedFrom = 3
 
-// losses are what a configuration takes from the Services of a cluster.
+// losses are what a configuration takes from a cluster's Services.
 type losses struct {
 	lost  map[string]bool // Services that would lose an address
 	total int             // Services with an address in a pool
 }
 
 // guard returns an error for a configuration that takes addresses from more than a tenth of the services, or removes
-// more than half of those in the file, unless force, or that of the file, is the word in the error. The word follows
-// from the names of these services, so it allows no other change, and is the same on each node. before is the text of
-// the file in force.
+// more than half of the file's, unless force, or the file's own force, is the word in the error. The word is derived
+// from the names of these services, so it permits no other change, and is the same on each node. before is the text of
+// the active file.
 func guard(plan *file.Plan, cfg *config.Config, before string, cluster losses, force string) error {
 	gone, lost := losers(plan.Changes)
 	maps.Copy(lost, cluster.lost)
@@ -60,7 +60,7 @@ func guard(plan *file.Plan, cfg *config.Config, before string, cluster losses, f
 
 func names(set map[string]bool) string { return admin.List(slices.Sorted(maps.Keys(set))) }
 
-// losers returns the services that changes remove, and those that stay and lose an address.
+// losers returns the services that changes remove, and the remaining ones that lose an address.
 func losers(changes []lb.Change) (gone, lost map[string]bool) {
 	gone, lost = map[string]bool{}, map[string]bool{}
 	for _, c := range changes {
@@ -75,11 +75,11 @@ func losers(changes []lb.Change) (gone, lost map[string]bool) {
 	return gone, lost
 }
 
-// heldTimeout bounds the question for the addresses of the Services of a cluster.
+// heldTimeout bounds the query for the addresses of a cluster's Services.
 const heldTimeout = 2 * time.Second
 
-// fromCluster returns what a configuration takes from the Services of the cluster: their addresses that are in a pool
-// now and in none of its pools.
+// fromCluster returns what a configuration takes from the cluster's Services: addresses that are in a pool now and in
+// none of the new pools.
 func (l *reloader) fromCluster(cfg *config.Config) losses {
 	none := losses{}
 	if l.status == nil || l.loaded.Kubernetes == nil {
@@ -94,7 +94,7 @@ func (l *reloader) fromCluster(cfg *config.Config) losses {
 	}
 	held, lost := map[string]bool{}, map[string]bool{}
 	for _, s := range st.Services {
-		if !strings.Contains(s.Service, "/") || !inPools(l.loaded, s.Address) { // of the file, or in no pool
+		if !strings.Contains(s.Service, "/") || !inPools(l.loaded, s.Address) { // from the file, or in no pool
 			continue
 		}
 		held[s.Service] = true
@@ -109,7 +109,7 @@ func inPools(c *config.Config, a netip.Addr) bool {
 	return slices.ContainsFunc(c.Pools, func(p config.Pool) bool { return p.Contains(a) })
 }
 
-// permit is plan for a configuration that the guard lets pass.
+// permit is plan for a configuration that the guard accepts.
 func (l *reloader) permit(cfg *config.Config, force string) (*file.Plan, error) {
 	plan, err := l.plan(cfg)
 	if err == nil {
@@ -118,8 +118,8 @@ func (l *reloader) permit(cfg *config.Config, force string) (*file.Plan, error) 
 	return plan, err
 }
 
-// chooseStart gives the source of the services the configuration of a start, or, when the guard refuses that, the last
-// one in force. It returns which one it is, and why the other is refused. Services of a cluster are not known yet.
+// chooseStart gives the file source the configuration at startup, or the last active one if the guard refuses it. It
+// returns the one it chose, and why it refused the other. A cluster's Services are not known yet.
 func chooseStart(o Options, services *file.Source) (cfg *config.Config, refused, err error) {
 	last, found, err := historyOf(o).Last()
 	if err != nil {
@@ -132,7 +132,7 @@ func chooseStart(o Options, services *file.Source) (cfg *config.Config, refused,
 	if err == nil {
 		err = services.Use(before)
 	}
-	if err != nil { // another version has written it, or its secrets are gone
+	if err != nil { // written by another version, or its secrets are gone
 		o.Log.Warn("the file is not compared with the last one in force", "err", err)
 		return o.Config, nil, services.Use(o.Config)
 	}

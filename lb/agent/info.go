@@ -9,14 +9,14 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/admin"
 )
 
-// describer returns the part of /v1/status that does not follow from the status of the engine.
+// describer returns the part of /v1/status that the engine's status does not contain.
 type describer struct {
 	node, version string
 	started       time.Time
 	reloader      *reloader
 	findings      []func() []lb.Finding
 	drained       func() lb.Drains
-	cluster       func() *admin.Cluster // nil: none
+	cluster       func() *admin.Cluster // nil without a cluster
 	l2            bool
 	datapath      interface {
 		Interfaces() []datapath.InterfaceStatus

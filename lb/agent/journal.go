@@ -9,7 +9,7 @@ import (
 	"syscall"
 )
 
-// toJournal reports whether w is the journal, as systemd.exec(5) says for JOURNAL_STREAM.
+// toJournal reports whether w is the journal, as JOURNAL_STREAM says (systemd.exec(5)).
 func toJournal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {
@@ -23,7 +23,7 @@ func toJournal(w io.Writer) bool {
 	return ok && os.Getenv("JOURNAL_STREAM") == fmt.Sprintf("%d:%d", st.Dev, st.Ino)
 }
 
-// priorities are those of the journal, as the prefix of a line (sd-daemon(3)).
+// priorities are the journal's priorities, written as the prefix of a line (sd-daemon(3)).
 var priorities = []struct {
 	from   slog.Level
 	prefix string
@@ -32,7 +32,7 @@ var priorities = []struct {
 // journal is a handler that begins each line with its priority.
 type journal struct{ of map[string]slog.Handler }
 
-// newJournal returns a handler for w of the handlers that to returns.
+// newJournal returns a handler that writes to w through handlers created by to.
 func newJournal(w io.Writer, to func(io.Writer) slog.Handler) journal {
 	j := journal{map[string]slog.Handler{"<7>": to(prefixed{w, "<7>"})}}
 	for _, p := range priorities {

@@ -6,25 +6,25 @@ import (
 	"time"
 )
 
-// keepInterval is the time between two attempts to write what could not be written.
+// keepInterval is the time between attempts to write data that could not be written.
 const keepInterval = time.Second
 
-// keeper writes what is to outlive the agent. What cannot be written, for example to a full disk, is a problem in the
-// status, and is tried again until it is written or replaced.
+// keeper writes data that outlives the agent. Data that cannot be written, for example because the disk is full, is a
+// problem in the status, and keeper retries until it is written or replaced.
 type keeper struct {
-	part     string // of the problem
+	part     string // name of the problem
 	problems *problems
 	interval time.Duration
 
 	mu    sync.Mutex   // guards write; held during it, so that an older value does not replace a newer one
-	write func() error // what is still to be written; nil: nothing
+	write func() error // still to be done; may be nil
 }
 
 func newKeeper(part string, p *problems) *keeper {
 	return &keeper{part: part, problems: p, interval: keepInterval}
 }
 
-// save calls write, and again after each failure while run runs. It replaces what is still to be written.
+// save calls write, and calls it again after each failure while run runs. It replaces a write that is still to be done.
 func (k *keeper) save(write func() error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -32,7 +32,7 @@ func (k *keeper) save(write func() error) {
 	k.try()
 }
 
-// try writes what is to be written; k.mu is held.
+// try writes what is still to be written; k.mu is held.
 func (k *keeper) try() {
 	if k.write == nil {
 		return
@@ -44,7 +44,7 @@ func (k *keeper) try() {
 	k.problems.set(k.part, err)
 }
 
-// run tries again until ctx ends, and a last time then.
+// run retries until ctx ends, and once more then.
 func (k *keeper) run(ctx context.Context) error {
 	tick := time.NewTicker(k.interval)
 	defer tick.Stop()

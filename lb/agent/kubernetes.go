@@ -26,25 +26,25 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
-// defaultNamespace is used when POD_NAMESPACE is not set: that of the manifest, so that host services and a DaemonSet
-// elect one leader and have the same keys.
+// defaultNamespace is used if POD_NAMESPACE is not set. It is the manifest's, so that host services and a DaemonSet
+// elect one leader and share the same keys.
 const defaultNamespace = "steelyard"
 
-// ownNamespace has the Lease of the leader election and the Secret with the tunnel keys.
+// ownNamespace returns the namespace of the leader election's Lease and the tunnel keys' Secret.
 func ownNamespace() string { return cmp.Or(os.Getenv("POD_NAMESPACE"), defaultNamespace) }
 
-// leaseTimeout bounds a request about the Lease. The last of them delays the end of the agent.
+// leaseTimeout bounds a request about the Lease. The last such request delays the agent's shutdown.
 const leaseTimeout = 2 * time.Second
 
-// cluster is the source that is a Kubernetes cluster, with its own health checks and the allocation of addresses.
+// cluster is the Kubernetes cluster as a source, with its own health checks and address allocation.
 type cluster struct {
 	source task
 	tasks  []task
 	away   *reachability
-	// setPools and setProbing replace the pools of the Services, and how the health endpoints of nodes are checked.
+	// setPools and setProbing replace the Services' pools, and how the nodes' health endpoints are checked.
 	setPools   func([]kube.Pool)
 	setProbing func(kube.Probing)
-	leader     func() string   // nil: this agent takes no part in the election
+	leader     func() string   // nil if this agent takes no part in the election
 	checks     *healthd.Prober // of the node
 	client     kubernetes.Interface
 	known      func(service string) *core.Service
@@ -52,8 +52,8 @@ type cluster struct {
 	findings   func() []lb.Finding
 }
 
-// emitRoutes returns the task that emits Events about the routes of this node, and the function to call after each
-// change of a route. The task ends before the agent withdraws its routes: a restart emits no Events.
+// emitRoutes returns the task that emits Events about this node's routes, and the function to call after each change of
+// a route. The task ends before the agent withdraws its routes, so a restart emits no Events.
 func (c *cluster) emitRoutes(
 	node, stateDir string, judge func([]lb.RouteStatus) []lb.RouteStatus, log *slog.Logger,
 ) (task, func(lb.RouteStatus)) {
@@ -111,7 +111,7 @@ func newCluster(
 	options.Booted, options.Namespace = booted(), ownNamespace()
 	options.NodeLabels, options.Held, options.Boundary = o.setLabels, held, o.boundary
 	options.Client, options.TunnelSources, options.Pools, options.Log = client, known.tunnelSources, pools, log
-	// Not the prober of the backends: the names differ, and the cluster source receives the reports.
+	// This is not the prober of the backends: the names differ, and the cluster source receives the reports.
 	relay := new(healthRelay)
 	prober := healthd.New(healthd.Options{
 		Report: relay.report, Boundary: o.boundary, Log: component(o.Log, "health"),
@@ -159,7 +159,7 @@ func newCluster(
 	return c, nil
 }
 
-// kubeOptions returns the options of the source that follow from the configuration and the node alone.
+// kubeOptions returns the source's options that depend only on the configuration and the node.
 func kubeOptions(cfg *config.Config, facts node) kube.Options {
 	k, p := cfg.Kubernetes, probing(cfg)
 	var spread func([]lb.AnnouncerKind) bool
@@ -194,7 +194,7 @@ func probing(cfg *config.Config) kube.Probing {
 	}
 }
 
-// booted returns when this machine was started; zero when the kernel does not tell.
+// booted returns when this machine was booted, or zero if the kernel does not tell.
 func booted() time.Time {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {
@@ -203,12 +203,12 @@ func booted() time.Time {
 	return time.Now().Add(-time.Duration(info.Uptime) * time.Second)
 }
 
-// Limits of the requests of a client. The leader writes an address and an Event for each new Service: for 5,000 of them
-// that takes half a minute. The API server protects itself by its own priorities.
+// Limits on a client's requests. The leader writes an address and an Event for each new Service: for 5,000 of them that
+// takes half a minute. The API server protects itself with its own priorities.
 const clientQPS, clientBurst = 400, 800
 
-// newClient returns a client of the API server. kubeconfig "": that of the pod. timeout bounds each request, 0: no
-// bound.
+// newClient returns a client of the API server. With kubeconfig "" it uses the pod's. timeout bounds each request; 0
+// means no bound.
 func newClient(
 	kubeconfig, version string, timeout time.Duration,
 	dial func(ctx context.Context, network, address string) (net.Conn, error),
@@ -225,7 +225,7 @@ func newClient(
 	return kubernetes.NewForConfig(c)
 }
 
-// restConfig returns how to reach the API server. It reads files and connects to nothing.
+// restConfig returns the configuration to reach the API server. It reads files and connects to nothing.
 func restConfig(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig != "" {
 		return clientcmd.BuildConfigFromFlags("", kubeconfig)

@@ -18,23 +18,23 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
-// lastKnown stands between the source that is the cluster and the engine. It stores what the source says. When an agent
-// starts while the API server is away, it passes on what is stored, until the source has synced: the control plane may
-// need the addresses that this node announces.
+// lastKnown sits between the cluster source and the engine, and stores what the source says. If an agent starts while
+// the API server is away, lastKnown passes on what is stored until the source has synced: the control plane may need
+// the addresses that this node announces.
 type lastKnown struct {
 	lb.Sink
 	setNodes func([]netip.Addr) error
-	away     func() time.Time // since when the API server does not answer; zero: it does
+	away     func() time.Time // since when the API server has not answered, or zero if it answers
 	file     *state.File
 	log      *slog.Logger
 
-	mu       sync.Mutex // guards all below; held during calls of Sink, which keeps their order
+	mu       sync.Mutex // guards all below; held during calls to Sink, to keep their order
 	services map[string]*lb.Service
 	nodes    []netip.Addr
 	synced   bool            // the source has put all services
 	live     bool            // the source has put something
-	replayed map[string]bool // put from the file, and not by the source
-	stored   []*lb.Service   // of the file, as replayed
+	replayed map[string]bool // put from the file but not by the source
+	stored   []*lb.Service   // from the file, as replayed
 	dirty    bool
 }
 
@@ -44,7 +44,7 @@ type clusterState struct {
 	Nodes    []netip.Addr
 }
 
-// Version of clusterState: increase it when lb.Service changes so that stored ones mean something else.
+// The version of clusterState. Increase it when lb.Service changes so that stored services mean something else.
 const clusterStateVersion = 1
 
 func newLastKnown(to lb.Sink, setNodes func([]netip.Addr) error, dir string, log *slog.Logger) *lastKnown {
@@ -75,7 +75,7 @@ func (l *lastKnown) Delete(name string) {
 	l.Sink.Delete(name)
 }
 
-// Complete implements lb.Sink. What was stored and does not exist any more is deleted.
+// Complete implements lb.Sink. It deletes stored services that no longer exist.
 func (l *lastKnown) Complete(source string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -97,7 +97,7 @@ func (l *lastKnown) tunnelSources(nodes []netip.Addr) error {
 	return l.setNodes(nodes)
 }
 
-// endpoints returns the endpoints of the service that has an address and port, for apiDialer.
+// endpoints returns the endpoints of the service at an address and port, for apiDialer.
 func (l *lastKnown) endpoints(address string) (all []string) {
 	at, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -123,8 +123,8 @@ func (l *lastKnown) endpoints(address string) (all []string) {
 	return all
 }
 
-// Times of lastKnown: how long a start waits for an API server that is away, and for one that is slow; and how often
-// changes are stored, with a second more for each savedPerSecond services.
+// Times of lastKnown: how long startup waits for an API server that is away, and for a slow one; and how often changes
+// are stored, with one more second per savedPerSecond services.
 const (
 	awayTimeout    = 3 * time.Second
 	slowTimeout    = 30 * time.Second
@@ -152,7 +152,7 @@ func (l *lastKnown) run(ctx context.Context) error {
 	}
 }
 
-// replay puts the stored services, unless the source has put some or they are put already.
+// replay puts the stored services, unless the source has put some or they have already been put.
 func (l *lastKnown) replay() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -165,7 +165,7 @@ func (l *lastKnown) replay() {
 		l.log.Error("last known state of the cluster not read", "err", err)
 	}
 	if !found || err != nil || len(stored.Services) == 0 {
-		l.live = true // there is nothing to replay
+		l.live = true // nothing to replay
 		return
 	}
 	if err := l.setNodes(stored.Nodes); err != nil {
@@ -181,8 +181,9 @@ func (l *lastKnown) replay() {
 		"services", len(stored.Services), "file", l.file.Path())
 }
 
-// probedDirectly returns s with a check of its own: nobody says which endpoints still exist. A service with ports that
-// cannot be probed by a connection has none. A reason to withhold its addresses is kept only if it is no fault.
+// probedDirectly returns s with a check of its own, because nobody says which endpoints still exist. A service gets no
+// check if its ports cannot be probed by connecting. A reason to withhold its addresses is kept only if it is not a
+// fault.
 func probedDirectly(s *lb.Service) *lb.Service {
 	out := *s
 	if !s.WithholdIntended {
@@ -202,7 +203,7 @@ func probedDirectly(s *lb.Service) *lb.Service {
 	return &out
 }
 
-// save stores the state of the cluster if it has changed, and returns the number of services.
+// save stores the cluster's state if it has changed, and returns the number of services.
 func (l *lastKnown) save() int {
 	l.mu.Lock()
 	n := len(l.services)
@@ -222,8 +223,8 @@ func (l *lastKnown) save() int {
 	return n
 }
 
-// writeState writes a clusterState as JSON, one service at a time: that of all of a large cluster takes as much memory
-// as the services.
+// writeState writes a clusterState as JSON, one service at a time: for a large cluster, encoding all at once takes as
+// much memory as the services.
 func writeState(w io.Writer, services []*lb.Service, nodes []netip.Addr) error {
 	part := func(before string, v any) error {
 		text, err := json.Marshal(v)

@@ -17,12 +17,12 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/logqueue"
 )
 
-// Main is "steelyard run": the agent with this configuration file until ctx ends, with its log on w.
+// Main is "steelyard run": it runs the agent with this configuration file until ctx ends, and logs to w.
 func Main(ctx context.Context, configFile, version string, w io.Writer) error {
 	hangup, restart := catch(syscall.SIGHUP), catch(syscall.SIGUSR1)
 	defer signal.Stop(hangup)
 	defer signal.Stop(restart)
-	mount := mountedVersion(configFile) // before it is read: a change meanwhile is not missed
+	mount := mountedVersion(configFile) // before it is read, so that no change is missed
 	cfg, err := load(configFile)
 	if err != nil {
 		return err
@@ -38,8 +38,8 @@ func Main(ctx context.Context, configFile, version string, w io.Writer) error {
 	})
 }
 
-// catch returns a channel that keeps one signal: it does not end the process, and one that arrives while the agent
-// starts is handled afterwards.
+// catch returns a channel that buffers one signal, so that the signal does not end the process, and one that arrives
+// during startup is handled afterwards.
 func catch(s os.Signal) chan os.Signal {
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, s)
@@ -65,11 +65,11 @@ func start(ctx context.Context, o Options) (err error) {
 	return execute()
 }
 
-// openLog returns a logger in the configured format, which never blocks, and the queue of its lines. Its level is that
-// of level, which becomes the configured one. A pipe that lost its reader no longer ends the process.
+// openLog returns a logger in the configured format, which never blocks, and the queue of its lines. It logs at level,
+// which is set to the configured level. A pipe that lost its reader no longer ends the process.
 func openLog(w io.Writer, c config.Log, level *slog.LevelVar) (*slog.Logger, *logqueue.Queue) {
 	level.Set(c.Level)
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // programs of exec checks would inherit signal.Ignore
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // exec checks' programs would inherit signal.Ignore
 	handler := func(to io.Writer) slog.Handler { return logHandler(to, c.Format, level) }
 	if toJournal(w) {
 		plain := handler

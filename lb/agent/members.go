@@ -16,22 +16,22 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/kube"
 )
 
-// membership is the view of the other nodes that announce by ARP and NDP: those of the file and those of the cluster.
-// The nil membership has no others.
+// membership is the set of other nodes that announce by ARP and NDP: the file's and the cluster's. A nil membership has
+// no others.
 type membership struct {
 	*members.Members
 	port uint16
 	log  *slog.Logger
 
 	mu         sync.Mutex              // guards all below
-	configured []netip.Addr            // by the file
-	nodes      []netip.Addr            // of the cluster
-	known      bool                    // the nodes are; without a cluster there are none
+	configured []netip.Addr            // from the file
+	nodes      []netip.Addr            // from the cluster
+	known      bool                    // nodes is known; without a cluster it is empty
 	neighbours map[string]members.Peer // by MAC address
 	read       time.Time               // when neighbours was
 }
 
-// newMembership returns the membership that the configuration asks for, nil for none.
+// newMembership returns the membership that the configuration asks for, or nil if it asks for none.
 func newMembership(c *config.Config, facts node, b *lb.Boundary, log *slog.Logger) (*membership, error) {
 	if c.L2 == nil || len(c.L2.Members) == 0 && c.Kubernetes == nil {
 		return nil, nil
@@ -52,8 +52,8 @@ func newMembership(c *config.Config, facts node, b *lb.Boundary, log *slog.Logge
 	return m, nil
 }
 
-// memberKeys returns the keys of the files, the one of sent messages first. Without a secret of the members, those of
-// the tunnels serve: the same nodes have them.
+// memberKeys returns the keys in the files; the first signs messages that are sent. Without a secret for the members,
+// the tunnels' secrets serve, because the same nodes have them.
 func memberKeys(c *config.Config) (keys [][]byte) {
 	secrets := c.L2.Secrets
 	if c.L2.Unencrypted {
@@ -79,14 +79,14 @@ func (m *membership) setNodes(nodes []netip.Addr) {
 	m.updatePeers()
 }
 
-// updatePeers puts the members of the file and the nodes in force; m.mu is held.
+// updatePeers activates the members of the file and the nodes; m.mu is held.
 func (m *membership) updatePeers() {
 	if m.known {
 		m.SetPeers(slices.Concat(m.configured, m.nodes))
 	}
 }
 
-// setClusterKeys takes the keys of the cluster, unless a file has some.
+// setClusterKeys takes the cluster's keys, unless a file has some.
 func (m *membership) setClusterKeys(c *config.Config, k kube.Keys) {
 	if m == nil || len(memberKeys(c)) > 0 {
 		return
@@ -96,8 +96,8 @@ func (m *membership) setClusterKeys(c *config.Config, k kube.Keys) {
 	}
 }
 
-// reload takes what may change while running: the members and the secrets of the file, unless there were none at the
-// start, which running has, or there are none now.
+// reload applies changes of the members and the secrets in the file. It leaves alone whichever of the two was absent at
+// startup (in running) or is absent now.
 func (m *membership) reload(running, next *config.Config) error {
 	if m == nil || next.L2 == nil {
 		return nil
@@ -115,8 +115,8 @@ func (m *membership) reload(running, next *config.Config) error {
 	return nil
 }
 
-// OfMAC returns the member that has a MAC address: one that has said so, or one whose address the kernel has resolved.
-// The latter is for members that have never been reached, though they are in the same segment.
+// OfMAC returns the member with a MAC address: one that has reported it, or one whose address the kernel has resolved.
+// The latter is for members that are in the same segment but have never been reached.
 func (m *membership) OfMAC(mac string) (members.Peer, bool) {
 	if p, ok := m.Members.OfMAC(mac); ok {
 		return p, true
@@ -147,11 +147,11 @@ func neighboursOf(peers []members.Peer) map[string]members.Peer {
 	return of
 }
 
-// memberGrace is how long a member may be away before that is a problem: it may be restarting.
+// memberGrace is how long a member may be away before it is a problem: it may be restarting.
 const memberGrace = 10 * time.Second
 
-// problems returns the members with one name, and those of the file that do not respond. Not every node of a cluster
-// need run an agent.
+// findings returns the members that share a name, and those in the file that do not respond. Not every node of a
+// cluster needs to run an agent.
 func (m *membership) findings() (all []lb.Finding) {
 	if m == nil {
 		return nil

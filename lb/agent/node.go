@@ -12,17 +12,17 @@ import (
 	"github.com/steelyard-lb/steelyard/config"
 )
 
-// node has the facts of this node: from the configuration, else from the system.
+// node holds the facts about this node, from the configuration or, failing that, from the system.
 type node struct {
 	name         string
 	routerID     netip.Addr // IPv4
-	address4     netip.Addr // zero: none
+	address4     netip.Addr // zero if it has none
 	address6     netip.Addr
 	interfaces   []string // uplinks
 	l2Interfaces []string
 }
 
-// address is the IPv4 address, or the IPv6 address of a node without one.
+// address returns the IPv4 address, or the IPv6 address of a node without one.
 func (n node) address() netip.Addr {
 	if n.address4.IsValid() {
 		return n.address4
@@ -33,9 +33,9 @@ func (n node) address() netip.Addr {
 // host is the system on which the agent runs.
 type host interface {
 	name() (string, error)
-	// defaultInterface returns the Ethernet interface of the default route, IPv4 first.
+	// defaultInterface returns the Ethernet interface of the default route, preferring IPv4.
 	defaultInterface() (string, error)
-	// addresses returns the first global address of each family of an interface; zero where it has none.
+	// addresses returns an interface's first global address of each family, or zero where it has none.
 	addresses(iface string) (v4, v6 netip.Addr, err error)
 }
 
@@ -50,12 +50,12 @@ func lacks(key, hint, format string, args ...any) error {
 	return &lackError{key, hint, fmt.Errorf(format, args...), false}
 }
 
-// lacksYet is lacks for what the network of this node may still bring, such as a default route by DHCP.
+// lacksYet is lacks for what this node's network may still bring, such as a default route from DHCP.
 func lacksYet(key, hint, format string, args ...any) error {
 	return &lackError{key, hint, fmt.Errorf(format, args...), true}
 }
 
-// mayCome reports whether the network of this node may still bring what is missing.
+// mayCome reports whether this node's network may still bring what is missing.
 func mayCome(err error) bool {
 	var lack *lackError
 	return errors.As(err, &lack) && lack.mayCome
@@ -110,7 +110,7 @@ func describe(cfg *config.Config, h host) (node, error) {
 }
 
 // firstOf returns the first of these interfaces that exists, and its addresses. The datapath attaches the others when
-// they exist.
+// they appear.
 func firstOf(names []string, h host) (name string, v4, v6 netip.Addr, err error) {
 	var missing error
 	for _, name := range names {
@@ -123,7 +123,7 @@ func firstOf(names []string, h host) (name string, v4, v6 netip.Addr, err error)
 	return "", v4, v6, missing
 }
 
-// thisHost is the host of this process, in its network namespace.
+// thisHost is this process's host, in its network namespace.
 type thisHost struct{}
 
 func (thisHost) name() (string, error) { return os.Hostname() }

@@ -5,13 +5,13 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// keep keeps the text of a configuration in force for the operator and for the next start.
+// keep stores the active configuration's text for the operator and for the next start.
 func (l *reloader) keep(now *loadState) { l.kept(l.history.Add(now.text, now.at)) }
 
-// text returns the file in force.
+// text returns the text of the active file.
 func (l *reloader) text() string { return l.state.Load().text }
 
-// findings says that the next start or reload would put another file in force than this one. What was rejected is
+// findings says that the next start or reload would activate a file other than the current one. A rejected file is
 // reported as such.
 func (l *reloader) findings() []lb.Finding {
 	now := l.state.Load()

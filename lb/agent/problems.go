@@ -9,8 +9,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// problems has the parts of the agent that do not work at present, each with its error. The status shows them. A change
-// is logged.
+// problems holds the parts of the agent that do not work at present, each with its error. The status shows them, and
+// changes are logged.
 type problems struct {
 	log *slog.Logger
 	mu  sync.Mutex // guards all below
@@ -19,7 +19,7 @@ type problems struct {
 
 func newProblems(log *slog.Logger) *problems { return &problems{log: log, of: map[string]string{}} }
 
-// set records the error of a part, or with nil that it works.
+// set records the error of a part; nil means that it works.
 func (p *problems) set(part string, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -34,7 +34,7 @@ func (p *problems) set(part string, err error) {
 	}
 }
 
-// findings returns one for each part that does not work.
+// findings returns a finding for each part that does not work.
 func (p *problems) findings() (all []lb.Finding) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -6,8 +6,8 @@ import (
 	"github.com/steelyard-lb/steelyard/systemd"
 )
 
-// readiness notifies systemd when the agent is ready and when it reloads. A reload that ends before the start is
-// complete must not send READY=1, which ends the start. It runs one reload at a time.
+// readiness notifies systemd when the agent is ready and when it reloads. A reload that ends before startup is complete
+// must not send READY=1, which ends startup. It runs one reload at a time.
 type readiness struct {
 	notifier *systemd.Notifier
 
@@ -17,7 +17,7 @@ type readiness struct {
 
 func newReadiness(n *systemd.Notifier) *readiness { return &readiness{notifier: n} }
 
-// set reports that the start is complete.
+// set reports that startup is complete.
 func (r *readiness) set() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -32,7 +32,7 @@ func (r *readiness) exclusive(f func()) {
 	f()
 }
 
-// reloading calls reload between RELOADING=1 and READY=1, also when it rejects the configuration.
+// reloading calls reload between RELOADING=1 and READY=1, even if it rejects the configuration.
 func (r *readiness) reloading(reload func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

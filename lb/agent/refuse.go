@@ -12,18 +12,18 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/agent/machine"
 )
 
-// refuser is between the sources and the engine. It removes from services the addresses that belong to this machine, to
-// its network, or to another node, and follows changes of the machine: the datapath takes every packet to a VIP, so
+// refuser sits between the sources and the engine. It removes addresses from services if they belong to this machine,
+// to its network, or to another node, and follows changes of the machine. The datapath takes every packet to a VIP, so
 // such an address would be lost for everything else.
 type refuser struct {
 	lb.Sink
 	log      *slog.Logger
-	boundary *lb.Boundary // around what the kernel reports
+	boundary *lb.Boundary // around the handling of the kernel's reports
 
-	mu       sync.Mutex // guards all below; held during calls of Sink, which keeps their order
+	mu       sync.Mutex // guards all below; held during calls to Sink, to keep their order
 	network  *machine.Network
 	nodes    map[netip.Addr]bool    // addresses of the nodes of the cluster
-	services map[string]*lb.Service // as the sources have put them
+	services map[string]*lb.Service // as put by the sources
 	refused  map[string][]lb.RefusedVIP
 }
 
@@ -42,7 +42,7 @@ func (r *refuser) Put(s *lb.Service) {
 	r.put(s)
 }
 
-// put passes a service on without the addresses that it cannot have; r.mu is held.
+// put passes on a service without the addresses that it cannot have; r.mu is held.
 func (r *refuser) put(s *lb.Service) {
 	checked := s.Refuse(r.taken)
 	for _, x := range checked.Refused {
@@ -66,7 +66,7 @@ func (r *refuser) Delete(name string) {
 	r.Sink.Delete(name)
 }
 
-// taken returns what an address is that a service cannot have; r.mu is held.
+// taken says what an address is that a service cannot have, or returns ""; r.mu is held.
 func (r *refuser) taken(a netip.Addr) string {
 	if what := r.network.Taken(a); what != "" {
 		return what
@@ -102,7 +102,7 @@ func (r *refuser) watch(ctx context.Context) error {
 	return nil
 }
 
-// again puts the services for which the refused addresses have changed; r.mu is held.
+// again puts the services whose refused addresses have changed; r.mu is held.
 func (r *refuser) again() {
 	for name, s := range r.services {
 		if !slices.Equal(s.Refuse(r.taken).Refused, r.refused[name]) {

@@ -6,10 +6,10 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// healthRelay passes health reports from a prober to a receiver that is created after it. Reports made before deliverTo
-// are kept, in order. The zero value is ready.
+// healthRelay passes health reports from a prober to a receiver that is created after it. It buffers the reports made
+// before deliverTo, in order. The zero value is ready.
 type healthRelay struct {
-	mu   sync.Mutex // guards all below; held while a report is delivered, which keeps the order
+	mu   sync.Mutex // guards all below; held while a report is delivered, to keep the order
 	to   func(lb.Health)
 	kept []lb.Health
 }
@@ -24,7 +24,7 @@ func (r *healthRelay) report(h lb.Health) {
 	r.to(h)
 }
 
-// deliverTo sets the receiver, and delivers what was kept. to must not block and must not call the relay.
+// deliverTo sets the receiver, and delivers the buffered reports. to must not block or call the relay.
 func (r *healthRelay) deliverTo(to func(lb.Health)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

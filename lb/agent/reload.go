@@ -18,41 +18,41 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
-// reloader reads the configuration file again. Its reload may be called from any goroutine.
+// reloader rereads the configuration file. Its reload may be called from any goroutine.
 type reloader struct {
 	file       string
 	version    string
-	running    *config.Config // as it was at the start; the sections that needRestart names stay in force
-	loaded     *config.Config // as it was last loaded, without services
+	running    *config.Config // as it was at startup; the sections that needRestart names stay active
+	loaded     *config.Config // as last loaded, without services
 	services   *file.Source
 	level      *slog.LevelVar
 	log        *slog.Logger
 	readiness  *readiness
 	setKeys    func(datapath.TunnelKeys) error // set when the datapath is open
-	configure  func(*config.Config) error      // of BGP; nil: it is off
-	setPools   func([]kube.Pool)               // of the cluster, set when it is connected; nil: there is none
-	setProbing func(kube.Probing)              // of the cluster, as setPools
-	// setMembers puts the members and the secrets of [l2] in force.
+	configure  func(*config.Config) error      // of BGP; nil if it is off
+	setPools   func([]kube.Pool)               // of the cluster, set when it is connected; may be nil
+	setProbing func(kube.Probing)              // likewise
+	// setMembers activates the members and the secrets of [l2].
 	setMembers func(running, next *config.Config) error
-	setAccess  func(admin.Access)                       // by TCP; nil before the API is there
-	status     func(context.Context) (lb.Status, error) // of the engine; nil before it is there
-	// flows lists flows, set when the datapath is open; nil: they are not counted.
+	setAccess  func(admin.Access)                       // over TCP; nil until the API exists
+	status     func(context.Context) (lb.Status, error) // of the engine; nil until it exists
+	// flows lists flows. It is set when the datapath is open; if it is nil, flows are not counted.
 	flows   func(context.Context, lb.FlowFilter) ([]lb.FlowStatus, bool, error)
 	state   atomic.Pointer[loadState]
-	history *state.History // of files in force
-	// kept takes the error when a file in force could not be added to the history.
+	history *state.History // of active files
+	// kept takes the error if an active file could not be added to the history.
 	kept func(error)
 }
 
 // loadState is the result of the last load of the configuration.
 type loadState struct {
-	at       time.Time // when the configuration in force was loaded
-	text     string    // of it
-	refused  string    // why a later one was rejected; "": none was
-	restart  []string  // changed sections that are read at the start only
+	at       time.Time // when the active configuration was loaded
+	text     string    // of the active configuration
+	refused  string    // why a later one was rejected, or ""
+	restart  []string  // changed sections that are read only at startup
 	warnings []string
-	empty    bool // the file in force
-	// refusedText is that of the rejected file, as far as it could be read.
+	empty    bool // the active file is empty
+	// refusedText is the text of the rejected file, as far as it could be read.
 	refusedText string
 }
 
@@ -70,20 +70,21 @@ func newReloader(o Options, services *file.Source, r *readiness) *reloader {
 	return l
 }
 
-// historyOf returns the files that were in force.
+// historyOf returns the history of active files.
 func historyOf(o Options) *state.History {
 	return state.NewHistory(filepath.Join(o.KeepDir, "config"), ".toml")
 }
 
-// withoutServices returns a copy without what takes most of the memory, and the source of the services has.
+// withoutServices returns a copy without the services, which take most of the memory and which their source already
+// has.
 func withoutServices(c *config.Config) *config.Config {
 	sections := *c
 	sections.Services, sections.Text = nil, ""
 	return &sections
 }
 
-// reload reads the configuration file again and applies it. A configuration that is not valid or not supported changes
-// nothing; the error has every problem. force is the word of guard; "": none.
+// reload reads the configuration file again and applies it. An invalid or unsupported configuration changes nothing;
+// the error lists every problem. force is guard's word, or "".
 func (l *reloader) reload(force string) (done admin.Reloaded, err error) {
 	l.readiness.reloading(func() { done, err = l.apply(force) })
 	releaseMemory()
@@ -126,7 +127,7 @@ func (l *reloader) apply(force string) (admin.Reloaded, error) {
 		l.setAccess(accessOf(cfg))
 	}
 	if l.configure != nil && cfg.BGP != nil {
-		if err := l.configure(cfg); err != nil { // what failed is tried again by the next change of the routes
+		if err := l.configure(cfg); err != nil { // the next change of the routes retries what failed
 			l.log.Error("changed bgp options not applied", "err", err)
 		}
 	}
@@ -154,14 +155,14 @@ func (l *reloader) apply(force string) (admin.Reloaded, error) {
 // follow is reload for a file that changes by itself.
 func (l *reloader) follow() (admin.Reloaded, error) { return l.reload("") }
 
-// reject makes the status report a file that was refused.
+// reject makes the status report a rejected file.
 func (l *reloader) reject(err error, text string) {
 	next := *l.state.Load()
 	next.refused, next.refusedText = err.Error(), text
 	l.state.Store(&next)
 }
 
-// plan returns the plan of a configuration that may be put in force.
+// plan returns the plan of a configuration that may be activated.
 func (l *reloader) plan(cfg *config.Config) (*file.Plan, error) {
 	if err := l.refuseEmpty(cfg); err != nil {
 		return nil, err
@@ -173,7 +174,7 @@ func (l *reloader) plan(cfg *config.Config) (*file.Plan, error) {
 const sizeKept = "[datapath] max_flows: the flow tables in the kernel keep their size over a restart; another size " +
 	"needs \"steelyard cleanup\" while no agent runs, which ends all connections: drain the node first"
 
-// refuseEmpty returns an error for an empty file in place of one that is not: it would withdraw every address. An
+// refuseEmpty returns an error if an empty file replaces one that is not empty: it would withdraw every address. An
 // editor on a full disk leaves such a file.
 func (l *reloader) refuseEmpty(next *config.Config) error {
 	if !next.Empty || l.state.Load().empty {
@@ -184,7 +185,7 @@ func (l *reloader) refuseEmpty(next *config.Config) error {
 	}}
 }
 
-// usePools puts the pools of a configuration in force for the Services of the cluster.
+// usePools activates a configuration's pools for the cluster's Services.
 func (l *reloader) usePools(cfg *config.Config) error {
 	if l.setPools == nil || cfg.Kubernetes == nil || len(cfg.Pools) == 0 ||
 		reflect.DeepEqual(l.running.Pools, cfg.Pools) {
@@ -199,7 +200,7 @@ func (l *reloader) usePools(cfg *config.Config) error {
 	return nil
 }
 
-// needRestart returns the sections that differ and that are read at the start only.
+// needRestart returns the sections that differ and that are read only at startup.
 func needRestart(running, next *config.Config) []string {
 	var changed []string
 	for _, s := range []struct {
@@ -222,7 +223,7 @@ func needRestart(running, next *config.Config) []string {
 	return changed
 }
 
-// atStart returns what is read at the start only. Of the tunnel keys, that is whether there are some.
+// atStart returns what is read only at startup. For the tunnel keys, that is whether there are any.
 func atStart(c config.Datapath) config.Datapath {
 	if len(c.TunnelKeys) > 0 {
 		c.TunnelKeys = []config.Secret{}
@@ -230,13 +231,13 @@ func atStart(c config.Datapath) config.Datapath {
 	return c
 }
 
-// adminAtStart returns what is read at the start only.
+// adminAtStart returns what is read only at startup.
 func adminAtStart(a config.Admin) config.Admin {
 	a.Token, a.Allow = config.Secret{}, nil
 	return a
 }
 
-// l2AtStart returns what is read at the start only. Of members and secrets, that is whether there are some.
+// l2AtStart returns what is read only at startup. For members and secrets, that is whether there are any.
 func l2AtStart(l *config.L2) any {
 	if l == nil {
 		return nil
@@ -246,7 +247,7 @@ func l2AtStart(l *config.L2) any {
 	return []any{c, len(l.Members) > 0, len(l.Secrets) > 0}
 }
 
-// clusterPools returns the pools that the Kubernetes source has read.
+// clusterPools returns the pools that the Kubernetes source reads.
 func clusterPools(c *config.Config) []config.Pool {
 	if c.Kubernetes == nil {
 		return nil

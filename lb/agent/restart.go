@@ -7,11 +7,11 @@ import (
 	"syscall"
 )
 
-// Before a restart the routes are left to graceful restart, while the kernel forwards: peers keep them until the new
-// agent is there.
+// Before a restart the routes are left to graceful restart while the kernel forwards: peers keep them until the new
+// agent is up.
 
-// endForRestart ends the agent at a SIGUSR1, which announces that a supervisor starts another one (systemd sends it for
-// "systemctl restart"), or when restart was called. The supervisor would kill an agent that refused.
+// endForRestart ends the agent at SIGUSR1, by which a supervisor announces that it starts another one (systemd sends it
+// for "systemctl restart"), or when restart was called. The supervisor would kill an agent that refused.
 func (a *Agent) endForRestart(ctx context.Context, stop func()) {
 	select {
 	case <-ctx.Done():
@@ -25,8 +25,9 @@ func (a *Agent) endForRestart(ctx context.Context, stop func()) {
 	stop()
 }
 
-// restart makes Run end such that another agent follows in this process. It fails when Check refuses the configuration,
-// for which that agent would end, or wait while the routes go, and when an empty one would be in place of this one.
+// restart makes Run end so that another agent follows in this process. It fails if Check refuses the configuration,
+// because the new agent would end, or wait while the routes disappear. It also fails if an empty configuration would
+// replace this one.
 func (a *Agent) restart() error {
 	cfg, err := Check(a.reloader.file, false)
 	if err == nil {
@@ -37,12 +38,12 @@ func (a *Agent) restart() error {
 	}
 	select {
 	case a.restarts <- struct{}{}:
-	default: // it ends already
+	default: // it is already ending
 	}
 	return nil
 }
 
-// execute replaces this process by a new run of the program, which may be a newer version by now.
+// execute replaces this process with a new run of the program, which may be a newer version by now.
 func execute() error {
 	path, err := os.Executable()
 	if err == nil {

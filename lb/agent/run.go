@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// withdrawGrace is the time between the withdrawal of the routes and the end of the BGP sessions: routers need time to
-// apply the withdrawals, and after the exit of the agent no more packets should arrive.
+// withdrawGrace is the time between the withdrawal of the routes and the end of the BGP sessions. Routers need time to
+// apply the withdrawals, and no packets should arrive after the agent has exited.
 const withdrawGrace = 500 * time.Millisecond
 
-// A task that fails runs again after failedDelay, which doubles up to failedDelayMax. It is a problem in the status
+// A task that fails is restarted after failedDelay, which doubles up to failedDelayMax. It is a problem in the status
 // until it has run for failedDelayMax.
 const (
 	failedDelay    = time.Second
@@ -22,7 +22,7 @@ const (
 )
 
 // Run runs the agent until ctx ends or the engine fails. Then the engine withdraws the routes, and every task stops. A
-// task that fails is started again: the others need not suffer. Run closes the datapath; the kernel continues to
+// task that fails is restarted, so that the others do not suffer. Run closes the datapath; the kernel continues to
 // forward. An agent runs once.
 func (a *Agent) Run(ctx context.Context) error {
 	defer a.close()
@@ -64,9 +64,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	return err
 }
 
-// supervise runs a task until ctx ends, again after each failure.
+// supervise runs a task until ctx ends, and restarts it after each failure.
 func (a *Agent) supervise(ctx context.Context, t task) {
-	defer a.queue.Flush() // of the lines before a panic
+	defer a.queue.Flush() // the lines before a panic
 	for delay := failedDelay; ; delay = min(2*delay, failedDelayMax) {
 		steady := time.AfterFunc(failedDelayMax, func() { a.problems.set(t.name, nil) })
 		start := time.Now()
@@ -90,7 +90,7 @@ func (a *Agent) supervise(ctx context.Context, t task) {
 // checkEngine returns an error when the engine does not respond.
 func (a *Agent) checkEngine() error { return checkEngine(a.engine) }
 
-// reportReady notifies systemd once every part of the configuration was applied or tried.
+// reportReady notifies systemd once every part of the configuration has been applied or tried.
 func (a *Agent) reportReady(ctx context.Context) {
 	select {
 	case <-a.engine.Settled():
@@ -102,7 +102,7 @@ func (a *Agent) reportReady(ctx context.Context) {
 	}
 }
 
-// reloadOnSignal reads the configuration again at each SIGHUP. reload logs the result.
+// reloadOnSignal rereads the configuration at each SIGHUP. reload logs the result.
 func (a *Agent) reloadOnSignal(ctx context.Context) {
 	onHangup(ctx, a.hangup, func() { a.reloader.follow() })
 }

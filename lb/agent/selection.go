@@ -14,8 +14,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
-// selection is which BGP peers this node has: those whose node_selector its labels meet. The labels are kept, so that a
-// node that starts while the API server is away has its peers.
+// selection chooses this node's BGP peers: those whose node_selector matches its labels. The labels are stored, so that
+// a node that starts while the API server is away has its peers.
 type selection struct {
 	apply func(*config.Config) error // Speaker.Configure
 	file  *state.File
@@ -24,7 +24,7 @@ type selection struct {
 
 	mu     sync.Mutex // guards all below
 	cfg    *config.Config
-	labels labels.Set // nil: not known
+	labels labels.Set // nil if not known
 }
 
 func newSelection(cfg *config.Config, keepDir string, log *slog.Logger) *selection {
@@ -36,7 +36,8 @@ func newSelection(cfg *config.Config, keepDir string, log *slog.Logger) *selecti
 	return s
 }
 
-// chosen returns cfg without the peers that other nodes have. Without Kubernetes, nodes have no labels and all peers.
+// chosen returns cfg without the peers that belong to other nodes. Without Kubernetes, nodes have no labels and all
+// peers.
 func (s *selection) chosen(cfg *config.Config) *config.Config {
 	if cfg.BGP == nil || cfg.Kubernetes == nil {
 		return cfg
@@ -65,7 +66,7 @@ func (s *selection) configure(cfg *config.Config) error {
 	return s.apply(s.chosen(cfg))
 }
 
-// setLabels takes the labels of this node. It does not wait for the sessions that end.
+// setLabels takes this node's labels. It does not wait for sessions that end.
 func (s *selection) setLabels(now map[string]string) {
 	set := labels.Set{}
 	maps.Copy(set, now)

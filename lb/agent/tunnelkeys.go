@@ -7,7 +7,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath"
 )
 
-// fileKeys returns the tunnel keys of the configuration. Nil: those of the cluster's Secret are used.
+// fileKeys returns the tunnel keys of the configuration, or nil if the cluster's Secret is used.
 func fileKeys(c *config.Config) *datapath.TunnelKeys {
 	if len(c.Datapath.TunnelKeys) == 0 && c.Kubernetes != nil {
 		return nil
@@ -20,7 +20,7 @@ func fileKeys(c *config.Config) *datapath.TunnelKeys {
 	return &keys
 }
 
-// fileSeed returns the hash seed of the configuration; without one, a constant.
+// fileSeed returns the configuration's hash seed, or a constant if it has none.
 func fileSeed(c *config.Config) (seed [32]byte) {
 	if c.Datapath.HashSeed.IsSet() {
 		seed = sha256.Sum256([]byte("steelyard hash seed\x00" + c.Datapath.HashSeed.Reveal()))

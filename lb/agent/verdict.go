@@ -9,7 +9,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/admin"
 )
 
-// verdictEvery is how often the log and "systemctl status" follow the verdict.
+// verdictEvery is how often the log and "systemctl status" are updated with the verdict.
 const verdictEvery = 5 * time.Second
 
 // verdictLog logs each change of the verdict, and of the finding that it names first.
@@ -31,7 +31,7 @@ func (v verdictLog) run(ctx context.Context) error {
 		}
 		i, err := v.info(ctx)
 		if err != nil {
-			continue // the watchdog judges an engine that does not respond
+			continue // the watchdog handles an engine that does not respond
 		}
 		v.status(i.Headline())
 		var first lb.Finding

@@ -11,19 +11,19 @@ import (
 )
 
 const (
-	// verdictsVersion is the version of the layout of savedVerdicts.
+	// verdictsVersion is the version of savedVerdicts' layout.
 	verdictsVersion = 1
 	// verdictsInterval is the time between two writes of the file.
 	verdictsInterval = time.Second
-	// verdictsRefresh is the time after which an unchanged file is written again, so that its age tells when the agent
+	// verdictsRefresh is the time after which an unchanged file is rewritten, so that its age tells when the agent
 	// ended.
 	verdictsRefresh = 10 * time.Second
-	// verdictsMaxAge is the age up to which a start uses the file. It covers a restart and an upgrade; what was healthy
-	// an hour ago must be probed before it is announced.
+	// verdictsMaxAge is the maximum age at which startup uses the file. It covers a restart and an upgrade; a backend
+	// that was healthy an hour ago must be probed before it is announced.
 	verdictsMaxAge = 2 * time.Minute
 )
 
-// savedVerdicts are the results of the health checks, in the file.
+// savedVerdicts are the results of the health checks in the file.
 type savedVerdicts struct {
 	Written  time.Time      `json:"written"`
 	Verdicts []savedVerdict `json:"verdicts"`
@@ -32,22 +32,22 @@ type savedVerdicts struct {
 type savedVerdict struct {
 	Service string         `json:"service"`
 	Backend netip.AddrPort `json:"backend"`
-	Port    *lb.Port       `json:"port,omitempty"` // of the key; nil: zero
+	Port    *lb.Port       `json:"port,omitempty"` // of the key; nil if zero
 	State   lb.State       `json:"state"`
 	Reason  string         `json:"reason"`
 	Weight  int            `json:"weight"`
 	At      time.Time      `json:"at"`
 }
 
-// verdictStore stores the results of the health checks, so that a restart is no worse than going on: without them the
-// first probe after it would decide.
+// verdictStore stores the results of the health checks, so that a restart is no worse than running on. Without them,
+// the first probe afterwards would decide.
 type verdictStore struct {
 	file     *state.File
-	earlier  map[lb.CheckKey]lb.Health // of the earlier run
+	earlier  map[lb.CheckKey]lb.Health // from the previous run
 	problems *problems
 }
 
-// openVerdictStore reads the results of the earlier run from a directory. Without a usable file there are none.
+// openVerdictStore reads the previous run's results from a directory. Without a usable file there are none.
 func openVerdictStore(dir string, log *slog.Logger, p *problems) *verdictStore {
 	v := &verdictStore{file: state.New(dir, "verdicts", verdictsVersion), problems: p}
 	var saved savedVerdicts
@@ -60,8 +60,8 @@ func openVerdictStore(dir string, log *slog.Logger, p *problems) *verdictStore {
 	}
 	v.earlier = make(map[lb.CheckKey]lb.Health, len(saved.Verdicts))
 	for _, s := range saved.Verdicts {
-		// The file may be older than the end of the agent by verdictsInterval. A backend that was unhealthy then may
-		// have recovered, and its flows must not end: it is unknown.
+		// The file may have been written up to verdictsInterval before the agent ended. A backend that was unhealthy
+		// then may have recovered, and its flows must not end, so its state is unknown.
 		if s.State != lb.StateHealthy {
 			continue
 		}
@@ -74,7 +74,7 @@ func openVerdictStore(dir string, log *slog.Logger, p *problems) *verdictStore {
 	return v
 }
 
-// health returns the result of a check of the earlier run.
+// health returns the previous run's result of a check.
 func (v *verdictStore) health(k lb.CheckKey) (lb.Health, bool) {
 	h, ok := v.earlier[k]
 	return h, ok

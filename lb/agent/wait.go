@@ -19,14 +19,14 @@ import (
 	"github.com/steelyard-lb/steelyard/systemd"
 )
 
-// waitInterval is how often the network is looked at while the agent waits for it.
+// waitInterval is how often the agent checks for the network it waits for.
 const waitInterval = 500 * time.Millisecond
 
 // errRestart ends the wait because another agent follows.
 var errRestart = errors.New("the agent restarts")
 
-// waiting is the agent before this node has the network that the configuration leaves to be found: a default route, or
-// an IPv4 address. It answers the API, and what an earlier agent left in the kernel goes on.
+// waiting is the agent before this node has the network that the configuration leaves to be discovered: a default
+// route, or an IPv4 address. It answers the API, and what a previous agent left in the kernel keeps working.
 type waiting struct {
 	log  *slog.Logger
 	file string
@@ -36,7 +36,7 @@ type waiting struct {
 	lack error
 }
 
-// waitForNetwork returns the configuration, maybe of a later reload, when the network that it needs is there. It fails
+// waitForNetwork returns the configuration, maybe from a later reload, once the network that it needs exists. It fails
 // when ctx ends.
 func waitForNetwork(ctx context.Context, o Options) (*config.Config, error) {
 	w := &waiting{log: o.Log, file: o.ConfigFile, cfg: o.Config}
@@ -73,7 +73,7 @@ func waitForNetwork(ctx context.Context, o Options) (*config.Config, error) {
 	return w.cfg, nil
 }
 
-// ready reports whether nothing is missing that may come later. What is wrong otherwise, New reports.
+// ready reports whether nothing is missing that may come later. New reports other problems.
 func (w *waiting) ready() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -85,8 +85,8 @@ func (w *waiting) ready() bool {
 	return false
 }
 
-// checkAgain replaces the warnings, which were about the machine without its network. It puts no change of the file in
-// force: that takes a reload.
+// checkAgain replaces the warnings, which were about the machine without its network. It does not activate changes of
+// the file: that takes a reload.
 func (w *waiting) checkAgain() {
 	if c, err := load(w.file); err == nil {
 		w.cfg.Warnings = c.Warnings
@@ -122,7 +122,7 @@ func (w *waiting) serve(ctx context.Context, o Options) error {
 	}).Run(ctx)
 }
 
-// text returns the file that is to be in force.
+// text returns the text of the file to be activated.
 func (w *waiting) text() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -136,7 +136,7 @@ func (w *waiting) missing() error {
 	return fmt.Errorf("waiting for the network: %w", w.lack)
 }
 
-// reload reads the file again: it may name what is not found.
+// reload reads the file again: it may now name what was not found.
 func (w *waiting) reload() (admin.Reloaded, error) {
 	c, err := load(w.file)
 	if err != nil {

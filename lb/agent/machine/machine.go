@@ -1,4 +1,4 @@
-// Package machine reads which addresses belong to this machine and to the links it is on. None of them can be the
+// Package machine finds the addresses that belong to this machine and to the links it is on. None of them can be the
 // address of a service: the datapath drops packets to a VIP that match none of its frontends, so the machine, or a
 // router that it needs, would be unreachable.
 package machine
@@ -22,10 +22,10 @@ type Network struct {
 	onLink map[netip.Prefix]string
 }
 
-// ipvsDevice has the VIPs of kube-proxy in IPVS mode, on every node: they are addresses of services.
+// ipvsDevice holds kube-proxy's VIPs in IPVS mode, on every node. They are addresses of services.
 const ipvsDevice = "kube-ipvs0"
 
-// Read returns the network of this process's namespace.
+// Read returns the network in this process's namespace.
 func Read() (*Network, error) {
 	links, err := netlink.LinkList()
 	if err != nil {
@@ -56,7 +56,7 @@ func New(links []netlink.Link, addrs []netlink.Addr, routes []netlink.Route) *Ne
 			n.gateway(hop.Gw)
 		}
 	}
-	for _, a := range addrs { // after the gateways: an address of this machine is called that
+	for _, a := range addrs { // after the gateways, so that an address of this machine is called its own
 		n.address(a, names[a.LinkIndex])
 	}
 	return n
@@ -97,7 +97,7 @@ func (n *Network) address(a netlink.Addr, link string) {
 	n.taken[ip] = own + link
 }
 
-// take records what an address is, unless it is more.
+// take records what an address is, unless something more important is recorded.
 func (n *Network) take(a netip.Addr, what string) {
 	if _, known := n.taken[a]; !known {
 		n.taken[a] = what
@@ -112,11 +112,11 @@ func lastOf(p netip.Prefix) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
-// HasLink reports whether there is an interface of this name.
+// HasLink reports whether an interface with this name exists.
 func (n *Network) HasLink(name string) bool { _, ok := n.links[name]; return ok }
 
-// NotEthernet returns the encapsulation of an interface whose packets have no Ethernet header; "": they have, or there
-// is no such interface.
+// NotEthernet returns the encapsulation of an interface whose packets have no Ethernet header, or "" if they have one
+// or if there is no such interface.
 func (n *Network) NotEthernet(name string) string {
 	if is := n.links[name]; is != "ether" && is != "loopback" {
 		return is
@@ -124,10 +124,12 @@ func (n *Network) NotEthernet(name string) string {
 	return ""
 }
 
-// Taken returns what an address is that a service cannot have, such as "the address of eth0"; "": it can.
+// Taken says what an address is that a service cannot have, such as "the address of eth0", or returns "" if a service
+// can have it.
 func (n *Network) Taken(a netip.Addr) string { return n.taken[a] }
 
-// NoHost returns what an address is that no other host has, such as "the address of eth0"; "": one may have it.
+// NoHost says what an address is that no other host can have, such as "the address of eth0", or returns "" if another
+// host may have it.
 func (n *Network) NoHost(a netip.Addr) string {
 	if what := n.taken[a]; what != gateway {
 		return what
@@ -135,10 +137,10 @@ func (n *Network) NoHost(a netip.Addr) string {
 	return ""
 }
 
-// Own reports whether an interface has the address.
+// Own reports whether an interface of this machine has the address.
 func (n *Network) Own(a netip.Addr) bool { return strings.HasPrefix(n.taken[a], own) }
 
-// TakenIn returns the lowest address of a range that a service cannot have, and what it is.
+// TakenIn returns the lowest address in a range that a service cannot have, and what it is.
 func (n *Network) TakenIn(r lb.AddrRange) (lowest netip.Addr, what string) {
 	for a, is := range n.taken {
 		if r.Contains(a) && (what == "" || a.Less(lowest)) {
@@ -148,7 +150,7 @@ func (n *Network) TakenIn(r lb.AddrRange) (lowest netip.Addr, what string) {
 	return lowest, what
 }
 
-// OnLink returns the interface whose neighbours resolve an address by ARP or NDP; "": none.
+// OnLink returns the interface on which neighbours resolve an address by ARP or NDP, or "" if there is none.
 func (n *Network) OnLink(a netip.Addr) string {
 	best, name := -1, ""
 	for p, link := range n.onLink {
@@ -159,7 +161,7 @@ func (n *Network) OnLink(a netip.Addr) string {
 	return name
 }
 
-// Equal reports whether services can have the same addresses on both.
+// Equal reports whether services can have the same addresses on both networks.
 func (n *Network) Equal(o *Network) bool {
 	return o != nil && maps.Equal(n.taken, o.taken) && maps.Equal(n.onLink, o.onLink)
 }

@@ -11,17 +11,17 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Times of Watch: how long changes are collected, and how often the network is read although nothing was reported.
+// Times of Watch: how long changes are collected, and how often the network is read even if nothing was reported.
 const (
 	collectTime  = 50 * time.Millisecond
 	pollInterval = 30 * time.Second
 )
 
-// watchBuffer is the size of the receive buffers of netlink. An overrun ends the subscription, which is then renewed.
+// watchBuffer is the size of netlink's receive buffers. An overrun ends the subscription, which is then renewed.
 const watchBuffer = 4 << 20
 
-// Watch calls changed with the network whenever it differs from the one before, until ctx ends. A failure is logged
-// and tried again. The boundary is around each reading.
+// Watch calls changed with the network whenever it differs from the previous one, until ctx ends. A failure is logged
+// and retried. The boundary is around each reading.
 func Watch(
 	ctx context.Context, last *Network, b *lb.Boundary, log *slog.Logger, changed func(*Network),
 ) {
@@ -43,7 +43,7 @@ func Watch(
 			select {
 			case <-ctx.Done():
 				again = false
-			case _, again = <-hint: // closed after an error of netlink
+			case _, again = <-hint: // closed after a netlink error
 				sleep(ctx, collectTime)
 			case <-time.After(pollInterval):
 			}
@@ -60,7 +60,7 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// subscribe sends to hint when addresses or routes change, and closes it when that has failed, until done is closed.
+// subscribe sends to hint when addresses or routes change, until done is closed. It closes hint if it fails.
 func subscribe(hint, done chan struct{}) error {
 	addrs, routes := make(chan netlink.AddrUpdate, 64), make(chan netlink.RouteUpdate, 64)
 	err := netlink.AddrSubscribeWithOptions(addrs, done, netlink.AddrSubscribeOptions{

@@ -1,6 +1,6 @@
-// Package preflight reads a configuration and validates it beyond its schema, against what the machine has. "steelyard
-// check", the start of the agent and each reload use the same rules, so that check refuses what they refuse. It changes
-// nothing and needs no privileges.
+// Package preflight reads a configuration and validates it beyond its schema, against the machine. "steelyard check",
+// startup of the agent and each reload use the same rules, so that check refuses what they refuse. It changes nothing
+// and needs no privileges.
 package preflight
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/file"
 )
 
-// Load reads and validates a configuration file by the rules of this version, and by further ones. Its error is a
+// Load reads a configuration file and validates it by this version's rules, and by the given ones. Its error is a
 // config.Errors with every problem.
 func Load(name string, rules ...config.Rule) (*config.Config, error) {
 	text, err := config.Read(name)
@@ -23,12 +23,12 @@ func Load(name string, rules ...config.Rule) (*config.Config, error) {
 	return Parse(name, text, rules...)
 }
 
-// Parse is Load of a text. Names of secret files in it are relative to the directory of the name.
+// Parse is Load of a text. Names of secret files in it are relative to the directory of name.
 func Parse(name string, text []byte, rules ...config.Rule) (*config.Config, error) {
 	return config.Parse(name, text, append([]config.Rule{Addresses}, rules...)...)
 }
 
-// LoadElsewhere is Load of the configuration of another machine.
+// LoadElsewhere is Load of another machine's configuration.
 func LoadElsewhere(name string) (*config.Config, error) {
 	text, err := config.Read(name)
 	if err != nil {
@@ -37,7 +37,7 @@ func LoadElsewhere(name string) (*config.Config, error) {
 	return config.ParseElsewhere(name, text, Addresses)
 }
 
-// Addresses is the rule that refuses services for which the pools have no address.
+// Addresses is the rule that refuses services for which the pools have no address left.
 func Addresses(c *config.Config, r *config.Report) {
 	if !r.Valid() {
 		return // pools may be missing
@@ -57,8 +57,8 @@ type Network interface {
 	Own(a netip.Addr) bool
 }
 
-// NoPeers returns the rule that finds BGP peers with addresses that no other host has, by fail. Another routing daemon
-// of this machine is no such peer: one of the two listens on another port, or does not listen.
+// NoPeers returns the rule that reports, with fail, BGP peers whose addresses no other host has. Another routing daemon
+// on this machine is not such a peer: one of the two listens on another port, or does not listen.
 func NoPeers(
 	n Network, fail func(r *config.Report, key, hint, problem string, args ...any),
 ) config.Rule {
@@ -76,8 +76,8 @@ func NoPeers(
 	}
 }
 
-// Taken returns the rule that finds addresses of services and pools that belong to the machine or to its network, by
-// fail: Report.Errorf or Report.Warnf.
+// Taken returns the rule that reports, with fail (Report.Errorf or Report.Warnf), addresses of services and pools that
+// belong to the machine or to its network.
 func Taken(
 	n Network, fail func(r *config.Report, key, hint, problem string, args ...any),
 ) config.Rule {

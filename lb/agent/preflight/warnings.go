@@ -9,7 +9,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Warnings returns the rule that warns of what is valid and does not work on this machine.
+// Warnings returns the rule that warns about settings that are valid but do not work on this machine.
 func Warnings(n Network) config.Rule {
 	return func(c *config.Config, r *config.Report) {
 		onLink(n, c, r)
@@ -19,8 +19,8 @@ func Warnings(n Network) config.Rule {
 	}
 }
 
-// onLink warns of addresses that neighbours resolve by ARP or NDP although nothing answers for them, and of those that
-// are announced by ARP or NDP alone although no neighbour resolves them.
+// onLink warns about addresses that neighbours resolve by ARP or NDP although nothing answers for them, and about those
+// announced only by ARP or NDP although no neighbour resolves them.
 func onLink(n Network, c *config.Config, r *config.Report) {
 	warn := func(list string, i int, key string, k int, a netip.Addr) {
 		key = fmt.Sprintf("%s[%d]", config.KeyOf(list, i, key), k)
@@ -45,7 +45,7 @@ func onLink(n Network, c *config.Config, r *config.Report) {
 	}
 }
 
-// byL2Alone reports whether an address is announced by ARP or NDP, and not by BGP.
+// byL2Alone reports whether an address is announced by ARP or NDP but not by BGP.
 func byL2Alone(c *config.Config, a netip.Addr) bool {
 	for _, p := range c.Pools {
 		if slices.ContainsFunc(p.Ranges, func(r lb.AddrRange) bool { return r.Contains(a) }) && len(p.Announce) > 0 {
@@ -55,7 +55,7 @@ func byL2Alone(c *config.Config, a netip.Addr) bool {
 	return c.L2 != nil && c.BGP == nil
 }
 
-// sources warns of sessions from an address that this machine does not have. It may come later.
+// sources warns about sessions from an address that this machine does not have. The address may appear later.
 func sources(n Network, c *config.Config, r *config.Report) {
 	if c.BGP == nil {
 		return
@@ -68,7 +68,8 @@ func sources(n Network, c *config.Config, r *config.Report) {
 	}
 }
 
-// ownBackends warns of backends that no other host is. Those of pods on this node come from the cluster, not from here.
+// ownBackends warns about backends at addresses that no other host has. Backends that are pods on this node come from
+// the cluster, not from the file.
 func ownBackends(n Network, c *config.Config, r *config.Report) {
 	for i, s := range c.Services {
 		for k, b := range s.Backends {
@@ -81,10 +82,10 @@ func ownBackends(n Network, c *config.Config, r *config.Report) {
 	}
 }
 
-// ownMembers warns of [l2] whose only members are this machine. A machine that should be one is then a conflict, as a
-// host with the same addresses.
+// ownMembers warns about an [l2] whose only members are this machine. A machine that should be a member is then a
+// conflict, like a host with the same addresses.
 func ownMembers(n Network, c *config.Config, r *config.Report) {
-	if c.L2 == nil || len(c.L2.Members) == 0 || c.Kubernetes != nil { // the nodes of a cluster are members, too
+	if c.L2 == nil || len(c.L2.Members) == 0 || c.Kubernetes != nil { // a cluster's nodes are members as well
 		return
 	}
 	what := ""
