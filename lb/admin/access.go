@@ -17,17 +17,17 @@ import (
 	"time"
 )
 
-// Access says who may use the API by TCP.
+// Access says who may use the API over TCP.
 type Access struct {
-	Token string         // that requests must bear; "": none
-	Allow []netip.Prefix // sources; empty: all
+	Token string         // that requests must bear, or ""
+	Allow []netip.Prefix // sources; all if empty
 }
 
-// SetAccess replaces Options.Access, for requests and connections from now on.
+// SetAccess replaces Options.Access for requests and connections from now on.
 func (s *Server) SetAccess(a Access) { s.access.Store(&a) }
 
 // authorize refuses requests without the token, except to /healthz. The page in the answer asks for the token, because
-// no browser sends one by itself.
+// browsers do not send one by themselves.
 func (s *Server) authorize(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		token := s.access.Load().Token
@@ -45,14 +45,14 @@ func (s *Server) authorize(h http.Handler) http.Handler {
 	})
 }
 
-// bears reports whether a request has the token. The time that it takes says nothing about the token.
+// bears reports whether a request has the token. The time it takes reveals nothing about the token.
 func bears(r *http.Request, token string) bool {
 	scheme, got, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	a, b := sha256.Sum256([]byte(got)), sha256.Sum256([]byte(token))
 	return strings.EqualFold(scheme, "Bearer") && subtle.ConstantTimeCompare(a[:], b[:]) == 1
 }
 
-// filtered is a listener that closes connections from other sources than Access.Allow.
+// filtered is a listener that closes connections from sources outside Access.Allow.
 type filtered struct {
 	net.Listener
 	s *Server
@@ -77,7 +77,7 @@ func (s *Server) allows(from net.Addr) bool {
 	})
 }
 
-// certificate is that of two files, which are read again when they change. One that is not valid replaces none.
+// certificate is a certificate from two files, which are read again when they change. An invalid one replaces nothing.
 type certificate struct {
 	cert, key string // paths
 	read      [2]os.FileInfo
@@ -98,7 +98,7 @@ func (c *certificate) follow(ctx context.Context, interval time.Duration, proble
 	}
 }
 
-// update reads the files unless they are those that it has read last.
+// update reads the files unless they have not changed since the last read.
 func (c *certificate) update() error {
 	cert, err := os.Stat(c.cert)
 	if err != nil {

@@ -31,29 +31,29 @@ type Info struct {
 	Settled         bool         `json:"settled"`                    // see lb.Status
 	Behind          time.Time    `json:"behind,omitzero"`            // see lb.Status
 	Services        int          `json:"services"`                   // frontends
-	Healthy         int          `json:"services_healthy"`           // of them with enough healthy backends
-	DrainedServices int          `json:"services_drained,omitempty"` // of them drained by the operator
+	Healthy         int          `json:"services_healthy"`           // those with enough healthy backends
+	DrainedServices int          `json:"services_drained,omitempty"` // those drained by the operator
 	Backends        int          `json:"backends"`                   //
 	BackendsUp      int          `json:"backends_healthy"`           //
 	Routes          int          `json:"routes"`                     // VIPs
-	Announced       int          `json:"routes_announced"`           // of them announced
+	Announced       int          `json:"routes_announced"`           // those announced
 	Peers           int          `json:"peers"`                      //
 	PeersUp         int          `json:"peers_established"`          //
 	Interfaces      []Interface  `json:"interfaces"`                 //
-	Drained         *lb.Drains   `json:"drained,omitempty"`          // nil: nothing is
-	NeedRestart     []string     `json:"need_restart,omitempty"`     // changed sections that are read at the start only
-	Cluster         *Cluster     `json:"cluster,omitempty"`          // nil: no cluster is configured
-	Waiting         string       `json:"waiting,omitempty"`          // for what the start waits; "": it is done
-	L2              bool         `json:"-"`                          // addresses are announced by ARP and NDP, too
+	Drained         *lb.Drains   `json:"drained,omitempty"`          // nil if nothing is
+	NeedRestart     []string     `json:"need_restart,omitempty"`     // changed sections that are read only at startup
+	Cluster         *Cluster     `json:"cluster,omitempty"`          // nil if no cluster is configured
+	Waiting         string       `json:"waiting,omitempty"`          // what startup waits for, or "" if it is complete
+	L2              bool         `json:"-"`                          // addresses are also announced by ARP and NDP
 }
 
-// Cluster is what the agent knows of its Kubernetes cluster.
+// Cluster is what the agent knows about its Kubernetes cluster.
 type Cluster struct {
-	Away   time.Time `json:"away,omitzero"`    // since when the API server does not answer; zero: it does
-	Leader string    `json:"leader,omitempty"` // the node that assigns addresses; "": none, or it is not known
+	Away   time.Time `json:"away,omitzero"`    // since when the API server has not answered, or zero
+	Leader string    `json:"leader,omitempty"` // the node that assigns addresses, or "" if none or not known
 }
 
-// Interface is an interface to which the datapath is attached.
+// Interface is an interface that the datapath is attached to.
 type Interface struct {
 	Name string `json:"interface"`
 	Mode string `json:"mode"` // xdp, xdp-generic or tc
@@ -64,37 +64,38 @@ type Interface struct {
 
 // Options are the inputs of a Server. All but Now are required.
 type Options struct {
-	Now    func() time.Time // nil: time.Now
+	Now    func() time.Time // time.Now if nil
 	Socket string           // path of the unix socket
 	Listen string           // "": no TCP
 	Hosts  []string         // names in requests by TCP, besides addresses and "localhost"
-	Access Access           // by TCP; SetAccess changes it
-	// TLSCert and TLSKey are files in PEM for TCP; "": no TLS.
+	Access Access           // over TCP; SetAccess changes it
+	// TLSCert and TLSKey are PEM files for TCP. If they are empty, there is no TLS.
 	TLSCert, TLSKey string
 	// Problem is called with the error of a socket, or nil when it is open.
 	Problem func(part string, err error)
 	Status  func(context.Context) (lb.Status, error)
-	// StatusOf returns the status with the services and the route of one VIP only.
+	// StatusOf returns the status with only the services and the route of one VIP.
 	StatusOf func(context.Context, netip.Addr) (lb.Status, error)
 	Peers    func() []lb.PeerStatus
-	// Sent returns the routes that a BGP peer has; false: there is no such peer.
+	// Sent returns the routes sent to a BGP peer, or false if there is no such peer.
 	Sent func(peer netip.Addr) ([]lb.SentRoute, bool)
-	// Flows lists flows; more: there are more than the limit, or the context ended the walk.
+	// Flows lists flows. more means that there are more than the limit, or that the context ended the walk.
 	Flows func(context.Context, lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error)
 	// Explain returns what the datapath would do with a packet.
 	Explain func(lb.Question) (lb.Explanation, error)
-	// Drain drains or undrains a service, "" the node. It returns all drains.
+	// Drain drains or undrains a service, or the node if service is "". It returns all drains.
 	Drain func(ctx context.Context, service string, on bool) (lb.Drains, error)
-	// Waiting returns the services that wait for an address; nil: there are never any.
+	// Waiting returns the services that wait for an address. It is nil if there are never any.
 	Waiting func() []lb.ServiceStatus
 	// Reload reads the configuration file again. Its error has one line for each problem of a rejected file. force is
-	// the word of a change that is refused otherwise; "": none.
+	// the word that permits a change that is otherwise refused, or "".
 	Reload func(force string) (Reloaded, error)
-	// Diff returns what a reload of the configuration file would change, or with a name a text in place of that file.
+	// Diff returns what a reload of the configuration file would change, or, with a name, what text would change in
+	// place of that file.
 	Diff func(name string, text []byte) (Reloaded, error)
-	// Text returns the configuration file in force.
+	// Text returns the text of the active configuration file.
 	Text func() string
-	// Restart ends the agent such that a new one follows. Its error is as that of Reload: the running agent stays.
+	// Restart ends the agent so that a new one follows. On an error, like Reload's, the running agent stays.
 	Restart func() error
 	// Info returns the fields that do not follow from Status and Peers.
 	Info    func() Info
@@ -122,10 +123,11 @@ func New(o Options) *Server {
 	return s
 }
 
-// engineTimeout bounds a request to the engine. A snapshot takes milliseconds; an engine that exceeds this is stuck.
+// engineTimeout bounds a request to the engine. A snapshot takes milliseconds; an engine that takes longer than this is
+// stuck.
 const engineTimeout = 2 * time.Second
 
-// Handler returns the API; with writable false only the requests that change nothing.
+// Handler returns the API. Without writable it has only the requests that change nothing.
 func (s *Server) Handler(writable bool) http.Handler {
 	mux := http.NewServeMux()
 	if writable {
@@ -156,14 +158,14 @@ func (s *Server) Handler(writable bool) http.Handler {
 	return protected(mux)
 }
 
-// healthz responds when the engine does.
+// healthz responds if the engine does.
 func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
 	if st, ok := s.statusOf(w, r, netip.Addr{}); ok {
 		write(w, http.StatusOK, map[string]bool{"healthy": true, "settled": st.Settled})
 	}
 }
 
-// statusOf returns the status of a VIP, of none for the zero address. It writes the error if there is one.
+// statusOf returns the status of a VIP, or of none for the zero address. It writes the error if there is one.
 func (s *Server) statusOf(w http.ResponseWriter, r *http.Request, vip netip.Addr) (lb.Status, bool) {
 	ctx, cancel := context.WithTimeout(r.Context(), engineTimeout)
 	defer cancel()
@@ -174,7 +176,7 @@ func (s *Server) statusOf(w http.ResponseWriter, r *http.Request, vip netip.Addr
 	return st, err == nil
 }
 
-// respond returns a handler that writes the result of f, given the status of the engine, as JSON.
+// respond returns a handler that writes f of the engine's status as JSON.
 func (s *Server) respond(f func(lb.Status) any) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), engineTimeout)
@@ -188,7 +190,7 @@ func (s *Server) respond(f func(lb.Status) any) http.HandlerFunc {
 	}
 }
 
-// routes lists the addresses, or with ?peer= the routes that a BGP peer has.
+// routes lists the addresses, or, with ?peer=, the routes sent to a BGP peer.
 func (s *Server) routes(w http.ResponseWriter, r *http.Request) {
 	if !r.URL.Query().Has("peer") {
 		s.respond(func(st lb.Status) any { return listOf(st.Routes) })(w, r)
@@ -204,7 +206,7 @@ func (s *Server) routes(w http.ResponseWriter, r *http.Request) {
 	write(w, http.StatusOK, listOf(list))
 }
 
-// listOf returns a list that is not null in JSON: clients iterate over it.
+// listOf returns a list that is not null in JSON, because clients iterate over it.
 func listOf[T any](all []T) []T {
 	if all == nil {
 		return []T{}
@@ -224,7 +226,7 @@ func writeError(w http.ResponseWriter, status int, err error) {
 	write(w, status, map[string]string{"error": err.Error()})
 }
 
-// ofPeer calls find with the address in ?peer=, and writes the error when there is no such peer.
+// ofPeer calls find with the address in ?peer=, and writes the error if there is no such peer.
 func ofPeer(w http.ResponseWriter, r *http.Request, find func(netip.Addr) bool) (ok bool) {
 	peer, err := netip.ParseAddr(r.URL.Query().Get("peer"))
 	switch {
@@ -238,7 +240,7 @@ func ofPeer(w http.ResponseWriter, r *http.Request, find func(netip.Addr) bool) 
 	return false
 }
 
-// listPeers lists the BGP peers, or with ?peer= this one.
+// listPeers lists the BGP peers, or, with ?peer=, only this one.
 func (s *Server) listPeers(w http.ResponseWriter, r *http.Request) {
 	list := s.peers()
 	if r.URL.Query().Has("peer") && !ofPeer(w, r, func(peer netip.Addr) bool {
@@ -271,7 +273,7 @@ func (s *Server) info(st lb.Status) Info {
 		i.Announced += one(x.Announced)
 	}
 	peers := slices.DeleteFunc(s.o.Peers(), func(p lb.PeerStatus) bool {
-		return p.Dynamic && p.State != established // nobody has configured that it should be there
+		return p.Dynamic && p.State != established // nobody has configured that it should exist
 	})
 	i.Peers = len(peers)
 	for _, x := range peers {
@@ -281,7 +283,7 @@ func (s *Server) info(st lb.Status) Info {
 	return i
 }
 
-// CurrentInfo returns what /v1/status shows. It fails when the engine does not respond in time.
+// CurrentInfo returns what /v1/status shows. It fails if the engine does not respond in time.
 func (s *Server) CurrentInfo(ctx context.Context) (Info, error) {
 	st, err := s.o.Status(ctx)
 	if err != nil {
@@ -340,7 +342,7 @@ func (s *Server) drain(on bool) http.HandlerFunc {
 	}
 }
 
-// restart responds before the agent ends, with 422 when the configuration is refused.
+// restart responds before the agent ends, or with 422 if the configuration is rejected.
 func (s *Server) restart(w http.ResponseWriter, _ *http.Request) {
 	if err := s.o.Restart(); err != nil {
 		writeError(w, http.StatusUnprocessableEntity, err)

@@ -19,12 +19,12 @@ import (
 type Client struct {
 	socket string
 	http   http.Client
-	// quick bounds requests that an agent that works answers at once, slow the others.
+	// quick bounds requests that a working agent answers at once; slow bounds the others.
 	quick, slow time.Duration
 }
 
-// The timeouts end requests to an agent that is stuck. clientTimeout is longer than one that works takes: for a reload
-// of 10,000 services, a list of a million flows. A response of quickPaths needs the engine at most.
+// The timeouts end requests to a stuck agent. clientTimeout is longer than a working agent takes to reload 10,000
+// services or to list a million flows. Answering quickPaths needs the engine at most.
 const (
 	clientTimeout = time.Minute
 	quickTimeout  = 2*engineTimeout + time.Second
@@ -32,7 +32,7 @@ const (
 
 var quickPaths = []string{"/v1/status", "/v1/peers", "/v1/drain", "/v1/undrain", "/healthz"}
 
-// timeout returns the bound of a request.
+// timeout returns the time limit of a request.
 func (c *Client) timeout(path string) time.Duration {
 	if path, _, _ := strings.Cut(path, "?"); slices.Contains(quickPaths, path) {
 		return c.quick
@@ -53,15 +53,15 @@ func NewClient(socket string) *Client {
 	return c
 }
 
-// ErrPermission marks that the user may not connect to the socket. An agent may run there.
+// ErrPermission means that the user may not connect to the socket. An agent may be listening on it.
 var ErrPermission = errors.New("no permission")
 
-// ErrNoAgent marks that nothing listens on the socket.
+// ErrNoAgent means that nothing listens on the socket.
 var ErrNoAgent = errors.New("no agent")
 
 // RefusedError is a response with a status other than 200.
 type RefusedError struct {
-	Code    int    // of HTTP
+	Code    int    // HTTP status
 	Path    string // of the request
 	Problem string // from the agent, one line for each reason
 }
@@ -70,7 +70,7 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("the agent responded %d %s to %s: %s", e.Code, http.StatusText(e.Code), e.Path, e.Problem)
 }
 
-// Get decodes the response to a GET of path into v. Its error is a RefusedError, or has a hint when no agent runs.
+// Get decodes the response to a GET of path into v. Its error is a RefusedError, or has a hint if no agent runs.
 func (c *Client) Get(ctx context.Context, path string, v any) error {
 	return c.do(ctx, http.MethodGet, path, nil, v)
 }

@@ -16,7 +16,7 @@ var (
 		"Findings of steelyard status at present, by the codes of docs/findings.md.", []string{"code", "severity"}, nil)
 )
 
-// FindingMetrics is a prometheus.Collector of what "steelyard status" says.
+// FindingMetrics is a prometheus.Collector for what "steelyard status" says.
 type FindingMetrics struct {
 	info func(context.Context) (Info, error)
 }
@@ -32,7 +32,7 @@ func (m *FindingMetrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- descFindings
 }
 
-// Collect implements prometheus.Collector. It exports nothing when the engine does not respond in time.
+// Collect implements prometheus.Collector. It exports nothing if the engine does not respond in time.
 func (m *FindingMetrics) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), engineTimeout)
 	defer cancel()
@@ -57,7 +57,7 @@ func (m *FindingMetrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// Headline is the first line of "steelyard status": the verdict and the most severe reason.
+// Headline returns the first line of "steelyard status": the verdict and the most severe reason.
 func (i *Info) Headline() string {
 	if len(i.Reasons) == 0 {
 		return string(i.Verdict)

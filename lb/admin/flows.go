@@ -13,18 +13,18 @@ type Flows struct {
 	More  bool            `json:"more"` // there are more than the limit, or the walk was cut short
 }
 
-// flowLimit is the limit of the listed flows when the request has none, and of all requests that are not by the socket:
-// the answer with a million flows takes a gigabyte.
+// flowLimit is the number of flows listed if the request has no limit, and the maximum for requests that do not come
+// over the socket: listing a million flows takes a gigabyte.
 const flowLimit = 1000
 
-// flows lists the flows that the request wants.
+// flows lists the flows that the request asks for.
 func (s *Server) flows(w http.ResponseWriter, r *http.Request) {
 	if want, ok := wantedFlows(w, r); ok {
 		s.listFlows(r.Context(), w, want)
 	}
 }
 
-// someFlows is flows for readers by TCP: one walk at a time, not for long, and with at most flowLimit flows.
+// someFlows is flows for readers over TCP: one short walk at a time, with at most flowLimit flows.
 func (s *Server) someFlows(w http.ResponseWriter, r *http.Request) {
 	want, ok := wantedFlows(w, r)
 	if !ok {
@@ -45,7 +45,7 @@ func (s *Server) someFlows(w http.ResponseWriter, r *http.Request) {
 	s.listFlows(ctx, w, want)
 }
 
-// wantedFlows returns the filter of a request. It writes the error when it is not valid.
+// wantedFlows returns a request's filter. It writes the error if the filter is not valid.
 func wantedFlows(w http.ResponseWriter, r *http.Request) (want lb.FlowFilter, ok bool) {
 	want.Limit = flowLimit
 	for name, values := range r.URL.Query() {
@@ -74,7 +74,7 @@ func (s *Server) listFlows(ctx context.Context, w http.ResponseWriter, want lb.F
 	write(w, http.StatusOK, Flows{listOf(flows), more})
 }
 
-// noService returns the error that there is no such service; nil: there is, or that is not known now.
+// noService returns an error if there is no such service, or nil if it exists or if that is not known now.
 func (s *Server) noService(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
 	defer cancel()

@@ -20,16 +20,16 @@ import (
 )
 
 const (
-	// connections is how many clients the socket, and the TCP port, may have at once.
+	// connections is the maximum number of clients that the socket, and the TCP port, serve at once.
 	connections = 256
 	// listenRetry is the time between two attempts to listen.
 	listenRetry = 5 * time.Second
-	// watchInterval is the time between two looks whether the path of the socket is still that of the listener.
+	// watchInterval is the time between checks that the socket's path still leads to the listener.
 	watchInterval = time.Second
 )
 
-// Run listens and serves until ctx ends. A socket that cannot be opened is a problem, and is tried again; it does not
-// concern the other one.
+// Run listens and serves until ctx ends. A socket that cannot be opened is reported as a problem and retried; the other
+// one is not affected.
 func (s *Server) Run(ctx context.Context) error {
 	var serving sync.WaitGroup
 	serving.Go(func() {
@@ -93,8 +93,8 @@ func (s *Server) serve(ctx context.Context, part string, h http.Handler, listen 
 	}
 }
 
-// watch ends a server, but not the requests that it has, when its unix socket has another path or none: no client finds
-// it any more. The returned function ends the watch, and returns why the server was ended; nil: it was not.
+// watch ends a server when its unix socket has lost its path, because no client can find it; running requests are
+// completed. The returned function ends the watch, and says why the server was ended, or returns nil if it was not.
 func (s *Server) watch(ctx context.Context, l net.Listener, server *http.Server) (end func() error) {
 	socket, ok := l.(*reserved)
 	if !ok {
@@ -124,7 +124,7 @@ func (s *Server) watch(ctx context.Context, l net.Listener, server *http.Server)
 	}
 }
 
-// shutdown ends a server. The requests that it has get their answers.
+// shutdown ends a server. Its running requests get their answers.
 func shutdown(server *http.Server) {
 	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
 	defer cancel()
@@ -133,9 +133,9 @@ func shutdown(server *http.Server) {
 	}
 }
 
-// checkHost refuses requests for a host that is neither an address nor a name of this node. A page of another site,
-// whose name resolves to this node at its second look-up (DNS rebinding), could read the API through a browser in the
-// network of the node otherwise.
+// checkHost refuses requests for a host that is neither an address nor a name of this node. Otherwise a page from
+// another site, whose name resolves to this node at its second look-up (DNS rebinding), could read the API through a
+// browser in the node's network.
 func (s *Server) checkHost(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if s.known(r.Host) {
@@ -159,7 +159,7 @@ func (s *Server) known(host string) bool {
 	})
 }
 
-// listenUnix replaces the socket of an agent that has ended, but not that of a running one.
+// listenUnix replaces the socket of an agent that has ended, but not the socket of a running one.
 func listenUnix(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("make the directory of the API socket: %w", err)

@@ -9,7 +9,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// CallMetrics counts and times the calls of the engine to its consumers, and times changes until they have an effect.
+// CallMetrics counts and times the engine's calls to its consumers, and times changes until they take effect.
 type CallMetrics struct {
 	calls   *prometheus.HistogramVec
 	errors  *prometheus.CounterVec
@@ -32,7 +32,7 @@ var (
 		"1 once every source is complete and every check has a result, else 0.", nil, nil)
 )
 
-// NewCallMetrics returns a collector without calls. It exists apart from StateMetrics because the engine needs it.
+// NewCallMetrics returns a collector without calls. It is separate from StateMetrics because the engine needs it.
 func NewCallMetrics() *CallMetrics {
 	return &CallMetrics{
 		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -93,7 +93,7 @@ func (m *StateMetrics) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector. It exports nothing when the engine does not respond in time.
+// Collect implements prometheus.Collector. It exports nothing if the engine does not respond in time.
 func (m *StateMetrics) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), engineTimeout)
 	defer cancel()

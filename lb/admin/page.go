@@ -2,7 +2,7 @@ package admin
 
 import (
 	"crypto/sha256"
-	_ "embed" // of the page
+	_ "embed" // the page
 	"encoding/base64"
 	"net/http"
 	"strings"
@@ -11,11 +11,11 @@ import (
 //go:embed static/index.html
 var page string
 
-// policy lets the page run its own script and style only, and read only from the agent. No other page may contain it.
+// policy lets the page run only its own script and style, and read only from the agent. No other page may contain it.
 var policy = "default-src 'none'; script-src " + hashOf("script") + "; style-src " + hashOf("style") +
 	"; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-// hashOf returns the source expression for the text of the only element of this name in the page.
+// hashOf returns the source expression for the text of the only element with this name in the page.
 func hashOf(element string) string {
 	_, rest, _ := strings.Cut(page, "<"+element+">")
 	text, _, _ := strings.Cut(rest, "</"+element+">")
@@ -23,7 +23,7 @@ func hashOf(element string) string {
 	return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
 }
 
-// protected adds the headers that keep browsers from more than they need.
+// protected adds the headers that restrict browsers to what the page needs.
 func protected(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Security-Policy", policy)

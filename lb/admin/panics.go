@@ -9,10 +9,10 @@ import (
 var descPanics = prometheus.NewDesc("steelyard_panics_total",
 	"Panics in the handling of objects from outside, each of which lost one object only.", []string{"part"}, nil)
 
-// PanicMetrics is a prometheus.Collector.
+// PanicMetrics is a prometheus.Collector of a boundary's panics.
 type PanicMetrics struct{ boundary *lb.Boundary }
 
-// NewPanicMetrics returns a collector of the panics inside of a boundary.
+// NewPanicMetrics returns a collector of the panics inside a boundary.
 func NewPanicMetrics(b *lb.Boundary) *PanicMetrics { return &PanicMetrics{b} }
 
 // Describe implements prometheus.Collector.

@@ -9,30 +9,30 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Reloaded is the configuration in force after a reload: the response of /v1/reload. /v1/diff responds with what it
-// would be.
+// Reloaded is the active configuration after a reload: the response of /v1/reload. /v1/diff responds with what it would
+// be.
 type Reloaded struct {
 	Config      string      `json:"config"`
-	Loaded      time.Time   `json:"loaded,omitzero"` // zero: it is not in force
+	Loaded      time.Time   `json:"loaded,omitzero"` // zero if it is not active
 	Changes     []lb.Change `json:"changes"`
 	Warnings    []string    `json:"warnings,omitempty"`
-	NeedRestart []string    `json:"need_restart,omitempty"` // changed sections that the agent reads at its start only
+	NeedRestart []string    `json:"need_restart,omitempty"` // changed sections that are read only at startup
 }
 
 // Text is the response of /v1/config.
 type Text struct {
-	Text string `json:"text"` // of the configuration file in force
+	Text string `json:"text"` // of the active configuration file
 }
 
-// reload responds with 422 when the configuration is rejected: the request is valid, the file is not.
+// reload responds with 422 if the configuration is rejected: the request is valid, but the file is not.
 func (s *Server) reload(w http.ResponseWriter, r *http.Request) {
 	writeReloaded(w)(s.o.Reload(r.URL.Query().Get("force")))
 }
 
-// configMax bounds the text of a configuration: one with 10,000 services takes a tenth of it.
+// configMax bounds the text of a configuration. One with 10,000 services takes a tenth of it.
 const configMax = 64 << 20
 
-// diff responds as reload, but nothing changes. With POST, the body takes the place of the file; ?name= is its name.
+// diff responds like reload, but changes nothing. With POST, the body replaces the file; ?name= is its name.
 func (s *Server) diff(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		writeReloaded(w)(s.o.Diff("", nil))

@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reserved is a unix socket that accepts a client also when the process has no descriptors left: status says why the
-// node does not work. It keeps one in reserve for that, and takes it again when the client is gone.
+// reserved is a unix socket that accepts a client even when the process is out of file descriptors, because status says
+// why the node does not work. It keeps one descriptor in reserve for that, and takes it back when the client is gone.
 type reserved struct {
 	*net.UnixListener
-	made  os.FileInfo // of the path when it was made
+	made  os.FileInfo // of the path when it was created
 	mu    sync.Mutex  // guards spare
-	spare *os.File    // nil: a client has it, or there was no descriptor to take
+	spare *os.File    // nil if a client has it, or if there was no descriptor to take
 }
 
 func newReserved(l *net.UnixListener, made os.FileInfo) *reserved {
@@ -26,14 +26,14 @@ func newReserved(l *net.UnixListener, made os.FileInfo) *reserved {
 	return r
 }
 
-// Accept implements net.Listener. An error that is temporary makes the server try again after up to a second.
+// Accept implements net.Listener. After a temporary error the server retries within a second.
 func (r *reserved) Accept() (net.Conn, error) {
 	c, err := r.UnixListener.Accept()
 	if !errors.Is(err, syscall.EMFILE) && !errors.Is(err, syscall.ENFILE) {
 		return c, err
 	}
 	r.take()
-	// accept(2) fails for lack of descriptors also when nobody connects.
+	// accept(2) also fails for lack of descriptors when nobody connects.
 	if !r.pending() || !r.give() {
 		return nil, err
 	}
@@ -44,7 +44,7 @@ func (r *reserved) Accept() (net.Conn, error) {
 	return &reservedConn{c, r.take}, nil
 }
 
-// pending reports whether a client waits to be accepted.
+// pending reports whether a client is waiting to be accepted.
 func (r *reserved) pending() (is bool) {
 	raw, err := r.SyscallConn()
 	if err != nil {
@@ -52,22 +52,22 @@ func (r *reserved) pending() (is bool) {
 	}
 	err = raw.Control(func(fd uintptr) {
 		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		n, _ := unix.Poll(p, 0) // without a result it is tried again
+		n, _ := unix.Poll(p, 0) // without a result the server retries
 		is = n > 0
 	})
 	return is && err == nil
 }
 
-// take keeps a descriptor in reserve, if there is one.
+// take puts a descriptor in reserve, if there is one.
 func (r *reserved) take() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.spare == nil {
-		r.spare, _ = os.Open(os.DevNull) // tried again at the next shortage
+		r.spare, _ = os.Open(os.DevNull) // retried at the next shortage
 	}
 }
 
-// give frees the descriptor in reserve; false: there is none.
+// give frees the descriptor in reserve, and returns false if there is none.
 func (r *reserved) give() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -79,8 +79,8 @@ func (r *reserved) give() bool {
 	return true
 }
 
-// lost returns why clients do not find the socket by its path; nil: they do. The number of its inode is not used again
-// while it is open.
+// lost says why clients cannot find the socket by its path, or returns nil if they can. The number of its inode is not
+// reused while it is open.
 func (r *reserved) lost() error {
 	now, err := os.Lstat(r.Addr().String())
 	switch {
@@ -92,14 +92,14 @@ func (r *reserved) lost() error {
 	return nil
 }
 
-// Close implements net.Listener. It removes the path, but not the socket of another agent.
+// Close implements net.Listener. It removes the path, but not another agent's socket.
 func (r *reserved) Close() error {
 	r.give()
 	r.SetUnlinkOnClose(r.lost() == nil)
 	return r.UnixListener.Close()
 }
 
-// reservedConn is a client that has the descriptor in reserve.
+// reservedConn is a client that uses the descriptor in reserve.
 type reservedConn struct {
 	net.Conn
 	take func()

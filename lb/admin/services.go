@@ -7,8 +7,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// services returns the rows of all services by name, also those without an address or whose addresses are refused. The
-// rows of one service keep their order.
+// services returns the rows of all services by name, including those without an address and those with refused
+// addresses. The rows of one service keep their order.
 func (s *Server) services(st lb.Status) []lb.ServiceStatus {
 	all := st.Services
 	if s.o.Waiting != nil {

@@ -8,19 +8,19 @@ import (
 	"time"
 )
 
-// Limits of the work for requests by TCP. Readers must not take the processors from the health checks.
+// Limits on the work for requests over TCP. Readers must not take the CPU from the health checks.
 const (
-	// handlers is how many requests are worked on at once. The others wait for turnTimeout.
+	// handlers is how many requests are processed at once. The others wait for turnTimeout.
 	handlers    = 4
 	turnTimeout = 2 * time.Second
-	// unreadMax bounds the bytes of answers that clients have not read yet; the small ones fit into any socket.
+	// unreadMax bounds the bytes of answers that clients have not yet read; the small ones fit into any socket.
 	unreadMax, smallAnswer = 64 << 20, 64 << 10
-	// walkTime bounds a walk through the flows, of which one runs at once.
+	// walkTime bounds a walk through the flows; one walk runs at a time.
 	walkTime = 200 * time.Millisecond
 )
 
-// inTurn makes h work on few requests at once. Clients that do not read their answer keep nobody waiting: it is written
-// outside the turn.
+// inTurn makes h process few requests at once. Clients that do not read their answer keep nobody waiting, because it is
+// written outside the turn.
 func inTurn(h http.Handler) http.Handler {
 	turns := make(chan struct{}, handlers)
 	unread := new(atomic.Int64)
@@ -51,7 +51,7 @@ func inTurn(h http.Handler) http.Handler {
 	})
 }
 
-// answer keeps status and body of an answer.
+// answer buffers the status and body of an answer.
 type answer struct {
 	http.ResponseWriter
 	status int

@@ -19,13 +19,13 @@ const (
 	Down     Verdict = "DOWN"     // no address is reachable through this node, although some should be
 )
 
-// Verdicts are all verdicts; the position is the exit code of "steelyard status --check".
+// Verdicts are all verdicts. A verdict's index is the exit code of "steelyard status --check".
 var Verdicts = []Verdict{OK, Degraded, Down}
 
 // behindTime is how long an update of the kernel may take.
 const behindTime = 5 * time.Second
 
-// judge adds what follows from the state of the engine and of the sessions to the findings, and sets the verdict.
+// judge adds the findings that follow from the state of the engine and of the sessions, and sets the verdict.
 func (i *Info) judge(st lb.Status, peers []lb.PeerStatus, now time.Time) {
 	i.Findings = listOf(slices.Concat(i.unreachable(st, peers), i.unsettled(now), i.Findings, unhealthy(st)))
 	slices.SortStableFunc(i.Findings, func(a, b lb.Finding) int { return b.Severity.Compare(a.Severity) })
@@ -45,7 +45,7 @@ func (i *Info) judge(st lb.Status, peers []lb.PeerStatus, now time.Time) {
 	}
 }
 
-// unsettled finds what this node has not put in force.
+// unsettled finds what this node has not yet put into effect.
 func (i *Info) unsettled(now time.Time) (all []lb.Finding) {
 	add := func(f lb.Finding) { all = append(all, f) }
 	if !i.Behind.IsZero() && now.Sub(i.Behind) > behindTime {
@@ -94,10 +94,11 @@ func unhealthy(st lb.Status) []lb.Finding {
 		len(st.Backends), netip.AddrPortFrom(b.Address, b.Port), b.Service, orElse(b.Reason, b.State.String()))}
 }
 
-// togetherTime is above the interval of most checks: servers that fail within it have a common cause.
+// togetherTime is above the interval of most checks. Servers that fail within it have a common cause.
 const togetherTime = 5 * time.Second
 
-// together reports whether backends on several servers failed at about the same time, on how many, and within what.
+// together reports whether backends on several servers failed at about the same time, on how many servers, and within
+// what time.
 func together(bad []lb.BackendStatus) (servers int, span time.Duration, ok bool) {
 	hosts, first, last := map[netip.Addr]bool{}, bad[0].Since, bad[0].Since
 	for _, b := range bad {
@@ -116,8 +117,8 @@ func together(bad []lb.BackendStatus) (servers int, span time.Duration, ok bool)
 	return len(hosts), span, len(hosts) > 1 && span <= togetherTime
 }
 
-// unreachable finds addresses that should be announced and are not, ports of announced ones without a healthy backend,
-// and sessions that are not established.
+// unreachable finds addresses that should be announced but are not, ports of announced addresses without a healthy
+// backend, and sessions that are not established.
 func (i *Info) unreachable(st lb.Status, peers []lb.PeerStatus) (all []lb.Finding) {
 	if i.Waiting != "" {
 		return []lb.Finding{lb.FoundWaiting.About("", "%s", i.Waiting)}
@@ -127,7 +128,7 @@ func (i *Info) unreachable(st lb.Status, peers []lb.PeerStatus) (all []lb.Findin
 			"starting: the first health checks or the first sync of services is not complete")}
 	}
 	add := func(f lb.Finding) { all = append(all, f) }
-	wanted, announced, missing, most := 0, 0, "", "" // missing is of the most frequent reason
+	wanted, announced, missing, most := 0, 0, "", "" // missing has the most frequent reason
 	lacks := map[string]int{}                        // routes by reason
 	for _, r := range st.Routes {
 		if r.Intended {
@@ -168,7 +169,7 @@ func (i *Info) unreachable(st lb.Status, peers []lb.PeerStatus) (all []lb.Findin
 	return all
 }
 
-// portsDown finds ports of announced addresses that have backends, of which none is healthy.
+// portsDown finds ports of announced addresses whose backends are all unhealthy.
 func portsDown(services []lb.ServiceStatus) []lb.Finding {
 	var first string
 	down := 0
@@ -201,7 +202,7 @@ func orElse(s, other string) string {
 	return s
 }
 
-// List is "a, b and 3 more".
+// List returns "a, b and 3 more".
 func List(names []string) string {
 	const shown = 5
 	text := ""
