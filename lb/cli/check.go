@@ -27,7 +27,7 @@ type problem struct {
 	Hint    string `json:"hint,omitempty"`
 }
 
-// check validates a configuration as the agent does at its start, as far as that needs no privileges.
+// check validates a configuration as the agent does at startup, as far as that needs no privileges.
 func (e *env) check(c *ucli.Context) error {
 	asJSON, err := wantJSON(c, "text")
 	if err != nil {
@@ -58,7 +58,7 @@ func (e *env) check(c *ucli.Context) error {
 	return err
 }
 
-// tunnelKeys returns what the file of tunnel keys has; "": there is none.
+// tunnelKeys describes the content of the tunnel key file, or returns "" if there is none.
 func tunnelKeys(cfg *config.Config) string {
 	n, seed := len(cfg.Datapath.TunnelKeys), "no hash seed"
 	if n == 0 {
@@ -70,7 +70,7 @@ func tunnelKeys(cfg *config.Config) string {
 	return ", " + counted(n, "tunnel key") + ", " + seed
 }
 
-// checkedJSON writes the result of a check to stdout, also when there are errors.
+// checkedJSON writes the result of a check to stdout, even if there are errors.
 func (e *env) checkedJSON(name string, cfg *config.Config, errs config.Errors) error {
 	result := checked{OK: len(errs) == 0, Config: name, Errors: []problem{}, Warnings: []string{}}
 	for _, x := range errs {

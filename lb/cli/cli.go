@@ -31,22 +31,22 @@ const DefaultConfig = "/etc/steelyard/steelyard.toml"
 
 // Programs are the commands that are not clients of the admin API. All fields are required.
 type Programs struct {
-	// Run runs the agent with a configuration file until ctx ends, with its log on errOut. version is of the binary.
+	// Run runs the agent with a configuration file until ctx ends, and logs to errOut. version is the binary's.
 	Run func(ctx context.Context, configFile, version string, errOut io.Writer) error
-	// Allocate assigns the addresses of a cluster until ctx ends, and does nothing else; arguments as of Run.
+	// Allocate assigns a cluster's addresses until ctx ends, and does nothing else. Its arguments are Run's.
 	Allocate func(ctx context.Context, configFile, version string, errOut io.Writer) error
-	// Check reads and validates a configuration file; elsewhere: it is for another machine. Its error is a
+	// Check reads and validates a configuration file; with elsewhere the file is for another machine. Its error is a
 	// config.Errors unless the machine cannot be read.
 	Check func(configFile string, elsewhere bool) (*config.Config, error)
-	// Demo runs the demo, and DemoRouter a process of it.
+	// Demo runs the demo, and DemoRouter one of its processes.
 	Demo       func(ctx context.Context, out io.Writer) error
 	DemoRouter func(ctx context.Context, errOut io.Writer) error
-	// Cleanup removes every object of Steelyard from the kernel.
+	// Cleanup removes everything Steelyard has put into the kernel.
 	Cleanup func(errOut io.Writer) error
-	// Remains reports whether there is something for Cleanup: an agent runs, or has left its programs.
+	// Remains reports whether there is something for Cleanup to remove: an agent is running, or has left its programs.
 	Remains func() (bool, error)
-	// CleanupCluster takes back what Steelyard has written to the Services of a cluster, and removes its own objects
-	// from the namespace. kubeconfig "": the default of kubectl.
+	// CleanupCluster takes back what Steelyard has written to a cluster's Services, and removes its own objects from
+	// the namespace. With kubeconfig "" it uses kubectl's default.
 	CleanupCluster func(ctx context.Context, kubeconfig, namespace string, out io.Writer) error
 }
 
@@ -81,7 +81,7 @@ func Main(ctx context.Context, args []string, out, errOut io.Writer, p Programs)
 	}
 }
 
-// printableLines makes every line of an error printable, which may be that of a program or of the API.
+// printableLines makes every line of an error printable, because an error may quote a program or the API.
 func printableLines(s string) string {
 	lines := strings.Split(s, "\n")
 	for i, line := range lines {
@@ -90,7 +90,7 @@ func printableLines(s string) string {
 	return strings.Join(lines, "\n")
 }
 
-// remedy returns what to add to an error that root would not have got. Errors of the configuration have remedies.
+// remedy returns what to add to an error that root would not have got. Configuration errors have their own remedies.
 func remedy(err error, euid int) string {
 	if errors.Is(err, fs.ErrPermission) && euid != 0 && !errors.As(err, new(config.Errors)) {
 		return "; use sudo"
@@ -201,14 +201,14 @@ func configFlag() ucli.Flag {
 	}
 }
 
-// outputFlag is the flag of commands that print JSON, too.
+// outputFlag is the flag of commands that can also print JSON.
 func outputFlag(form string) ucli.Flag {
 	return &ucli.StringFlag{
 		Name: "output", Aliases: []string{"o"}, Value: form, Usage: "`FORMAT`: " + form + " or json",
 	}
 }
 
-// wantJSON reports whether --output is json, and refuses what is neither that nor form.
+// wantJSON reports whether --output is json, and refuses anything other than json and form.
 func wantJSON(c *ucli.Context, form string) (bool, error) {
 	format := c.String("output")
 	if format != form && format != "json" {
@@ -227,7 +227,7 @@ func socketFlag() ucli.Flag {
 
 func usageError(_ *ucli.Context, err error, _ bool) error { return fmt.Errorf("%w: %w", errUsage, err) }
 
-// strict makes a command reject flags after arguments and extra arguments, which the library accepts without effect.
+// strict makes a command reject flags after arguments and extra arguments, which the library would ignore.
 func strict(c *ucli.Command) {
 	c.OnUsageError = usageError
 	action := c.Action

@@ -46,8 +46,8 @@ func (e *env) printManifest(c *ucli.Context) error {
 	return err
 }
 
-// firstConfiguration returns the lines that a first try needs: how addresses are announced, and which. It refuses what
-// the agent would refuse, and what would announce nothing.
+// firstConfiguration returns the lines that a first try needs: how to announce addresses, and which. It refuses what
+// the agent would refuse, and settings that would announce nothing.
 func firstConfiguration(l2 bool, bgp string, pools []string) (string, error) {
 	if !l2 && bgp == "" && len(pools) == 0 {
 		return "", nil
@@ -77,7 +77,7 @@ func firstConfiguration(l2 bool, bgp string, pools []string) (string, error) {
 	return text.String(), nil
 }
 
-// bgpLines is the section of "asn=64512,peer=192.0.2.1:64500,peer=[2001:db8::1]:64500".
+// bgpLines returns the section for "asn=64512,peer=192.0.2.1:64500,peer=[2001:db8::1]:64500".
 func bgpLines(flag string) (string, error) {
 	var own string
 	var peers []string

@@ -15,7 +15,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// peers is a list with the details of one BGP peer.
+// peers returns a list command that can show the details of one BGP peer.
 func (e *env) peers() *ucli.Command {
 	cmd := e.list("peers", "BGP neighbours", "/v1/peers", peersTable)
 	cmd.Flags = append(cmd.Flags, &ucli.StringFlag{
@@ -31,7 +31,7 @@ func (e *env) peers() *ucli.Command {
 	return cmd
 }
 
-// showPeer shows what path has about the peer of --peer.
+// showPeer shows the API's response to path for the peer of --peer.
 func (e *env) showPeer(c *ucli.Context, path string, table func(w io.Writer, answer []byte) error) error {
 	peer, err := netip.ParseAddr(c.String("peer"))
 	if err != nil {
@@ -91,7 +91,7 @@ func sessionDetails(line func(name, format string, args ...any), p lb.PeerStatus
 		s.Received.Updates, ago(s.Received.Last), p.Received)
 }
 
-// duration prints seconds; none is the text for 0.
+// duration formats a number of seconds; none is the text for 0.
 func duration(seconds float64, none string) string {
 	if seconds == 0 {
 		return none
@@ -99,7 +99,7 @@ func duration(seconds float64, none string) string {
 	return time.Duration(seconds * float64(time.Second)).String()
 }
 
-// asnOf returns the AS of a peer.
+// asnOf returns a peer's AS number.
 func asnOf(p lb.PeerStatus) string {
 	if p.ASN == 0 {
 		return "external" // not known before the first session

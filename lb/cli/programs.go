@@ -27,7 +27,7 @@ func (e *env) allocate(c *ucli.Context) error {
 
 func (e *env) cleanup(c *ucli.Context) error {
 	for _, name := range []string{"kubeconfig", "namespace"} {
-		if c.IsSet(name) && !c.Bool("cluster") { // a cleanup of the node is not what was meant
+		if c.IsSet(name) && !c.Bool("cluster") { // the user did not mean to clean up the node
 			return fmt.Errorf("%w: --%s needs --cluster", errUsage, name)
 		}
 	}
@@ -60,7 +60,7 @@ func (e *env) version(*ucli.Context) error {
 	return err
 }
 
-// withoutAgent says after an error whether an agent that has ended goes on forwarding in the kernel.
+// withoutAgent says, after an error, whether the kernel keeps forwarding for an agent that has ended.
 func (e *env) withoutAgent(err error) {
 	if !errors.Is(err, admin.ErrNoAgent) {
 		return

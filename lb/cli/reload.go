@@ -18,7 +18,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/printable"
 )
 
-// reload makes the running agent read its configuration file again, and fails when the agent rejects the file.
+// reload makes the running agent reread its configuration file, and fails if the agent rejects it.
 func (e *env) reload(c *ucli.Context) error {
 	var now admin.Reloaded
 	path := "/v1/reload?" + url.Values{"force": {c.String("force")}}.Encode()
@@ -31,7 +31,7 @@ func (e *env) reload(c *ucli.Context) error {
 	return err
 }
 
-// diff prints what reload would change, with the configuration file of the agent or another one in its place.
+// diff prints what reload would change, with the agent's configuration file or with another one in its place.
 func (e *env) diff(c *ucli.Context) error {
 	asJSON, err := wantJSON(c, "text")
 	if err != nil {
@@ -41,7 +41,7 @@ func (e *env) diff(c *ucli.Context) error {
 	var then admin.Reloaded
 	if c.NArg() == 0 {
 		err = client.Get(c.Context, "/v1/diff", &then)
-	} else { // the agent may not see the file: it has directories of its own
+	} else { // the agent may not see the file, because it has other directories
 		then, err = sendFile(c.Context, client, c.Args().First())
 	}
 	if err != nil {
@@ -72,7 +72,7 @@ func sendFile(ctx context.Context, client *admin.Client, name string) (then admi
 	return then, err
 }
 
-// configShow prints the file in force, byte for byte.
+// configShow prints the active file, byte for byte.
 func (e *env) configShow(c *ucli.Context) error {
 	var now admin.Text
 	if err := admin.NewClient(c.String("socket")).Get(c.Context, "/v1/config", &now); err != nil {
@@ -95,7 +95,7 @@ func (e *env) difference(r admin.Reloaded) {
 	}
 }
 
-// rejected reports what the agent finds in a configuration that it rejects, and returns other errors.
+// rejected reports what is wrong with a configuration that the agent rejects, and returns other errors.
 func (e *env) rejected(err error, stays string) error {
 	var refused *admin.RefusedError
 	if !errors.As(err, &refused) || refused.Code != http.StatusUnprocessableEntity {
@@ -108,7 +108,7 @@ func (e *env) rejected(err error, stays string) error {
 // restartTimeout is the time in which a new agent must be ready.
 const restartTimeout = 2 * time.Minute
 
-// restart replaces the running agent by a new one, and waits until that is ready.
+// restart replaces the running agent with a new one, and waits until the new one is ready.
 func (e *env) restart(c *ucli.Context) error {
 	client := admin.NewClient(c.String("socket"))
 	var before, now admin.Info

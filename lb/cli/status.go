@@ -52,10 +52,11 @@ func (e *env) show(c *ucli.Context, path string, table func(w io.Writer, answer 
 	return table(e.out, answer)
 }
 
-// peersTimeout is the age after which an agent is ready with some of its BGP sessions established instead of all.
+// peersTimeout is the age after which an agent is ready with only some of its BGP sessions established.
 const peersTimeout = 30 * time.Second
 
-// status is a list with the flag --ready, which a rolling update waits for before it continues with the next node.
+// status returns a list command with the flag --ready, which a rolling update waits for before it continues with the
+// next node.
 func (e *env) status() *ucli.Command {
 	cmd := e.list("status", "state of the agent", "/v1/status", statusTable)
 	cmd.Flags = append(cmd.Flags, &ucli.BoolFlag{
@@ -115,7 +116,7 @@ func notReady(i admin.Info) error {
 	return fmt.Errorf("not ready: %d of %d BGP sessions are established", i.PeersUp, i.Peers)
 }
 
-// flows is a list with filters.
+// flows returns a list command with filters.
 func (e *env) flows() *ucli.Command {
 	cmd := e.list("flows", "entries of the flow table, by service, client, backend …", "", nil)
 	usage := map[string]string{
@@ -146,7 +147,7 @@ func (e *env) flows() *ucli.Command {
 	return cmd
 }
 
-// routes is a list with the routes of one BGP peer.
+// routes returns a list command that can show the routes of one BGP peer.
 func (e *env) routes() *ucli.Command {
 	cmd := e.list("routes", "addresses and whether they are announced", "", nil)
 	cmd.Flags = append(cmd.Flags, &ucli.StringFlag{
@@ -161,7 +162,7 @@ func (e *env) routes() *ucli.Command {
 	return cmd
 }
 
-// explain returns the command that shows the processing of a packet.
+// explain returns the command that shows how a packet is processed.
 func (e *env) explain() *ucli.Command {
 	cmd := e.list("explain", "the processing of a packet by the datapath, step by step", "", nil)
 	cmd.ArgsUsage = "CLIENT VIP:PORT[/tcp|udp|sctp]"
@@ -223,7 +224,7 @@ func rows[T any](w io.Writer, answer []byte, header string, row func(T) []any) e
 	return tw.Flush()
 }
 
-// writeRow writes a row of a table, with every cell printable: reasons quote what servers and tenants have written.
+// writeRow writes a row of a table, and makes every cell printable, because reasons quote servers and tenants.
 func writeRow(w io.Writer, cells ...any) {
 	texts := make([]string, len(cells))
 	for i, cell := range cells {
@@ -245,7 +246,7 @@ func servicesTable(w io.Writer, answer []byte) error {
 		if s.NoneHealthy() {
 			announced = "down"
 		}
-		if !s.Address.IsValid() { // it waits for one
+		if !s.Address.IsValid() { // the service waits for an address
 			frontend = fmt.Sprintf("-:%d/%s", s.Port, s.Protocol)
 		}
 		return []any{s.Service, frontend, s.Forward, s.Algorithm,
@@ -320,7 +321,7 @@ func statusTable(w io.Writer, answer []byte) error {
 			if (f.Severity == lb.SeverityWarning) != warnings {
 				continue
 			}
-			if n > 0 || warnings { // else it is in the first line
+			if n > 0 || warnings { // otherwise the first line says it
 				line(name, "%s", f.Text)
 			}
 			if f.Remedy != "" {
@@ -334,7 +335,7 @@ func statusTable(w io.Writer, answer []byte) error {
 		if !c.Away.IsZero() {
 			state = "API server away for " + ago(c.Away)
 		}
-		if c.Leader != "" { // not known where this agent assigns none
+		if c.Leader != "" { // not known if this agent assigns none
 			state += ", addresses are assigned by " + c.Leader
 		}
 		line("cluster", "%s", state)
@@ -378,7 +379,7 @@ func dash(s string) string {
 	return s
 }
 
-// ago returns the time since t, in one or two units; "-" for the zero time.
+// ago returns the time since t in one or two units, or "-" for the zero time.
 func ago(t time.Time) string {
 	if t.IsZero() {
 		return "-"
