@@ -1,7 +1,7 @@
-// Package file is the source of services that is the configuration file.
+// Package file is the source of the services in the configuration file.
 //
 // It translates config.Service to lb.Service and sends the engine the difference between one configuration and the
-// next. Plan refuses a configuration whose services cannot all have an address, as a whole.
+// next. Plan refuses a configuration as a whole if some of its services cannot have an address.
 package file
 
 import (
@@ -28,13 +28,14 @@ type Source struct {
 	store    Store
 }
 
-// Assigned are the addresses that services have from pools, by name.
+// Assigned holds the addresses that services have from pools, by service name.
 type Assigned map[string][]netip.Addr
 
 // Store keeps Assigned for the next start.
 type Store interface{ Save(Assigned) }
 
-// New returns a Source without services, which will keep the addresses had of an earlier run. store may be nil.
+// New returns a Source without services, which will keep the addresses that had records from the previous run. store
+// may be nil.
 func New(had Assigned, store Store) *Source {
 	s := &Source{next: make(chan []*lb.Service, 1), alloc: lb.NewAllocator(nil), store: store}
 	for name, addrs := range had {
@@ -43,18 +44,18 @@ func New(had Assigned, store Store) *Source {
 	return s
 }
 
-// Plan is a configuration that Apply can put in force, and what that changes.
+// Plan is a configuration that Apply can activate, and what that changes.
 type Plan struct {
 	Changes  []lb.Change
-	Before   int // services
+	Before   int // number of services
 	services []*lb.Service
 	alloc    *lb.Allocator
 	assigned Assigned
 }
 
-// Plan changes nothing. When some services of cfg cannot be assigned an address it returns an error that joins an
-// AddressError for each. Of a service that has not changed the earlier copy is kept: the engine has it, and objects
-// that outlive a reload would each keep the memory around them from being returned.
+// Plan changes nothing. If some services of cfg cannot be assigned an address, it returns an error that joins an
+// AddressError for each. It keeps the previous copy of a service that has not changed: the engine has it, and an object
+// that outlives a reload prevents the memory around it from being returned.
 func (s *Source) Plan(cfg *config.Config) (*Plan, error) {
 	services, alloc, errs := translate(cfg, s.alloc)
 	if len(errs) > 0 {
@@ -75,13 +76,13 @@ func (s *Source) Plan(cfg *config.Config) (*Plan, error) {
 			p.assigned[c.Name] = alloc.Given(c.Name)
 		}
 	}
-	if reflect.DeepEqual(s.alloc, alloc) { // else memory is kept, as above
+	if reflect.DeepEqual(s.alloc, alloc) { // otherwise old memory is kept, as above
 		p.alloc = s.alloc
 	}
 	return p, nil
 }
 
-// Apply makes the services of a plan the wanted ones. It is the newest plan.
+// Apply makes the services of a plan the wanted ones. p must be the newest plan.
 func (s *Source) Apply(p *Plan) {
 	s.services, s.alloc = p.services, p.alloc
 	if s.store != nil {
@@ -94,7 +95,7 @@ func (s *Source) Apply(p *Plan) {
 	s.next <- p.services
 }
 
-// Use applies the plan of a configuration.
+// Use plans and applies a configuration.
 func (s *Source) Use(cfg *config.Config) error {
 	p, err := s.Plan(cfg)
 	if err == nil {
@@ -136,7 +137,7 @@ func apply(sink lb.Sink, current map[string]*lb.Service, services []*lb.Service)
 	return next
 }
 
-// AddressError is why a service has no address.
+// AddressError says why a service has no address.
 type AddressError struct {
 	Service string
 	Err     error
@@ -155,15 +156,15 @@ func join(list []*AddressError) error {
 	return errors.Join(errs...)
 }
 
-// Unassignable returns the services of cfg that cannot have an address, in the order of their names.
+// Unassignable returns the services of cfg that cannot have an address, ordered by name.
 func Unassignable(cfg *config.Config) []*AddressError {
 	_, _, errs := translate(cfg, lb.NewAllocator(nil))
 	return errs
 }
 
-// translate translates the services of cfg, in its order. It returns the allocator of their addresses and does not
-// change old. It takes fixed addresses and those that services have had before it assigns new ones; these are chosen by
-// the names of the services, so that two machines with the same services choose the same.
+// translate translates the services of cfg, in order. It returns the allocator of their addresses and does not change
+// old. It takes fixed addresses, and those that services have, before it assigns new ones. A new address is chosen by
+// the name of its service, so two machines with the same services choose the same ones.
 func translate(cfg *config.Config, old *lb.Allocator) ([]*lb.Service, *lb.Allocator, []*AddressError) {
 	pools := translatePools(cfg)
 	alloc := lb.NewAllocator(pools)
@@ -194,7 +195,7 @@ func translate(cfg *config.Config, old *lb.Allocator) ([]*lb.Service, *lb.Alloca
 	return services, alloc, errs
 }
 
-// byName returns the indices of services in the order of their names, those that take what is left of a pool last.
+// byName returns the indices of services, ordered by name, but services that take what is left of a pool come last.
 func byName(services []*lb.Service) []int {
 	order := make([]int, len(services))
 	for i := range order {
@@ -224,8 +225,8 @@ func translatePools(cfg *config.Config) []lb.Pool {
 	return pools
 }
 
-// request asks for an address of each family that the pool of a service has and that a backend can serve. A fixed
-// address of another service may equal one that the service has: the services share it by port.
+// request asks for an address of each family that a service's pool has and that a backend can serve. If a service has
+// the same address as another one's fixed address, they share it by port.
 func request(c config.Service, pools []lb.Pool) lb.Request {
 	r := lb.Request{Holder: lb.Holder{Service: c.Name}, Pool: c.Pool, ByName: true}
 	i := slices.IndexFunc(pools, func(p lb.Pool) bool { return p.Name == c.Pool })
