@@ -13,7 +13,7 @@ import (
 
 // Options are the parameters of Run.
 type Options struct {
-	// Pace is the pause after each step, to read its output; on a terminal only.
+	// Pace is the pause after each step, for reading its output; on a terminal only.
 	Pace time.Duration
 }
 
@@ -45,8 +45,8 @@ var steps = []step{
 	{"Maintenance", "SIGTERM: withdraw first, then exit", (*show).maintenance},
 }
 
-// Run runs the demo and writes it to out. self is the path of this binary. It returns nil only when every step showed
-// the expected result. It removes all that it created in either case.
+// Run runs the demo and writes it to out. self is the path of this binary. It returns nil only if every step showed the
+// expected result. In either case it removes everything it created.
 func Run(ctx context.Context, out io.Writer, self string, o Options) (err error) {
 	s := &show{screen: newScreen(out)}
 	start := time.Now()
@@ -90,7 +90,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// until waits until f returns nil, and shows the condition meanwhile.
+// until waits until f returns nil, and meanwhile shows the condition.
 func (s *show) until(ctx context.Context, within time.Duration, what string, f func() error) (time.Duration, error) {
 	start := time.Now()
 	took, err := lab.Until(ctx, within, what, func() error {
@@ -107,7 +107,7 @@ func (s *show) until(ctx context.Context, within time.Duration, what string, f f
 	return took, err
 }
 
-// showLogs shows the end of the logs of all processes, for the cause of a failed step.
+// showLogs shows the end of every process's log, to find the cause of a failed step.
 func (s *show) showLogs() {
 	logs := map[string]*lab.Process{"router": s.router}
 	for _, a := range s.agents {
@@ -121,10 +121,10 @@ func (s *show) showLogs() {
 	}
 }
 
-// readingTime is the Pace of Main.
+// readingTime is Main's Pace.
 const readingTime = 1500 * time.Millisecond
 
-// Main is "steelyard demo": the demo with this binary; on a terminal it pauses after each step.
+// Main is "steelyard demo": it runs the demo with this binary, and on a terminal pauses after each step.
 func Main(ctx context.Context, out io.Writer) error {
 	self, err := os.Executable()
 	if err != nil {

@@ -3,14 +3,14 @@
 //
 // Guarantees:
 //
-//   - All output is from observation: a step reads the routes of the router's kernel, the counters of the servers and
-//     the responses to the clients, never the status of the agents alone. A step that does not observe the expected
-//     result in time fails the demo, with the expectation, the observation, and the end of the agents' logs.
-//   - The balancers are `steelyard run`, this binary, each a process in a host (package lab) of its own. The router is
-//     this binary too (Router): a BGP speaker that installs the routes it learns as ECMP routes in its kernel, keeps
-//     the routes of a neighbour during its graceful restart (RFC 4724), and drops those of a neighbour whose link is
-//     down ("fast external fallover").
-//   - At its end it removes all that it created: see package lab. Ctrl-C ends it at any time.
+//   - All output is observed: a step reads the routes of the router's kernel, the counters of the servers and the
+//     responses to the clients, never only the status of the agents. A step that does not observe the expected result
+//     in time fails the demo, with the expectation, the observation, and the end of the agents' logs.
+//   - The balancers are `steelyard run`, this binary, each a process in its own host (package lab). The router is this
+//     binary as well (Router): a BGP speaker that installs the routes it learns as ECMP routes in its kernel, keeps the
+//     routes of a neighbour during its graceful restart (RFC 4724), and drops those of a neighbour whose link is down
+//     ("fast external fallover").
+//   - At the end it removes everything it created: see package lab. Ctrl-C ends it at any time.
 //
 // Parameters: the hold time is 3 s, the minimum of BGP (RFC 4271 §4.2); checks run every 200 ms with a timeout of 150
 // ms, and a server is unhealthy after two failures in a row. The takeover by the other balancer is shown with a loss of

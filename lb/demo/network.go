@@ -19,8 +19,8 @@ const (
 	echoPort    = 7    // of both: long-lived connections
 )
 
-// The check of the service: a server that refuses connections is unhealthy after two failures in a row, so within
-// interval × fall + timeout = 550 ms.
+// The service's check. A server that refuses connections is unhealthy after two failures in a row, so within interval ×
+// fall + timeout = 550 ms.
 const (
 	checkInterval    = 200 * time.Millisecond
 	checkTimeout     = 150 * time.Millisecond
@@ -34,7 +34,7 @@ var (
 	vips = []netip.Addr{vip4, vip6}
 )
 
-// network is every host of the demo, and the processes in it.
+// network is all hosts of the demo, and their processes.
 type network struct {
 	*lab.Topology
 	self    string // path of this binary
@@ -58,7 +58,7 @@ func build(self string) (*network, error) {
 	return n, nil
 }
 
-// close ends all processes and removes the network. Agents are killed, since no router needs a withdrawal any more.
+// close ends all processes and removes the network. It kills the agents, since no router needs a withdrawal now.
 func (n *network) close() error {
 	for _, a := range n.agents {
 		a.Kill()
@@ -66,7 +66,7 @@ func (n *network) close() error {
 	return n.Topology.Close()
 }
 
-// startServers starts a web server and an echo server in each server host.
+// startServers starts a web server and an echo server on each server host.
 func (n *network) startServers() error {
 	for _, s := range n.Servers {
 		w, err := traffic.ServeHTTP(s.Host, s.Name(), s.At(serverPort)...)
@@ -82,7 +82,7 @@ func (n *network) startServers() error {
 	return nil
 }
 
-// startRouter starts the BGP router of this binary in the router host.
+// startRouter starts this binary's BGP router on the router host.
 func (n *network) startRouter() error {
 	c := routerConfig{ID: n.Balancers[0].Gateway4, ASN: routerASN}
 	for _, b := range n.Balancers {
@@ -101,7 +101,7 @@ func (n *network) startRouter() error {
 	return err
 }
 
-// startAgents starts `steelyard run` in the balancer hosts.
+// startAgents starts `steelyard run` on the balancer hosts.
 func (n *network) startAgents() error {
 	for _, b := range n.Balancers {
 		a, err := lab.StartAgent(b.Host, lab.AgentOptions{Binary: n.self, Config: n.config(b).TOML()})
@@ -126,7 +126,7 @@ func (n *network) config(b lab.Node) lab.AgentConfig {
 	return c
 }
 
-// hops are the next hops of a VIP when these balancers announce it.
+// hops returns the next hops of a VIP that these balancers announce.
 func hops(vip netip.Addr, balancers ...lab.Node) []netip.Addr {
 	var all []netip.Addr
 	for _, b := range balancers {
@@ -139,7 +139,7 @@ func hops(vip netip.Addr, balancers ...lab.Node) []netip.Addr {
 	return all
 }
 
-// forwarded returns the number of requests that the servers received from the address of each balancer.
+// forwarded returns the number of requests that the servers received from each balancer's address.
 func (n *network) forwarded() map[string]int {
 	counts := map[string]int{}
 	for _, b := range n.Balancers {
@@ -152,7 +152,7 @@ func (n *network) forwarded() map[string]int {
 	return counts
 }
 
-// request makes n requests for the service over IPv4 from one client and as many over IPv6 from the other.
+// request makes n requests to the service over IPv4 from one client and n over IPv6 from the other.
 func (n *network) request(ctx context.Context, requests int) traffic.Result {
 	results := make(chan traffic.Result, len(vips))
 	for i, vip := range vips {

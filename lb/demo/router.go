@@ -19,7 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// routerConfigPath is the configuration of the router, in the /run of its host.
+// routerConfigPath is the router's configuration file, in its host's /run.
 const routerConfigPath = "/run/steelyard-demo/router.json"
 
 // routerConfig is the router's configuration.
@@ -32,10 +32,10 @@ type routerConfig struct {
 type neighbor struct {
 	Address   netip.Addr
 	ASN       uint32
-	Interface string // whose carrier the session depends on
+	Interface string // the session depends on its carrier
 }
 
-// scanInterval is how often the router compares the routes of its kernel with those of BGP. A demo has few routes.
+// scanInterval is how often the router compares its kernel's routes with BGP's. A demo has few routes.
 const scanInterval = 20 * time.Millisecond
 
 var families = []*api.Family{
@@ -43,7 +43,7 @@ var families = []*api.Family{
 	{Afi: api.Family_AFI_IP6, Safi: api.Family_SAFI_UNICAST},
 }
 
-// router speaks BGP and installs the routes that it learns in the kernel of its namespace.
+// router speaks BGP and installs the routes that it learns into the kernel of its namespace.
 type router struct {
 	config    routerConfig
 	bgp       *server.BgpServer
@@ -52,8 +52,8 @@ type router struct {
 	carrier   map[string]bool
 }
 
-// Router is the demo's router, a process of its own in the router's host: it reads its configuration from the host's
-// /run and runs until ctx ends.
+// Router is the demo's router, a separate process on the router's host: it reads its configuration from the host's /run
+// and runs until ctx ends.
 func Router(ctx context.Context, errOut io.Writer) error {
 	text, err := os.ReadFile(routerConfigPath)
 	if err != nil {
@@ -74,7 +74,7 @@ func (r *router) run(ctx context.Context) error {
 	r.bgp = server.NewBgpServer(server.LoggerOption(&bgpLog{r.log}))
 	go r.bgp.Serve() // runs until the process ends
 	// It dials and does not listen: after the loss of a session gobgp stays idle for 5 s and closes the connections
-	// that it accepts meanwhile; a neighbour that is gobgp too then stays idle for as long.
+	// that it accepts during that time; a neighbour that also runs gobgp then stays idle for as long.
 	err := r.bgp.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{
 		Asn: r.config.ASN, RouterId: r.config.ID.String(), ListenPort: -1, UseMultiplePaths: true,
 	}})
@@ -152,7 +152,7 @@ func (r *router) watchLinks(ctx context.Context) error {
 	return nil
 }
 
-// install sets the routes of the kernel to those of BGP.
+// install makes the kernel's routes match BGP's.
 func (r *router) install(ctx context.Context) error {
 	want := map[netip.Prefix][]netip.Addr{}
 	for _, f := range families {
@@ -183,7 +183,7 @@ func (r *router) install(ctx context.Context) error {
 		if want[p] != nil {
 			continue
 		}
-		// The kernel removes it itself when its last link goes down.
+		// The kernel removes the route itself when its last link goes down.
 		route := &netlink.Route{Dst: netlink.NewIPNet(p.Addr().AsSlice()), Protocol: protocolBGP}
 		if err := netlink.RouteDel(route); err != nil {
 			r.log.Debug("route was already removed", "prefix", p, "err", err)
@@ -194,11 +194,11 @@ func (r *router) install(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// hops returns the next hops of all paths to a destination: the paths of the balancers differ in nothing else.
+// hops returns the next hops of all paths to a destination. The paths of the balancers differ in nothing else.
 func (r *router) hops(d *api.Destination) (netip.Prefix, []netip.Addr) {
 	p, err := netip.ParsePrefix(d.Prefix)
 	if err != nil || !p.IsSingleIP() {
-		return p, nil // the balancers of the demo announce host routes only
+		return p, nil // the demo's balancers announce only host routes
 	}
 	var hops []netip.Addr
 	for _, path := range d.Paths {
@@ -210,7 +210,7 @@ func (r *router) hops(d *api.Destination) (netip.Prefix, []netip.Addr) {
 	return p, slices.Compact(hops)
 }
 
-// nextHop finds the address among the attributes of a path: IPv6 has it in MP_REACH_NLRI (RFC 4760 §3).
+// nextHop finds the address in a path's attributes. For IPv6 it is in MP_REACH_NLRI (RFC 4760 §3).
 func nextHop(path *api.Path) (netip.Addr, bool) {
 	for _, any := range path.GetPattrs() {
 		m, err := any.UnmarshalNew()
@@ -250,7 +250,7 @@ func putRoute(p netip.Prefix, hops []netip.Addr) error {
 	return nil
 }
 
-// bgpLog passes the log of gobgp on; Panic and Fatal do not end the router.
+// bgpLog passes on gobgp's log. Panic and Fatal do not end the router.
 type bgpLog struct{ log *slog.Logger }
 
 func (l *bgpLog) Panic(msg string, f log.Fields) { l.log.Error(msg, args(f)...) }

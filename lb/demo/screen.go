@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// screen writes the output of the demo. It is used from one goroutine.
+// screen writes the demo's output. It is used from one goroutine.
 type screen struct {
 	w     io.Writer
 	tty   bool // w is a terminal: lines are redrawn
@@ -48,7 +48,7 @@ func (s *screen) paint(code, text string) string {
 	return "\x1b[" + code + "m" + text + "\x1b[0m"
 }
 
-// line writes one or more lines in place of the redrawn one.
+// line writes one or more lines, replacing the redrawn one.
 func (s *screen) line(format string, args ...any) {
 	s.clear()
 	fmt.Fprintf(s.w, format+"\n", args...)
@@ -71,7 +71,7 @@ func (s *screen) observed(format string, args ...any) {
 	s.line("   %s %s", s.paint(green, "✓"), fmt.Sprintf(format, args...))
 }
 
-// note writes details of the line before.
+// note writes details of the previous line.
 func (s *screen) note(format string, args ...any) {
 	for _, l := range strings.Split(fmt.Sprintf(format, args...), "\n") {
 		s.line("     %s", s.paint(dim, l))
@@ -104,7 +104,7 @@ func (s *screen) columns() int {
 // barWidth is the width of the longest bar, in columns.
 const barWidth = 32
 
-// bars draws counts, one line each, by name.
+// bars draws counts by name, one line each.
 func (s *screen) bars(counts map[string]int) {
 	if len(counts) == 0 {
 		return
@@ -140,7 +140,7 @@ func (s *screen) summary(rows []row) {
 	}
 }
 
-// short formats a duration: "420 ms", "1.3 s".
+// short formats a duration, such as "420 ms" or "1.3 s".
 func short(d time.Duration) string {
 	if d < time.Second {
 		return fmt.Sprintf("%d ms", max(0, d.Milliseconds()))
@@ -148,7 +148,7 @@ func short(d time.Duration) string {
 	return fmt.Sprintf("%.1f s", d.Seconds())
 }
 
-// plural is "1 request", "2 requests".
+// plural returns a text such as "1 request" or "2 requests".
 func plural(n int, what string) string {
 	return fmt.Sprintf("%d %s%s", n, what, cmp.Or(map[bool]string{true: "s"}[n != 1], ""))
 }

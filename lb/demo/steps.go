@@ -14,7 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// stepTimeout bounds a wait that has no bound of its own. It allows for a slow and busy machine.
+// stepTimeout bounds a wait without its own limit. It allows for a slow and busy machine.
 const stepTimeout = 15 * time.Second
 
 func (s *show) announce(ctx context.Context) (string, error) {
@@ -47,7 +47,7 @@ func (s *show) announce(ctx context.Context) (string, error) {
 	return "both addresses are routed over lb1 and lb2 and answer ping", nil
 }
 
-// routed waits until the router has routes to both VIPs over exactly these balancers.
+// routed waits until the router's routes to both VIPs lead over exactly these balancers.
 func (s *show) routed(ctx context.Context, balancers ...lab.Node) (time.Duration, error) {
 	what := "the router routes both addresses over " + names(balancers)
 	if len(balancers) == 0 {
@@ -99,7 +99,7 @@ func (s *show) balance(ctx context.Context) (string, error) {
 	}
 	s.observed("%d of %d requests answered, half of them over IPv6", r.Answered(), 2*each)
 	s.bars(r.Servers)
-	// A share is binomial around 200 with a standard deviation of 12; below 130 is not chance.
+	// A share is binomial around 200 with a standard deviation of 12; a share below 130 is not chance.
 	for _, server := range s.Servers {
 		if r.Servers[server.Name()] < 130 {
 			return "", fmt.Errorf("expected about %d requests at %s; observed: %s", 2*each/3, server.Name(), r)
@@ -114,8 +114,8 @@ func (s *show) balance(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d of %d requests answered: %s", r.Answered(), 2*each, r), nil
 }
 
-// disturbed starts traffic, injects a fault, and waits until requests are answered again. It returns the time of the
-// fault and the traffic, which still runs; the caller stops it.
+// disturbed starts traffic, injects a fault, and waits until requests are answered again. It returns the traffic, which
+// is still running, and the time of the fault; the caller stops the traffic.
 func (s *show) disturbed(ctx context.Context, fault func() error) (stream, time.Time, error) {
 	start := time.Now()
 	traffic := s.stream(ctx)
@@ -270,7 +270,7 @@ func lastPart(err error) string {
 	return parts[len(parts)-1]
 }
 
-// healthy returns an error while a balancer finds a backend that is not healthy. Each port has its own checks.
+// healthy returns an error while a balancer considers a backend not healthy. Each port has its own checks.
 func (s *show) healthy(ctx context.Context) error {
 	for _, a := range s.agents {
 		var all []struct{ Address, State string }

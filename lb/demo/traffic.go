@@ -33,7 +33,7 @@ func (s stream) stop() {
 	}
 }
 
-// since returns the results of the requests that were started after t.
+// since returns the results of requests started after t.
 func (s stream) since(t time.Time) traffic.Result {
 	sum := traffic.Result{Servers: map[string]int{}}
 	for _, one := range s {
@@ -46,7 +46,7 @@ func (s stream) since(t time.Time) traffic.Result {
 	return sum
 }
 
-// lastFailure returns the start of the last failed request that was started at or after t; t when there is none.
+// lastFailure returns the start of the last failed request that was started at or after t, or t if there is none.
 func (s stream) lastFailure(t time.Time) time.Time {
 	last := t
 	for _, one := range s {
@@ -59,8 +59,8 @@ func (s stream) lastFailure(t time.Time) time.Time {
 	return last
 }
 
-// calm is the number of requests in a row that must be answered before a disturbance is over: at 200 per second this is
-// longer than requestTimeout, so every earlier request has ended.
+// calm is the number of requests that must be answered in a row before a disturbance is over. At 200 per second this
+// takes longer than requestTimeout, so every earlier request has ended.
 const calm = 550
 
 // settled returns an error unless at least calm requests have been answered since the last failure at or after t.
