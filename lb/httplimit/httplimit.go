@@ -1,5 +1,5 @@
 // Package httplimit makes HTTP servers that no client can exhaust: requests and idle connections have timeouts, and a
-// limit bounds the connections of several servers together. Descriptors that idle clients hold would be missing for
+// limit bounds the connections of several servers together. File descriptors held by idle clients would be missing for
 // health checks.
 package httplimit
 
@@ -17,14 +17,14 @@ import (
 )
 
 // Limiter bounds the connections of its servers. At the limit, a new connection replaces the one that has waited
-// longest for a request; without one, it is closed itself.
+// longest for a request; if none is waiting, the new one is closed.
 type Limiter struct {
 	most int
 	mu   sync.Mutex             // guards all below
-	open map[net.Conn]time.Time // since when a connection waits for a request; zero: it has one
+	open map[net.Conn]time.Time // since when a connection has waited for a request; zero if it has one
 }
 
-// New returns a Limiter of this many connections, or of an eighth of the descriptors that the process may have.
+// New returns a Limiter of this many connections, or of an eighth of the file descriptors that the process may have.
 func New(most int) *Limiter {
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err == nil {
@@ -42,8 +42,8 @@ func (l *Limiter) Server(h http.Handler, log *slog.Logger) *http.Server {
 	}
 }
 
-// withoutRest does not wait for the rest of a body that h has not read: the connection would count as one with a
-// request meanwhile, which no other replaces.
+// withoutRest does not wait for the rest of a body that h has not read. Meanwhile the connection would count as one
+// with a request, which no other connection replaces.
 func withoutRest(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.ServeHTTP(w, r)
@@ -54,7 +54,7 @@ func withoutRest(h http.Handler) http.Handler {
 	})
 }
 
-// Bounded puts each request into a boundary. One that panics has the status 500, if it has none yet.
+// Bounded runs each request inside a boundary. One that panics gets the status 500, if it has none yet.
 func Bounded(b *lb.Boundary, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !b.Do(lb.PartHTTP, fmt.Sprintf("%.60q", r.URL.Path), func() { h.ServeHTTP(w, r) }) {
@@ -81,7 +81,7 @@ func (l *Limiter) changed(c net.Conn, state http.ConnState) {
 	}
 }
 
-// closeOldest closes the connection that has waited longest. There is one: the new one.
+// closeOldest closes the connection that has waited longest. There always is one: the new one.
 func (l *Limiter) closeOldest() {
 	var oldest net.Conn
 	for c, since := range l.open {
@@ -90,5 +90,5 @@ func (l *Limiter) closeOldest() {
 		}
 	}
 	delete(l.open, oldest)
-	oldest.Close() // its server ends it; the error has no consequence
+	oldest.Close() // its server ends it; the error does not matter
 }
