@@ -16,19 +16,19 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// ErrInjected is the error of a call that Fixture.Fail made fail.
+// ErrInjected is the error of a call that failed because of Fixture.Fail.
 var ErrInjected = errors.New("injected failure")
 
 // Fixture is a datapath, an announcer and a prober in memory. With a zero Fail and Delay it never fails and returns at
-// once. Make one with New.
+// once. Create one with New.
 type Fixture struct {
-	// Fail is the probability that one change of a call fails. Delay is the longest time that one change takes.
+	// Fail is the probability that one change in a call fails. Delay is the longest time that one change takes.
 	Fail  float64
 	Delay time.Duration
-	Rand  *rand.Rand // required when Fail or Delay is set
+	Rand  *rand.Rand // required if Fail or Delay is set
 
 	mu         sync.Mutex    // guards all below
-	paused     chan struct{} // closed by Resume; nil: Apply does not wait
+	paused     chan struct{} // closed by Resume; if nil, Apply does not wait
 	served     map[lb.Frontend]*lb.FrontendPlan
 	serving    map[netip.Addr]int // frontends in served, by VIP
 	announced  map[netip.Addr]lb.Announcement
@@ -92,7 +92,7 @@ func (fx *Fixture) remove(f lb.Frontend) {
 	delete(fx.served, f)
 }
 
-// Set implements lb.Announcer: VIPs change one by one, and a failure leaves the rest as it was.
+// Set implements lb.Announcer: VIPs change one by one, and a failure leaves the rest as they were.
 func (fx *Fixture) Set(_ context.Context, set []lb.Announcement) error {
 	keep := make(map[netip.Addr]bool, len(set))
 	for _, a := range set {
@@ -183,7 +183,8 @@ func (fx *Fixture) random() float64 {
 	return fx.Rand.Float64()
 }
 
-// Served returns the plan that the datapath holds for f, nil for a frontend given to New; false: it does not hold f.
+// Served returns the plan that the datapath holds for f, which is nil for a frontend given to New, or false if it does
+// not hold f.
 func (fx *Fixture) Served(f lb.Frontend) (*lb.FrontendPlan, bool) {
 	fx.mu.Lock()
 	defer fx.mu.Unlock()
