@@ -1,6 +1,6 @@
-// Package logqueue makes a log that never blocks who writes to it. A pipe that nobody reads, a full disk or a hung
-// journal would otherwise stop the engine while BGP and BFD go on. Lines keep their order. Lines that do not fit into
-// the queue are lost, counted, and reported in their place.
+// Package logqueue makes a log that never blocks its writers. Otherwise a pipe that nobody reads, a full disk or a hung
+// journal would stop the engine while BGP and BFD run on. Lines keep their order. Lines that do not fit into the queue
+// are lost, counted, and reported in their place.
 package logqueue
 
 import (
@@ -12,30 +12,30 @@ import (
 )
 
 const (
-	// size is that of the queue in bytes: some 5,000 lines.
+	// size is the size of the queue in bytes: some 5,000 lines.
 	size = 1 << 20
 	// flushTimeout bounds Flush: a log that nobody reads must not delay the end of the process.
 	flushTimeout = 2 * time.Second
-	// recent is how long lost lines are a problem after the last one.
+	// recent is how long lost lines remain a problem after the last one.
 	recent = 10 * time.Minute
 )
 
-// Queue is an io.Writer that never blocks: a goroutine passes what it takes to another writer. Its methods may be
-// called from any goroutine; Flush and Problems also without a queue.
+// Queue is an io.Writer that never blocks: a goroutine passes its lines to another writer. Its methods may be called
+// from any goroutine; Flush and Problems may also be called on a nil Queue.
 type Queue struct {
 	out    io.Writer
 	report func(out io.Writer, lines int) error
 
 	mu      sync.Mutex // guards all below
 	changed *sync.Cond
-	lines   []byte    // that the writer has not yet taken
+	lines   []byte    // not yet taken by the writer
 	dropped int       // lines that came after those; until the writer takes them, no more are queued
 	writing bool      // the writer has lines
-	lost    int       // lines, for Problems
+	lost    int       // number of lines, for Problems
 	lostAt  time.Time // the last one
 }
 
-// New starts a queue for out. It runs until the process ends. report writes to out that so many lines were lost.
+// New starts a queue for out. It runs until the process ends. report writes to out that this many lines were lost.
 func New(out io.Writer, report func(out io.Writer, lines int) error) *Queue {
 	q := &Queue{out: out, report: report}
 	q.changed = sync.NewCond(&q.mu)
@@ -43,7 +43,7 @@ func New(out io.Writer, report func(out io.Writer, lines int) error) *Queue {
 	return q
 }
 
-// Write queues one line, or counts it as lost. It returns neither an error nor less than the length.
+// Write queues one line, or counts it as lost. It always returns the full length and no error.
 func (q *Queue) Write(line []byte) (int, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -65,7 +65,7 @@ func (q *Queue) lose(lines int) {
 	q.lost, q.lostAt = q.lost+lines, time.Now()
 }
 
-// run passes the lines on, always all of them, and reports what is lost in its place.
+// run passes on the lines, always all of them, and reports lost lines in their place.
 func (q *Queue) run() {
 	var lines []byte
 	unsaid := 0
@@ -90,7 +90,7 @@ func (q *Queue) run() {
 	}
 }
 
-// take waits for lines. It returns them, and how many were dropped after them; free is room for the next ones.
+// take waits for lines. It returns them, and how many were dropped after them; free is the buffer for the next ones.
 func (q *Queue) take(free []byte) (lines []byte, dropped int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -104,7 +104,7 @@ func (q *Queue) take(free []byte) (lines []byte, dropped int) {
 	return lines, dropped
 }
 
-// Flush waits until all lines are written, but not for long. It is to be called before the process ends, also by a
+// Flush waits, for a limited time, until all lines are written. It must be called before the process ends, even by a
 // panic: defer it in each goroutine that may panic.
 func (q *Queue) Flush() {
 	if q == nil {
@@ -124,7 +124,7 @@ func (q *Queue) Flush() {
 	}
 }
 
-// Problems returns that lines were lost of late, for the status.
+// Problems reports recently lost lines, for the status.
 func (q *Queue) Problems() []string {
 	if q == nil {
 		return nil
@@ -137,5 +137,5 @@ func (q *Queue) Problems() []string {
 	return []string{Lost(q.lost)}
 }
 
-// Lost is the text of Problems, and of reports.
+// Lost is the text used by Problems and in reports.
 func Lost(lines int) string { return fmt.Sprintf("%d lines of the log were lost", lines) }
