@@ -16,14 +16,14 @@ import (
 // historyMax is how many texts a History keeps.
 const historyMax = 10
 
-// History is a directory with the last texts of a file, each in a file of its own that an operator can copy back. Their
+// History is a directory with the last texts of a file, each in a file of its own that an operator can copy back. The
 // names begin with a number, because a clock may go back.
 type History struct{ dir, suffix string }
 
-// NewHistory returns the history in a directory, which need not exist. suffix is of the names of its files.
+// NewHistory returns the history in a directory, which need not exist. suffix ends the names of its files.
 func NewHistory(dir, suffix string) *History { return &History{dir, suffix} }
 
-// Last returns the newest text, and false when there is none.
+// Last returns the newest text, or false if there is none.
 func (h *History) Last() (text string, found bool, err error) {
 	names, err := h.names()
 	if err != nil || len(names) == 0 {
@@ -33,7 +33,7 @@ func (h *History) Last() (text string, found bool, err error) {
 	return string(b), err == nil, err
 }
 
-// Add adds a text, unless it is the newest already, and removes the oldest ones.
+// Add adds a text, unless it is already the newest, and removes the oldest ones.
 func (h *History) Add(text string, at time.Time) error {
 	if err := h.add(text, at); err != nil {
 		return WriteError(h.dir, err)
@@ -70,7 +70,7 @@ func (h *History) add(text string, at time.Time) error {
 	return nil
 }
 
-// names returns the names of the files, the oldest first.
+// names returns the names of the files, oldest first.
 func (h *History) names() ([]string, error) {
 	entries, err := os.ReadDir(h.dir)
 	if errors.Is(err, fs.ErrNotExist) {

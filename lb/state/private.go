@@ -8,9 +8,9 @@ import (
 	"syscall"
 )
 
-// Private makes sure that nobody else can change what is in a directory, which may not exist yet: it belongs to this
-// user, is no link, and its mode is 0700. A mode that let others only read it is corrected; one that let them write is
-// an error, because they may have written, and so are a link and another owner.
+// Private makes sure that nobody else can change the contents of a directory, which may not exist yet: it belongs to
+// this user, is not a link, and its mode is 0700. A mode that lets others only read it is corrected. A mode that lets
+// them write is an error, because they may have written; so are a link and another owner.
 func Private(dir string) error {
 	info, err := os.Lstat(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -23,7 +23,7 @@ func Private(dir string) error {
 	switch owner := info.Sys().(*syscall.Stat_t).Uid; {
 	case info.Mode()&fs.ModeSymlink != 0:
 		return fmt.Errorf("%s is a symbolic link, and must be a directory%sremove the link", dir, check)
-	case !info.IsDir(): // nothing can be stored there, which is reported when it is tried
+	case !info.IsDir(): // nothing can be stored there, which is reported at the first attempt
 		return nil
 	case int(owner) != os.Geteuid():
 		return fmt.Errorf("%s belongs to user %d, who can change its content%s\"chown %d %s\"",
@@ -32,7 +32,7 @@ func Private(dir string) error {
 		return fmt.Errorf("%s can be written by other users (mode %04o)%s\"chmod 0700 %s\"",
 			dir, info.Mode().Perm(), check, dir)
 	case info.Mode().Perm() != 0o700:
-		// Nobody else can write there, so a failure, as on a read-only file system, is no reason not to start.
+		// Nobody else can write there, so a failure, such as on a read-only file system, need not prevent the start.
 		_ = os.Chmod(dir, 0o700)
 	}
 	return nil

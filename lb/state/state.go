@@ -27,7 +27,7 @@ type File struct {
 	version int
 }
 
-// New returns the file NAME.json in a directory, which need not exist. version is that of the layout of the value.
+// New returns the file NAME.json in a directory, which need not exist. version is the version of the value's layout.
 func New(dir, name string, version int) *File {
 	return &File{filepath.Join(dir, name+".json"), name, version}
 }
@@ -35,10 +35,10 @@ func New(dir, name string, version int) *File {
 // Path returns the path of the file.
 func (f *File) Path() string { return f.path }
 
-// ErrDamaged marks files that are cut off or changed, or that another version has written.
+// ErrDamaged marks files that are truncated or changed, or that another version has written.
 var ErrDamaged = errors.New("not usable")
 
-// Load reads the file into v, and reports whether it exists. After an error, v is of no use.
+// Load reads the file into v, and reports whether it exists. After an error, v must not be used.
 func (f *File) Load(v any) (found bool, err error) {
 	text, err := os.ReadFile(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -59,7 +59,7 @@ func (f *File) Load(v any) (found bool, err error) {
 	return true, nil
 }
 
-// Save replaces the file. Only root may read it.
+// Save replaces the file. Only root can read it.
 func (f *File) Save(v any) error {
 	return f.Write(func(w io.Writer) error {
 		body, err := json.Marshal(v)
@@ -70,11 +70,12 @@ func (f *File) Save(v any) error {
 	})
 }
 
-// Write replaces the file, as Save does, with the JSON that body writes. So a large value need not be in memory twice.
+// Write replaces the file, like Save, with the JSON that body writes, so that a large value need not be in memory
+// twice.
 func (f *File) Write(body func(io.Writer) error) error { return WriteError(f.path, f.write(body)) }
 
-// WriteError makes an error of an atomic write say the name of the file in place of the temporary one, so that the next
-// attempt has the same error.
+// WriteError makes the error of an atomic write name the file instead of the temporary one, so that the next attempt
+// has the same error.
 func WriteError(path string, err error) error {
 	var of *fs.PathError
 	var link *os.LinkError
@@ -101,7 +102,7 @@ func (f *File) write(body func(io.Writer) error) error {
 	}
 	defer file.Cleanup()
 	sum := sha256.New()
-	if _, err := io.WriteString(file, f.header(sum)); err != nil { // replaced below, when the checksum is known
+	if _, err := io.WriteString(file, f.header(sum)); err != nil { // replaced below, once the checksum is known
 		return err
 	}
 	w := bufio.NewWriterSize(io.MultiWriter(file, sum), 64<<10)
@@ -117,7 +118,7 @@ func (f *File) write(body func(io.Writer) error) error {
 	return file.CloseAtomicallyReplace()
 }
 
-// header is the first line of a file with this checksum. Its length is that of every other one.
+// header returns the first line of a file with this checksum. Its length is always the same.
 func (f *File) header(sum hash.Hash) string {
 	return fmt.Sprintf("steelyard %s %d %s\n", f.name, f.version, hex.EncodeToString(sum.Sum(nil)))
 }
