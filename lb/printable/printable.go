@@ -1,5 +1,5 @@
-// Package printable bounds text that others have written: servers, certificates, programs of checks, tenants, BGP peers
-// and members. Such text reaches logs, the API and terminals, where an escape sequence would move the cursor, and a
+// Package printable bounds text from outside: from servers, certificates, check programs, tenants, BGP peers and
+// members. Such text reaches logs, the API and terminals, where an escape sequence would move the cursor, and a
 // megabyte would fill a disk.
 //
 // Text is cut where it enters the agent (Cut), and made printable once more where it is printed (Text, JSON).
@@ -19,9 +19,9 @@ const Max = 200
 // Cut returns the first Max runes of Text(s), with "…" in place of the rest.
 func Cut(s string) string { return text(s, Max) }
 
-// Text returns s on one line and printable (unicode.IsPrint): a space for white space, "�" for everything else that is
-// not printable, such as control characters, invalid UTF-8 and marks that change the direction of writing. Several in a
-// row become one.
+// Text returns s on one line and printable (unicode.IsPrint). White space becomes a space, and everything else that is
+// not printable becomes "�", such as control characters, invalid UTF-8 and marks that change the direction of writing.
+// A run of them becomes one.
 func Text(s string) string { return text(s, len(s)) }
 
 func text(s string, most int) string {
@@ -51,13 +51,13 @@ func text(s string, most int) string {
 	return b.String()
 }
 
-// JSON returns the JSON text b with everything escaped that encoding/json leaves as it is and is not printable, such as
-// U+009B, with which some terminals begin an escape sequence. White space between values stays.
+// JSON returns the JSON text b with everything escaped that is not printable but that encoding/json leaves as it is,
+// such as U+009B, which begins an escape sequence on some terminals. White space between values stays.
 func JSON(b []byte) []byte {
 	out := make([]byte, 0, len(b))
 	for _, r := range string(b) {
 		switch {
-		case r < 0x7f || unicode.IsPrint(r): // encoding/json escapes control characters of ASCII but DEL
+		case r < 0x7f || unicode.IsPrint(r): // encoding/json escapes the ASCII control characters except DEL
 			out = append(out, string(r)...)
 		case r > 0xffff:
 			high, low := utf16.EncodeRune(r)
