@@ -19,16 +19,16 @@ var unit []byte
 //go:embed steelyard.toml
 var example []byte
 
-// Paths of the installed files, below the root given to Install.
+// Paths of the installed files, relative to the root given to Install.
 const (
 	binaryPath = "usr/local/bin/steelyard"
 	unitPath   = "etc/systemd/system/steelyard.service"
 	configPath = "etc/steelyard/steelyard.toml"
-	drainsPath = "run/steelyard/drained.json" // lb/agent: a later installation is not to be drained
+	drainsPath = "run/steelyard/drained.json" // lb/agent writes it: a later installation must not start drained
 )
 
-// Install copies the running binary, the unit and, when there is no configuration, an example below root. It reloads
-// systemd when root is "/" and systemd runs the system. Install again to upgrade. It starts and enables nothing, since
+// Install copies the running binary, the unit and, if there is no configuration, an example below root. It reloads
+// systemd if root is "/" and systemd runs the system. To upgrade, install again. It starts and enables nothing, since
 // the example configures nothing. It reports each file and the next step on w.
 func Install(w io.Writer, root string) error {
 	self, err := os.Executable()
@@ -70,12 +70,13 @@ func Install(w io.Writer, root string) error {
 	return err
 }
 
-// errRemains is why Uninstall refuses: the kernel would continue to forward, with no binary left for the cleanup.
+// errRemains is the reason why Uninstall refuses: the kernel would continue to forward, with no binary left to clean
+// up.
 var errRemains = errors.New(`programs of Steelyard are in the kernel, and forward also without the agent; ` +
 	`stop the agent and run "steelyard cleanup" first`)
 
-// Uninstall stops the service and removes the files of Install except the configuration, and what is drained. It
-// refuses while anything remains in the kernel. A file that does not exist is no error.
+// Uninstall stops the service and removes the record of drains and the files of Install, except the configuration. It
+// refuses while anything remains in the kernel. A missing file is not an error.
 func Uninstall(w io.Writer, root string, remains func() (bool, error)) error {
 	if is, err := remains(); err != nil {
 		return fmt.Errorf("uninstall: %w", err)
@@ -100,8 +101,8 @@ func Uninstall(w io.Writer, root string, remains func() (bool, error)) error {
 	return systemctl(root, "daemon-reload")
 }
 
-// replace writes a file atomically: a running program or a reader never has a partial file. The mode does
-// not depend on the umask or on an older file, since systemd's tools must be able to read the unit.
+// replace writes a file atomically, so that a running program or a reader never sees a partial file. The mode does not
+// depend on the umask or on an older file, since systemd's tools must be able to read the unit.
 func replace(path string, text []byte, mode os.FileMode) error {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -118,7 +119,7 @@ func replace(path string, text []byte, mode os.FileMode) error {
 	return f.CloseAtomicallyReplace()
 }
 
-// systemctl runs systemctl when root is the root of this system and systemd runs it (sd_booted(3)).
+// systemctl runs systemctl if root is the root of this system and systemd runs it (sd_booted(3)).
 func systemctl(root string, args ...string) error {
 	if fi, err := os.Lstat("/run/systemd/system"); filepath.Clean(root) != "/" || err != nil || !fi.IsDir() {
 		return nil

@@ -12,8 +12,8 @@ var (
 	cleanup string
 )
 
-// Manifest returns the Kubernetes objects that run the agent on every node, and what assigns addresses, as YAML, with
-// this image. Lines of configuration that are given stand in place of the example of a router and a pool.
+// Manifest returns, as YAML with this image, the Kubernetes objects that run the agent on every node and the address
+// allocator. If configuration is given, its lines replace the example of a router and a pool.
 func Manifest(image, configuration string) string {
 	manifest := daemonSet
 	if configuration != "" {
@@ -25,8 +25,8 @@ func Manifest(image, configuration string) string {
 	return withImage(manifest, image)
 }
 
-// CleanupManifest returns the Kubernetes objects that run "steelyard cleanup" on every node, once those of Manifest
-// that run the agent were deleted.
+// CleanupManifest returns the Kubernetes objects that run "steelyard cleanup" on every node, for use once Manifest's
+// objects that run the agent have been deleted.
 func CleanupManifest(image string) string { return withImage(cleanup, image) }
 
 func withImage(manifest, image string) string {

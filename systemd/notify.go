@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Notifier sends the state of the agent to systemd (sd_notify(3)). Without NOTIFY_SOCKET it does nothing. A failure
-// to send is logged only, because the agent works without systemd. Its methods may be called from any goroutine.
+// Notifier sends the agent's state to systemd (sd_notify(3)). Without NOTIFY_SOCKET it does nothing. A failure to send
+// is only logged, because the agent works without systemd. Its methods may be called from any goroutine.
 type Notifier struct{ log *slog.Logger }
 
 // New returns a Notifier.
@@ -21,7 +21,7 @@ func New(log *slog.Logger) *Notifier { return &Notifier{log} }
 // Ready sends READY=1: the configuration is applied.
 func (n *Notifier) Ready() { n.send(daemon.SdNotifyReady) }
 
-// Reloading sends RELOADING=1. Ready must follow, also when the new configuration is rejected. Units of
+// Reloading sends RELOADING=1. Ready must follow, even if the new configuration is rejected. Units of
 // Type=notify-reload require the time.
 func (n *Notifier) Reloading() {
 	var now unix.Timespec
@@ -31,15 +31,15 @@ func (n *Notifier) Reloading() {
 	n.send(fmt.Sprintf("%s\nMONOTONIC_USEC=%d", daemon.SdNotifyReloading, now.Nano()/1000))
 }
 
-// Status sends a line that systemctl status shows.
+// Status sends a line for systemctl status to show.
 func (n *Notifier) Status(text string) { n.send("STATUS=" + strings.ReplaceAll(text, "\n", " ")) }
 
 // Stopping sends STOPPING=1: the agent is about to exit.
 func (n *Notifier) Stopping() { n.send(daemon.SdNotifyStopping) }
 
 // Run sends WATCHDOG=1 twice per watchdog interval (WATCHDOG_USEC) while check returns nil, until ctx ends. check must
-// return within half an interval. When it fails, systemd restarts the agent; the kernel continues to forward.
-// Without a watchdog Run waits for ctx. It fails when the interval cannot be read.
+// return within half an interval. If it fails, systemd restarts the agent; the kernel continues to forward. Without a
+// watchdog Run waits for ctx. It fails if the interval cannot be read.
 func (n *Notifier) Run(ctx context.Context, check func() error) error {
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
