@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bridge adds a bridge to the host; links become its ports by End.Bridge. Multicast snooping is off, so that neighbour
+// Bridge adds a bridge to the host; End.Bridge makes links its ports. Multicast snooping is off, so that neighbour
 // discovery reaches every port from the start.
 func (h *Host) Bridge(name string) error {
 	attrs := netlink.NewLinkAttrs()
@@ -42,7 +42,7 @@ func (h *Host) addr(dev string, p netip.Prefix, change func(netlink.Link, *netli
 // SetUp sets an interface up.
 func (h *Host) SetUp(dev string) error { return h.setLink(dev, h.nl.LinkSetUp) }
 
-// SetDown sets an interface down: the other end of its link loses its carrier.
+// SetDown sets an interface down: the other end of its link loses carrier.
 func (h *Host) SetDown(dev string) error { return h.setLink(dev, h.nl.LinkSetDown) }
 
 func (h *Host) setLink(dev string, change func(netlink.Link) error) error {
@@ -56,7 +56,7 @@ func (h *Host) setLink(dev string, change func(netlink.Link) error) error {
 	return nil
 }
 
-// Interfaces returns the names of the host's interfaces without the loopback.
+// Interfaces returns the names of the host's interfaces, except the loopback.
 func (h *Host) Interfaces() ([]string, error) {
 	links, err := h.nl.LinkList()
 	if err != nil {

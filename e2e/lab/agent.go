@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// The files of the agent in its host.
+// The agent's files in its host.
 const (
 	AgentConfigPath = "/run/steelyard-lab/steelyard.toml"
 	AgentSocketPath = "/run/steelyard/steelyard.sock"
@@ -76,14 +76,14 @@ func (a *Agent) Start() error {
 	return nil
 }
 
-// Process returns the process last started.
+// Process returns the last process started.
 func (a *Agent) Process() *Process {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.p
 }
 
-// Configure writes the configuration file; Reload or Start make the agent read it.
+// Configure writes the configuration file; Reload or Start makes the agent read it.
 func (a *Agent) Configure(text string) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -91,19 +91,19 @@ func (a *Agent) Configure(text string) error {
 	return a.WriteFile(AgentConfigPath, text, 0o600)
 }
 
-// Reload makes the agent read its configuration again (SIGHUP). It does not wait for the result.
+// Reload makes the agent reread its configuration (SIGHUP). It does not wait for the result.
 func (a *Agent) Reload() error { return a.Process().Signal(syscall.SIGHUP) }
 
-// Kill ends the agent by SIGKILL and waits for its end: it withdraws no route, and its datapath stays in the kernel.
+// Kill ends the agent with SIGKILL and waits for its end: it withdraws no routes, and its datapath stays in the kernel.
 func (a *Agent) Kill() { a.Process().Kill() }
 
-// Terminate sends SIGTERM to the agent and waits for its end. It fails when that takes longer than within, or when the
-// exit status is not 0.
+// Terminate sends SIGTERM to the agent and waits for its end. It fails if that takes longer than within, or if the exit
+// status is not 0.
 func (a *Agent) Terminate(ctx context.Context, within time.Duration) error {
 	return a.end(ctx, within, syscall.SIGTERM)
 }
 
-// EndForRestart is Terminate by SIGUSR1, which leaves the routes to graceful restart.
+// EndForRestart is Terminate with SIGUSR1, which leaves the routes to graceful restart.
 func (a *Agent) EndForRestart(ctx context.Context, within time.Duration) error {
 	return a.end(ctx, within, syscall.SIGUSR1)
 }
@@ -155,7 +155,7 @@ func (a *Agent) CLI(ctx context.Context, args ...string) (string, error) {
 	return a.Run(ctx, a.o.Binary, args...)
 }
 
-// WaitReady waits until the agent responds on its admin socket. It fails at once when the agent ends.
+// WaitReady waits until the agent responds on its admin socket. It fails at once if the agent ends.
 func (a *Agent) WaitReady(ctx context.Context, within time.Duration) error {
 	p := a.Process()
 	_, err := Until(ctx, within, fmt.Sprintf("the agent of %s responds", a.Host), func() error {

@@ -7,26 +7,26 @@ import (
 	"time"
 )
 
-// AgentConfig is the configuration of an agent. Zero values are left out, so that the agent's defaults apply. Keys that
-// are not here go into Extra.
+// AgentConfig is the configuration of an agent. Zero values are left out, so that the agent's defaults apply. Keys
+// without a field go into Extra.
 type AgentConfig struct {
 	Name       string
 	Address    netip.Addr // of the node, also its router ID
 	Interfaces []string
 	Mode       string // auto, xdp, xdp-generic, tc
-	// TunnelSources are the addresses whose tunnels the agent decapsulates.
+	// TunnelSources are the addresses from which the agent accepts and decapsulates tunnel packets.
 	TunnelSources []netip.Addr
 	TunnelKeyFile string
-	ASN           uint32 // 0: no BGP
+	ASN           uint32 // 0 for no BGP
 	ListenPort    int
 	Peers         []AgentPeer
 	BGP           []string // more keys of [bgp]
-	L2            []string // interfaces; empty: no L2
+	L2            []string // interfaces; empty for no L2
 	L2Members     []netip.Addr
 	L2SecretFile  string
 	Services      []AgentService
 	LogLevel      string
-	// Env is added to the environment of the agent.
+	// Env is added to the agent's environment.
 	Env []string
 	// Extra is appended: whole TOML tables.
 	Extra string
@@ -38,7 +38,7 @@ type AgentPeer struct {
 	ASN          uint32
 	HoldTime     time.Duration
 	PasswordFile string
-	Extra        string // more keys of the table, one a line
+	Extra        string // more keys of the table, one per line
 }
 
 // AgentService is a [[service]] table.
@@ -51,10 +51,10 @@ type AgentService struct {
 	Forward    string
 	MinHealthy int
 	Check      AgentCheck
-	Extra      string // more keys of the table, one a line
+	Extra      string // more keys of the table, one per line
 }
 
-// AgentBackend is one of the backends of a service.
+// AgentBackend is a backend of a service.
 type AgentBackend struct {
 	Address netip.Addr
 	Port    int
@@ -71,7 +71,7 @@ type AgentCheck struct {
 	Rise, Fall        int
 }
 
-// Backends returns the addresses of nodes, of both families, as backends.
+// Backends returns the addresses of nodes, in both families, as backends.
 func Backends(servers ...Node) []AgentBackend {
 	var all []AgentBackend
 	for _, s := range servers {
@@ -80,7 +80,7 @@ func Backends(servers ...Node) []AgentBackend {
 	return all
 }
 
-// BGPAgent returns the configuration of an agent on node that announces by BGP to the gateways of the node, over both
+// BGPAgent returns the configuration of an agent on node that announces by BGP to the node's gateways, over both
 // families, and forwards on eth0.
 func BGPAgent(node Node, asn, routerASN uint32, services ...AgentService) AgentConfig {
 	c := AgentConfig{
@@ -93,7 +93,7 @@ func BGPAgent(node Node, asn, routerASN uint32, services ...AgentService) AgentC
 	return c
 }
 
-// TOML is the text of the configuration file.
+// TOML returns the text of the configuration file.
 func (c AgentConfig) TOML() string {
 	t := &tomlText{}
 	t.table("[node]")

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// delayQueue is how many frames may wait in each direction; more are lost.
+// delayQueue is the number of frames that may wait in each direction; further ones are lost.
 const delayQueue = 1 << 14
 
-// Delay gives the link of a client a round-trip time. It takes frames from the port of the client in its switch, and
-// sends them half of the time later; it does not need netem. It is for thousands of frames a second, not for floods.
+// Delay gives a client's link a round-trip time. It takes frames from the client's port in its switch, and sends them
+// half that time later; it does not need netem. It can handle thousands of frames a second, but not floods.
 func (t *Topology) Delay(client Node, roundTrip time.Duration) error {
 	if err := t.delay(client, roundTrip/2); err != nil {
 		return fmt.Errorf("delay the frames of %s: %w", client, err)
@@ -37,7 +37,7 @@ func (t *Topology) delay(client Node, d time.Duration) error {
 	if err != nil {
 		return err
 	}
-	// Frames that are read from a packet socket need their checksums.
+	// Frames read from a packet socket need their checksums.
 	if err := errors.Join(client.SoftwareChecksums("eth0"), sw.SoftwareChecksums(far)); err != nil {
 		return err
 	}
@@ -51,7 +51,7 @@ func (t *Topology) delay(client Node, d time.Duration) error {
 	return nil
 }
 
-// listenFrames receives all frames that arrive at an interface. The socket is closed with the host.
+// listenFrames receives all frames that arrive on an interface. The socket is closed with the host.
 func (h *Host) listenFrames(dev string) (c *packet.Conn, err error) {
 	received, err := bpf.Assemble([]bpf.Instruction{
 		bpf.LoadExtension{Num: bpf.ExtType},
@@ -78,7 +78,7 @@ func (h *Host) listenFrames(dev string) (c *packet.Conn, err error) {
 	return c, h.Own(c)
 }
 
-// copyFrames sends each frame d after it came, until a socket is closed.
+// copyFrames sends each frame d after it arrived, until a socket is closed.
 func copyFrames(to, from *packet.Conn, d time.Duration) {
 	type delayed struct {
 		due   time.Time

@@ -34,7 +34,7 @@ type Host struct {
 
 // sysctls are set in every host before it has a link. Strict reverse-path filtering (RFC 3704) drops packets on
 // asymmetric paths; duplicate address detection keeps an IPv6 address tentative for a second; keep_addr_on_down keeps
-// the IPv6 addresses of a host that PowerOff sets down.
+// the IPv6 addresses of a host whose links PowerOff sets down.
 var sysctls = map[string]string{
 	"net.ipv4.conf.all.rp_filter":                "0",
 	"net.ipv4.conf.default.rp_filter":            "0",
@@ -86,13 +86,13 @@ func (h *Host) prepare() error {
 	return h.SetUp("lo")
 }
 
-// Name is the name given to Lab.Host.
+// Name returns the name given to Lab.Host.
 func (h *Host) Name() string { return h.name }
 
 func (h *Host) String() string { return h.name }
 
-// Do runs f on a thread in the namespaces of the host: the sockets that f makes and the files that it opens are the
-// host's. A goroutine that f starts does not run in them. Do returns the error of f.
+// Do runs f on a thread in the host's namespaces: the sockets that f creates and the files that it opens are the
+// host's. A goroutine that f starts does not run in them. Do returns f's error.
 func (h *Host) Do(f func() error) error {
 	return onThread(func() error {
 		if err := h.ns.enter(); err != nil {
@@ -115,8 +115,8 @@ func (h *Host) Sysctl(values map[string]string) error {
 	})
 }
 
-// WriteFile writes a file in the file system of the host, and makes its parent directories. Files below /run are
-// private to the host; the rest of the file system is shared.
+// WriteFile writes a file in the host's file system, and creates its parent directories. Files below /run are private
+// to the host; the rest of the file system is shared.
 func (h *Host) WriteFile(path, text string, mode os.FileMode) error {
 	return h.Do(func() error {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -126,7 +126,7 @@ func (h *Host) WriteFile(path, text string, mode os.FileMode) error {
 	})
 }
 
-// ReadFile reads a file in the file system of the host.
+// ReadFile reads a file in the host's file system.
 func (h *Host) ReadFile(path string) (text string, err error) {
 	err = h.Do(func() error {
 		b, err := os.ReadFile(path)
@@ -160,8 +160,8 @@ func (h *Host) ListenPacket(ctx context.Context, network, address string) (c net
 	return c, h.Own(c)
 }
 
-// Dial is net.Dial inside the host; the path of a unix socket is in the file system of the host. address must not
-// contain a host name. The caller closes the connection.
+// Dial is net.Dial inside the host; the path of a unix socket is in the host's file system. address must not contain a
+// host name. The caller closes the connection.
 func (h *Host) Dial(ctx context.Context, network, address string) (c net.Conn, err error) {
 	return h.DialFrom(ctx, netip.AddrPort{}, network, address)
 }

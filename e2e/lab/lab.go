@@ -11,11 +11,11 @@ import (
 type Lab struct {
 	mu     sync.Mutex // guards what follows
 	hosts  []*Host
-	links  int // made so far
+	links  int // number created so far
 	closed bool
 }
 
-// New returns an empty Lab. It fails without root.
+// New returns an empty Lab. It fails if not run as root.
 func New() (*Lab, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("network namespaces need root; run it with sudo")
@@ -23,8 +23,8 @@ func New() (*Lab, error) {
 	return &Lab{}, nil
 }
 
-// Host adds a host that has only a loopback interface. name is for output only: it need not be unique, and is not
-// passed to the kernel.
+// Host adds a host with only a loopback interface. name is for output only: it need not be unique, and is not passed to
+// the kernel.
 func (l *Lab) Host(name string) (*Host, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -15,23 +15,23 @@ type End struct {
 	Host *Host
 	// Name is the name of the interface, at most 15 bytes.
 	Name string
-	// Addresses are given to the interface, with the length of the prefix that is on the link.
+	// Addresses are given to the interface, with the prefix length of the link.
 	Addresses []netip.Prefix
-	// Bridge is the bridge of the host that the interface becomes a port of; empty: none.
+	// Bridge is the host's bridge that the interface becomes a port of, or "".
 	Bridge string
 }
 
-// LinkOptions hold for both ends of a Link. The zero value has an MTU of 1500 bytes and all offloads.
+// LinkOptions apply to both ends of a Link. The zero value has an MTU of 1500 bytes and all offloads.
 type LinkOptions struct {
 	// MTU in bytes; 0 means 1500.
 	MTU int
-	// SoftwareChecksums turns transmit checksum offload off and generic receive offload on. A link needs both when an
-	// XDP program transmits or redirects its frames: a veth pair leaves an offloaded checksum incomplete
+	// SoftwareChecksums turns transmit checksum offload off and generic receive offload on. A link needs both if an XDP
+	// program transmits or redirects its frames: a veth pair leaves an offloaded checksum incomplete
 	// (CHECKSUM_PARTIAL), and receives frames from XDP only while GRO, and with it NAPI, is on.
 	SoftwareChecksums bool
 }
 
-// Link connects two hosts by a veth pair. Both ends are operational when it returns.
+// Link connects two hosts with a veth pair. Both ends are operational when it returns.
 func (l *Lab) Link(a, b End, o LinkOptions) error {
 	l.mu.Lock()
 	l.links++
@@ -63,7 +63,8 @@ func link(a, b End, index int, o LinkOptions) error {
 			return fmt.Errorf("%s:%s: %w", e.Host, e.Name, err)
 		}
 	}
-	// After both ends are up: veth enables NAPI, which XDP redirects need, when GRO is turned on at an end that is up.
+	// Both ends must be up first: veth enables NAPI, which XDP redirects need, when GRO is turned on at an end that is
+	// up.
 	for _, e := range []End{a, b} {
 		if o.SoftwareChecksums {
 			if err := e.Host.SoftwareChecksums(e.Name); err != nil {

@@ -19,7 +19,7 @@ type Log struct {
 	tee   io.Writer
 }
 
-// Write implements io.Writer. It fails when the copy does: the program then writes to a pipe without a reader.
+// Write implements io.Writer. It fails if the copy fails: the program then writes to a pipe without a reader.
 func (l *Log) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -43,7 +43,7 @@ func (l *Log) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Lines returns the lines, oldest first, and an incomplete one at the end.
+// Lines returns the lines, oldest first, with an incomplete one at the end.
 func (l *Log) Lines() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -60,8 +60,8 @@ func (l *Log) Tail(n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// FailureTail returns the n lines that most likely show why a program ended: those from a panic on, else the last ones.
-// The debug lines of sent BGP messages are left out.
+// FailureTail returns the n lines that most likely show why a program ended: those from a panic on, or otherwise the
+// last ones. It leaves out the debug lines of sent BGP messages.
 func (l *Log) FailureTail(n int) string {
 	lines := slices.DeleteFunc(l.Lines(), func(line string) bool {
 		return strings.Contains(line, "component=bgp text=sent")

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespaces are the two namespaces of a Host, held open by descriptors.
+// namespaces are a Host's two namespaces, held open by descriptors.
 type namespaces struct {
 	net, mnt *os.File
 }
@@ -54,12 +54,12 @@ func (n namespaces) enter() error {
 
 func (n namespaces) close() error { return errors.Join(n.net.Close(), n.mnt.Close()) }
 
-// stateDir is the state folder of the DaemonSet and of the unit.
+// stateDir is the state directory of the DaemonSet and of the unit.
 const stateDir = "/var/lib/steelyard"
 
-// privateMounts mounts in the new mount namespace of the thread a private /run, stateDir, /sys and /sys/fs/bpf. A sysfs
-// shows the interfaces of the network namespace it was mounted in, so it must be a new one. The mounts below the
-// old one (cgroups, tracing) are moved to the new one, because a process in the host may need them.
+// privateMounts mounts a private /run, stateDir, /sys and /sys/fs/bpf in the thread's new mount namespace. A sysfs
+// shows the interfaces of the network namespace it was mounted in, so it must be a new one. The mounts below the old
+// one (cgroups, tracing) are moved to the new one, because a process in the host may need them.
 func privateMounts() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)

@@ -10,8 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// PowerOff simulates a loss of power: every link goes down, every process of the host is killed, and the content of its
-// memory (/run, BPF pins) is lost. Servers that run in this process keep their sockets, but receive nothing.
+// PowerOff simulates a loss of power: every link goes down, every process of the host is killed, and its memory (/run,
+// BPF pins) is lost. Servers that run in this process keep their sockets, but receive nothing.
 func (h *Host) PowerOff() error {
 	names, err := h.Interfaces()
 	if err != nil {
@@ -39,7 +39,7 @@ func empty(dir string) error {
 	return err
 }
 
-// PowerOn sets the links up and restores the routes that AddRoute added. It starts no process.
+// PowerOn sets the links up and restores the routes that AddRoute added. It starts no processes.
 func (h *Host) PowerOn() error {
 	names, err := h.Interfaces()
 	if err != nil {

@@ -24,7 +24,7 @@ type Command struct {
 	Args []string
 	// Env is added to the environment of this process.
 	Env []string
-	// Abrupt makes Stop send SIGKILL at once: for programs that are not under test and end slowly after SIGTERM.
+	// Abrupt makes Stop send SIGKILL at once, for programs that are not under test and are slow to end after SIGTERM.
 	Abrupt bool
 	// Output receives a copy of the output as it is written; nil: none.
 	Output io.Writer
@@ -32,17 +32,17 @@ type Command struct {
 
 // Process is a program that was started in a host. Its methods may be called from any goroutine.
 type Process struct {
-	// Log has the end of stdout and stderr.
+	// Log holds the end of stdout and stderr.
 	Log  Log
 	host *Host
 	cmd  *exec.Cmd
 	kill bool          // Command.Abrupt
 	done chan struct{} // closed when the process has ended and its output has been read
-	err  error         // of Wait; set before done is closed
+	err  error         // Wait's error; set before done is closed
 }
 
-// Start starts a program in the host. Close of the host ends the process, if it runs then; the kernel kills it when
-// this process ends in any way.
+// Start starts a program in the host. Closing the host ends the process if it is still running, and the kernel kills it
+// if this process ends in any way.
 func (h *Host) Start(c Command) (*Process, error) {
 	p := &Process{host: h, kill: c.Abrupt, done: make(chan struct{})}
 	p.Log.tee = c.Output
@@ -66,7 +66,7 @@ func (h *Host) Start(c Command) (*Process, error) {
 }
 
 // Run runs a program in the host to its end and returns its output. A program that is still running when ctx ends is
-// killed. The error contains the output, too.
+// killed. The error includes the output.
 func (h *Host) Run(ctx context.Context, path string, args ...string) (string, error) {
 	p, err := h.Start(Command{Path: path, Args: args})
 	if err != nil {
@@ -100,8 +100,9 @@ func command(c Command) (*exec.Cmd, error) {
 	cmd := exec.Command(path, c.Args...)
 	cmd.Dir = "/"
 	cmd.Env = append(os.Environ(), c.Env...)
-	// A process group of its own: Ctrl-C at a terminal signals this process only, which ends the others in order. The
-	// parent-death signal covers the SIGKILL of this process. WaitDelay is for grandchildren that keep the output open.
+	// The process gets its own process group, because Ctrl-C at a terminal must signal only this process, which ends
+	// the others in order. The parent-death signal covers a SIGKILL of this process. WaitDelay is for grandchildren
+	// that keep the output open.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = time.Second
 	return cmd, nil
@@ -126,16 +127,16 @@ func (p *Process) wait() {
 	close(p.done)
 }
 
-// Name is the name of the program.
+// Name returns the program's name.
 func (p *Process) Name() string { return filepath.Base(p.cmd.Path) }
 
-// Pid is the process id.
+// Pid returns the process ID.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
-// Done is closed when the process has ended.
+// Done returns a channel that is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Running reports whether the process runs.
+// Running reports whether the process is running.
 func (p *Process) Running() bool {
 	select {
 	case <-p.done:
@@ -145,8 +146,8 @@ func (p *Process) Running() bool {
 	}
 }
 
-// Wait waits for the end of the process and returns how it ended: nil for exit status 0, an *exec.ExitError for
-// another or a signal, or the error of ctx.
+// Wait waits for the process to end and says how it ended: nil for exit status 0, an *exec.ExitError for another status
+// or a signal, or ctx's error.
 func (p *Process) Wait(ctx context.Context) error {
 	select {
 	case <-p.done:
@@ -156,7 +157,7 @@ func (p *Process) Wait(ctx context.Context) error {
 	}
 }
 
-// Ended returns nil while the process runs; then a Permanent error with how it ended and its last output.
+// Ended returns nil while the process is running, and then a Permanent error with how it ended and its last output.
 func (p *Process) Ended() error {
 	if p.Running() {
 		return nil
@@ -165,7 +166,7 @@ func (p *Process) Ended() error {
 	return Permanent(fmt.Errorf("%s ended: %w\n%s", p.Name(), how, p.Log.Tail(20)))
 }
 
-// Signal sends sig. It returns nil when the process has ended.
+// Signal sends sig. It returns nil if the process has ended.
 func (p *Process) Signal(sig os.Signal) error {
 	err := p.cmd.Process.Signal(sig)
 	if errors.Is(err, os.ErrProcessDone) {
@@ -182,7 +183,7 @@ func (p *Process) Kill() {
 	syscall.Kill(-p.Pid(), syscall.SIGKILL)
 }
 
-// Stop ends the process by SIGTERM. It sends SIGKILL after StopGrace and then returns an error.
+// Stop ends the process with SIGTERM. After StopGrace it sends SIGKILL and returns an error.
 func (p *Process) Stop() error {
 	if p.kill {
 		p.Kill()
@@ -214,7 +215,7 @@ func (h *Host) running() []*Process {
 	return all
 }
 
-// stopAll ends every process of the host, all at the same time.
+// stopAll ends all processes of the host at the same time.
 func (h *Host) stopAll() error {
 	all := h.running()
 	errs := make(chan error, len(all))

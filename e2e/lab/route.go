@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Default is the destination of the IPv4 default route, Default6 that of the IPv6 one.
+// Default is the destination of the IPv4 default route, Default6 of the IPv6 one.
 var (
 	Default  = netip.MustParsePrefix("0.0.0.0/0")
 	Default6 = netip.MustParsePrefix("::/0")
 )
 
-// AddRoute adds a route to dst with these next hops; several share the flows (ECMP). It replaces a route to the same
-// destination.
+// AddRoute adds a route to dst with these next hops; several next hops share the flows (ECMP). It replaces a route to
+// the same destination.
 func (h *Host) AddRoute(dst netip.Prefix, via ...netip.Addr) error {
 	if len(via) == 0 {
 		return fmt.Errorf("host %s: route to %s: no next hop", h, dst)
@@ -53,8 +53,8 @@ func (h *Host) DeleteRoute(dst netip.Prefix) error {
 	return nil
 }
 
-// NextHops returns the next hops of the route to exactly dst in the kernel of the host, sorted. It is empty when there
-// is no such route. Next hops whose link has no carrier are left out.
+// NextHops returns the next hops of the route to exactly dst in the host's kernel, sorted. It is empty if there is no
+// such route. It leaves out next hops whose link has no carrier.
 func (h *Host) NextHops(dst netip.Prefix) ([]netip.Addr, error) {
 	filter := &netlink.Route{Dst: ipNet(dst.Masked())}
 	all, err := h.nl.RouteListFiltered(family(dst.Addr()), filter, netlink.RT_FILTER_DST)
@@ -85,8 +85,8 @@ func (h *Host) NextHops(dst netip.Prefix) ([]netip.Addr, error) {
 	return slices.Compact(hops), nil
 }
 
-// WaitNextHops waits until the kernel of the host has a route to dst with exactly these next hops (none: no route), and
-// returns how long that took.
+// WaitNextHops waits until the host's kernel has a route to dst with exactly these next hops, or no route if there are
+// none, and returns how long that took.
 func (h *Host) WaitNextHops(ctx context.Context, within time.Duration, dst netip.Prefix,
 	want ...netip.Addr) (time.Duration, error) {
 	want = slices.Clone(want)
@@ -105,9 +105,9 @@ func (h *Host) WaitNextHops(ctx context.Context, within time.Duration, dst netip
 func (h *Host) Forward() error {
 	values := map[string]string{"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "1"}
 	for _, f := range []string{"net.ipv4.", "net.ipv6."} {
-		// Policy 3 with the fields of policy 1. Policy 1 uses the hash in the skb; on veth that is a random number of
-		// the sending socket, which changes with a retransmission. Policy 3 always hashes the headers, as a router
-		// behind a physical link does. With policy 1, connections changed their next hop after a lost SYN.
+		// This is policy 3 with the fields of policy 1. Policy 1 uses the hash in the skb; on veth that is a random
+		// number of the sending socket, which changes with a retransmission. Policy 3 always hashes the headers, as a
+		// router behind a physical link does. With policy 1, connections changed their next hop after a lost SYN.
 		values[f+"fib_multipath_hash_policy"] = "3"
 		values[f+"fib_multipath_hash_fields"] = "0x37"
 		for _, conf := range []string{"all", "default"} {

@@ -13,8 +13,8 @@ import (
 // errGoexit is returned when a function given to Do calls runtime.Goexit, as t.FailNow does.
 var errGoexit = errors.New("the function called runtime.Goexit; call t.FailNow, t.Fatal and t.Skip outside Do")
 
-// onThread runs f on an operating system thread of its own. The thread ends with f, so that no other goroutine runs in
-// the namespaces that f entered. onThread returns when f does; a panic of f continues in the caller.
+// onThread runs f on its own operating system thread. The thread ends with f, so that no other goroutine runs in the
+// namespaces that f entered. onThread returns when f does; a panic in f continues in the caller.
 func onThread(f func() error) error {
 	type outcome struct {
 		err      error
@@ -38,8 +38,8 @@ func onThread(f func() error) error {
 	return o.err
 }
 
-// goOnThread starts f on a thread other than the first of the process: the first thread cannot end, and /proc/self
-// shows its namespaces. When the scheduler picks the first thread, it is locked until f runs on another.
+// goOnThread starts f on a thread other than the process's first one, which cannot end and whose namespaces /proc/self
+// shows. If the scheduler picks the first thread, it is locked until f runs on another.
 func goOnThread(f func()) {
 	found := make(chan struct{})
 	start := func() {

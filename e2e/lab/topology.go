@@ -10,8 +10,8 @@ import (
 // Shape is the size of a Topology. The zero value of a number means one.
 type Shape struct {
 	Clients, Balancers, Servers int
-	// Wired gives every balancer a link of its own to the router, so that the router sees the loss of carrier when a
-	// balancer is powered off. Otherwise balancers and servers are on one Ethernet segment, behind a switch.
+	// Wired gives every balancer its own link to the router, so that the router sees the loss of carrier when a
+	// balancer is powered off. Otherwise balancers and servers share one Ethernet segment behind a switch.
 	Wired bool
 	// Links are the options of every link.
 	Links LinkOptions
@@ -25,8 +25,8 @@ type Shape struct {
 //	                           │           ┌────┼────┐    servers .21 …
 //	                           │          lb1  lb2  s1 …
 //
-// When Wired, the prefix of the servers is 192.0.2.0/25, and each balancer has a link to the router: 192.0.2.128/30 and
-// up, 2001:db8:2:i::/64. The router is the default gateway of clients, servers and balancers. 203.0.113.0/24 and
+// If Wired, the servers' prefix is 192.0.2.0/25, and each balancer has a link to the router: 192.0.2.128/30 and up,
+// 2001:db8:2:i::/64. The router is the default gateway of clients, servers and balancers. 203.0.113.0/24 and
 // 2001:db8:1::/64 are not assigned: tests take VIPs from them.
 type Topology struct {
 	*Lab
@@ -48,12 +48,12 @@ type Node struct {
 
 // place is the other end of a node's link.
 type place struct {
-	bridge             *Host // nil: to the router itself
+	bridge             *Host // nil for the router itself
 	prefix4, prefix6   netip.Prefix
 	gateway4, gateway6 netip.Addr
 }
 
-// NewTopology builds a Topology. When it fails, it closes what it has built.
+// NewTopology builds a Topology. If it fails, it closes what it has built.
 func NewTopology(s Shape) (*Topology, error) {
 	l, err := New()
 	if err != nil {
@@ -107,7 +107,7 @@ func (t *Topology) build(s Shape) (err error) {
 	return nil
 }
 
-// gateways are the addresses of the router there.
+// gateways returns the router's addresses there.
 func (p place) gateways() []netip.Prefix {
 	return []netip.Prefix{on(p.gateway4, p.prefix4), on(p.gateway6, p.prefix6)}
 }
@@ -126,7 +126,7 @@ func (t *Topology) addSwitch(p *place, name string, o LinkOptions) (err error) {
 		End{Host: p.bridge, Name: "router", Bridge: "switch"}, o)
 }
 
-// wire is the i-th point-to-point link to the router.
+// wire returns the i-th point-to-point link to the router.
 func wire(i int) place {
 	p := place{
 		prefix4: netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(128 + 4*i)}), 30),
@@ -156,7 +156,7 @@ func (t *Topology) addNode(to *[]Node, name string, p place, n int, o LinkOption
 	return errors.Join(h.AddRoute(Default, node.Gateway4), h.AddRoute(Default6, node.Gateway6))
 }
 
-// At returns the IPv4 and the IPv6 address of the node with this port.
+// At returns the node's IPv4 and IPv6 addresses with this port.
 func (n Node) At(port uint16) []netip.AddrPort {
 	return []netip.AddrPort{netip.AddrPortFrom(n.V4, port), netip.AddrPortFrom(n.V6, port)}
 }
@@ -168,7 +168,7 @@ func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 
 func on(a netip.Addr, p netip.Prefix) netip.Prefix { return netip.PrefixFrom(a, p.Bits()) }
 
-// nth is the n-th address of p. In an IPv6 address the digits of n are decimal: ::11 is the eleventh.
+// nth returns the n-th address of p. In an IPv6 address the digits of n are decimal: ::11 is the eleventh.
 func nth(p netip.Prefix, n int) netip.Addr {
 	if p.Addr().Is6() {
 		b := p.Addr().As16()

@@ -32,10 +32,10 @@ const controlPlaneToken = "lab-admin"
 // controlPlaneDir is the directory of the control plane's files, in the file system of its host.
 const controlPlaneDir = "/run/steelyard-lab/controlplane"
 
-// auditLog has the requests that the API server has received.
+// auditLog records the requests that the API server has received.
 const auditLog = controlPlaneDir + "/audit.log"
 
-// StartControlPlane starts etcd and kube-apiserver in h and waits until the API server is ready. address is one of h;
+// StartControlPlane starts etcd and kube-apiserver in h and waits until the API server is ready. address is one of h's;
 // the programs are in dir.
 func StartControlPlane(ctx context.Context, h *lab.Host, address netip.Addr, dir string) (*ControlPlane, error) {
 	c := &ControlPlane{Host: h, Address: address, dir: dir}
@@ -118,7 +118,7 @@ func (c *ControlPlane) WaitReady(ctx context.Context, within time.Duration) erro
 // StopAPI kills the API server.
 func (c *ControlPlane) StopAPI() { c.Processes[1].Kill() }
 
-// StartAPI starts the API server again and waits until it is ready.
+// StartAPI restarts the API server and waits until it is ready.
 func (c *ControlPlane) StartAPI(ctx context.Context) error {
 	p, err := c.Start(c.apiserver)
 	if err != nil {
@@ -128,15 +128,15 @@ func (c *ControlPlane) StartAPI(ctx context.Context) error {
 	return c.WaitReady(ctx, 60*time.Second)
 }
 
-// URL is the URL of the API server.
+// URL returns the URL of the API server.
 func (c *ControlPlane) URL() string {
 	return fmt.Sprintf("https://%s", netip.AddrPortFrom(c.Address, 6443))
 }
 
-// Kubeconfig is the kubeconfig of the cluster administrator.
+// Kubeconfig returns the cluster administrator's kubeconfig.
 func (c *ControlPlane) Kubeconfig() string { return c.KubeconfigFor(controlPlaneToken) }
 
-// KubeconfigFor is the kubeconfig of a client with this token.
+// KubeconfigFor returns the kubeconfig of a client with this token.
 func (c *ControlPlane) KubeconfigFor(token string) string {
 	return fmt.Sprintf(`apiVersion: v1
 kind: Config
@@ -147,13 +147,13 @@ users: [{name: admin, user: {token: %q}}]
 `, c.URL(), token)
 }
 
-// The kubeconfig files of the agent and of kube-proxy on a node.
+// The kubeconfig files of the agent and kube-proxy on a node.
 const (
 	KubeconfigPath      = "/run/steelyard-lab/kubeconfig"
 	ProxyKubeconfigPath = "/run/steelyard-lab/kubeconfig-proxy"
 )
 
-// PodRanges are the prefixes of all pod addresses: kube-proxy does not masquerade traffic from them.
+// PodRanges are the prefixes of all pod addresses. kube-proxy does not masquerade traffic from them.
 const PodRanges = "10.244.0.0/16,fd00:244::/32"
 
 // StartKubeProxy starts kube-proxy on a node. It returns before the proxy has synchronised its rules.
@@ -173,7 +173,7 @@ func (c *ControlPlane) StartKubeProxy(node *lab.Host) (*lab.Process, error) {
 var Programs = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy",
 	"kubelet", "pause"}
 
-// Available returns an error when one of Programs is missing in dir.
+// Available returns an error if one of Programs is missing in dir.
 func Available(dir string) error {
 	for _, name := range Programs {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {

@@ -1,4 +1,4 @@
-// Package kube has the Kubernetes programs of a lab: a control plane (etcd, kube-apiserver, controllers, scheduler),
+// Package kube runs the Kubernetes programs of a lab: a control plane (etcd, kube-apiserver, controllers, scheduler),
 // and kube-proxy or a kubelet with containerd on a node.
 //
 // The programs are those of e2e/controlplane, built by "make controlplane"; containerd and runc are the installed ones.

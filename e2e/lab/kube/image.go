@@ -19,13 +19,13 @@ import (
 	"strings"
 )
 
-// Image is a container image of some programs.
+// Image is a container image that holds some programs.
 type Image struct {
-	Names []string // with their tags
-	// Programs are files of this machine. The first one is "/NAME" in the image and its entry point; the others are in
+	Names []string // with tags
+	// Programs are files on this machine. The first one is "/NAME" in the image and its entry point; the others are in
 	// /bin, with the libraries that they need.
 	Programs []string
-	// Files are other files by their path in the image, and Links the targets of symbolic links.
+	// Files are other files, by path in the image. Links are the targets of symbolic links.
 	Files, Links map[string]string
 }
 

@@ -17,18 +17,18 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// Kubelet is what a node gets from StartKubelet.
+// Kubelet holds the settings for StartKubelet.
 type Kubelet struct {
 	Images []Image
-	// Pods are the prefixes of the pods' addresses, one per family. Without, pods can only use the host network.
+	// Pods are the prefixes of the pods' addresses, one per family. Without them, pods can only use the host network.
 	Pods []netip.Prefix
-	// OnlyIPv4: the Node has no IPv6 address.
+	// OnlyIPv4 means that the Node has no IPv6 address.
 	OnlyIPv4 bool
-	// DNS is the server that pods ask for names; zero: none.
+	// DNS is the server from which pods resolve names; it may be zero.
 	DNS netip.Addr
 }
 
-// kubeletDir is the directory of the files of the kubelet and the container runtime, on a tmpfs of the node.
+// kubeletDir is the directory for the kubelet's and the container runtime's files, on a tmpfs of the node.
 const kubeletDir = "/run/steelyard-lab/kubelet"
 
 // containerdTOML configures a CNI network, without which the node does not become ready.
@@ -50,7 +50,7 @@ conf_dir = "` + kubeletDir + `/cni"
 bin_dir = "/usr/lib/cni"
 `
 
-// cniConf links each pod to the node by a pair of interfaces of its own: routing within a node needs no br_netfilter.
+// cniConf links each pod to the node with its own pair of interfaces: routing within a node needs no br_netfilter.
 // Without a prefix the plugin is never called, because all pods use the host network.
 func (k Kubelet) cniConf() (string, error) {
 	ipam := map[string]any{"type": "host-local", "dataDir": kubeletDir + "/cni-addresses"}
@@ -88,8 +88,8 @@ clusterDomain: cluster.local
 clusterDNS: %s
 `
 
-// kubeletScript runs containerd and the kubelet in one PID namespace. The end of that namespace kills every process in
-// it.
+// kubeletScript runs containerd and the kubelet in one PID namespace. When that namespace ends, every process in it is
+// killed.
 const kubeletScript = `set -e
 cd ` + kubeletDir + `
 hostname "$1"
@@ -101,7 +101,7 @@ for image in *.tar; do ctr -a containerd.sock -n k8s.io images import "$image"; 
 wait
 `
 
-// StartKubelet starts a kubelet with a container runtime of its own on a node and imports the images.
+// StartKubelet starts a kubelet with its own container runtime on a node and imports the images.
 func (c *ControlPlane) StartKubelet(n lab.Node, k Kubelet) (*lab.Process, error) {
 	group := fmt.Sprintf("steelyard-lab-%d-%s", os.Getpid(), n.Name())
 	if err := n.Own(cgroup(group)); err != nil {
@@ -169,7 +169,7 @@ const ManifestControllers = "daemonset-controller,deployment-controller,replicas
 	"garbage-collector-controller," +
 	"root-ca-certificate-publisher-controller,serviceaccount-controller"
 
-// StartControllers starts these controllers, "*" for all, and the scheduler.
+// StartControllers starts these controllers, or all if "*", and the scheduler.
 func (c *ControlPlane) StartControllers(controllers string) error {
 	if err := c.WriteFile(KubeconfigPath, c.Kubeconfig(), 0o600); err != nil {
 		return err
@@ -194,7 +194,7 @@ func (c *ControlPlane) StartControllers(controllers string) error {
 	return nil
 }
 
-// RuntimeAvailable returns an error when a program that StartKubelet needs is missing.
+// RuntimeAvailable returns an error if a program that StartKubelet needs is missing.
 func RuntimeAvailable() error {
 	for _, name := range []string{"containerd", "ctr", "runc", "unshare"} {
 		if _, err := exec.LookPath(name); err != nil {
@@ -204,10 +204,10 @@ func RuntimeAvailable() error {
 	return nil
 }
 
-// cgroup is a control group in every hierarchy. Close removes it with its children; no process may be in it then.
+// cgroup is a control group in every hierarchy. Close removes it with its children; it must not contain a process then.
 type cgroup string
 
-// cgroupRoot has the hierarchies of cgroup v1, and cgroup v2 as "unified".
+// cgroupRoot holds the hierarchies of cgroup v1, and cgroup v2 as "unified".
 const cgroupRoot = "/sys/fs/cgroup"
 
 func makeCgroup(name string) error {
@@ -271,5 +271,5 @@ func removeTree(dir string) error {
 	return os.Remove(dir)
 }
 
-// PodLogs is the directory of the container logs in the file system of the node: NAMESPACE_POD_UID/CONTAINER/N.log.
+// PodLogs is the directory of the container logs in the node's file system: NAMESPACE_POD_UID/CONTAINER/N.log.
 const PodLogs = kubeletDir + "/logs"

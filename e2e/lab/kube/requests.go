@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// auditPolicy makes the API server record each request once, when it arrives, but no heartbeats of nodes.
+// auditPolicy makes the API server record each request once, on arrival, except node heartbeats.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [ResponseStarted, ResponseComplete]
@@ -29,7 +29,7 @@ type request struct {
 	ObjectRef                struct{ Resource, Subresource, Name string }
 }
 
-// what is the verb and the resource.
+// what returns the verb and the resource.
 func (r request) what() string {
 	return strings.TrimSuffix(r.Verb+" "+r.ObjectRef.Resource+"/"+r.ObjectRef.Subresource, "/")
 }
@@ -43,7 +43,7 @@ func (c *ControlPlane) requests() (all []request, err error) {
 	for line := range strings.Lines(text) {
 		var r request
 		switch err := json.Unmarshal([]byte(line), &r); {
-		case !strings.HasSuffix(line, "\n"): // it is being written
+		case !strings.HasSuffix(line, "\n"): // still being written
 		case err != nil:
 			return nil, fmt.Errorf("%w in %s", err, line)
 		default:
@@ -53,8 +53,8 @@ func (c *ControlPlane) requests() (all []request, err error) {
 	return all, nil
 }
 
-// Requests returns the number of requests that the API server has received from a program on a host since a time, by
-// verb and resource.
+// Requests returns the number of requests that the API server has received from a program on a host since a given time,
+// by verb and resource.
 func (c *ControlPlane) Requests(since time.Time, program string, from ...netip.Addr) (map[string]int, error) {
 	all, err := c.requests()
 	sum := map[string]int{}
@@ -67,7 +67,7 @@ func (c *ControlPlane) Requests(since time.Time, program string, from ...netip.A
 	return sum, err
 }
 
-// Objects returns the names of the objects of which a ServiceAccount of the namespace steelyard has made a request,
+// Objects returns the names of the objects for which a ServiceAccount in the namespace steelyard has made a request,
 // such as "patch services/status".
 func (c *ControlPlane) Objects(account, what string) ([]string, error) {
 	all, err := c.requests()

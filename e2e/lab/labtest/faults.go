@@ -11,10 +11,10 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// FaultsPath is the file that says where a program of FaultyBinary panics (lb/agent/faults.go).
+// FaultsPath is the file that says where a FaultyBinary program panics (lb/agent/faults.go).
 const FaultsPath = "/run/steelyard-lab/faults"
 
-// FaultsEnv is for the environment of the program.
+// FaultsEnv goes into the program's environment.
 const FaultsEnv = "STEELYARD_FAULTS=" + FaultsPath
 
 // FaultyBinary builds the program with the tag "faults".
@@ -29,7 +29,7 @@ func FaultyBinary(t testing.TB) string {
 	return name
 }
 
-// Panics is steelyard_panics_total of a part; "0" before the first.
+// Panics returns steelyard_panics_total for a part, or "0" before the first panic.
 func Panics(t testing.TB, a *lab.Agent, part string) string {
 	t.Helper()
 	_, n, _ := strings.Cut(Metrics(t, a, fmt.Sprintf("steelyard_panics_total{part=%q}", part)), " ")

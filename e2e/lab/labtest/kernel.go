@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TCHook returns the hook of tc programs that the datapath selects on this kernel: tcx since Linux 6.6, else clsact.
+// TCHook returns the hook that the datapath selects for tc programs on this kernel: tcx since Linux 6.6, otherwise
+// clsact.
 func TCHook(t testing.TB) string {
 	t.Helper()
 	var name unix.Utsname

@@ -1,4 +1,4 @@
-// Package labtest has helpers that build a lab in a test, with servers, routers, agents and a control plane. A helper
+// Package labtest holds helpers that build a lab in a test, with servers, routers, agents and a control plane. A helper
 // that fails ends the test; everything it builds is closed with the test.
 package labtest
 
@@ -16,8 +16,8 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
-// Root skips the test when it does not run as root; with STEELYARD_CI set it fails the test, so that CI cannot pass
-// with every test skipped.
+// Root skips the test if it does not run as root. With STEELYARD_CI set it fails the test instead, so that CI cannot
+// pass with every test skipped.
 func Root(t testing.TB) {
 	t.Helper()
 	switch {
@@ -71,8 +71,8 @@ func Host(t testing.TB, l *lab.Lab, name string) *lab.Host {
 	return h
 }
 
-// Router starts a routing daemon in h. It skips the test when the daemon is not installed; with STEELYARD_CI set it
-// fails the test. A failed test shows the end of the daemon's log.
+// Router starts a routing daemon in h. If the daemon is not installed, it skips the test, or fails it with STEELYARD_CI
+// set. A failed test shows the end of the daemon's log.
 func Router(t testing.TB, h *lab.Host, kind peers.RouterKind, c peers.RouterConfig) *peers.Router {
 	t.Helper()
 	if err := kind.Installed(); err != nil {
@@ -110,8 +110,8 @@ func Agent(t testing.TB, h *lab.Host, binary string, c lab.AgentConfig) *lab.Age
 	return a
 }
 
-// ControlPlane starts a Kubernetes control plane in h. Its programs are in dir; it skips the test when they are
-// missing, and with STEELYARD_CI set fails it.
+// ControlPlane starts a Kubernetes control plane in h. Its programs are in dir; if they are missing, it skips the test,
+// or fails it with STEELYARD_CI set.
 func ControlPlane(t testing.TB, h *lab.Host, address netip.Addr, dir string) *kube.ControlPlane {
 	t.Helper()
 	if err := kube.Available(dir); err != nil {
@@ -152,7 +152,7 @@ func UDPEcho(t testing.TB, n lab.Node, port uint16) *traffic.UDPEcho {
 // Connect opens n long-lived connections, closed with the test.
 func Connect(t testing.TB, from traffic.Client, to netip.AddrPort, n int) *traffic.Conns {
 	t.Helper()
-	limit := 20*time.Second + time.Duration(n)*20*time.Millisecond // one after the other, on a busy machine
+	limit := 20*time.Second + time.Duration(n)*20*time.Millisecond // one after another, on a busy machine
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	c, err := from.Connect(ctx, to, n)
@@ -161,7 +161,7 @@ func Connect(t testing.TB, from traffic.Client, to netip.AddrPort, n int) *traff
 	return c
 }
 
-// Until polls f until it returns nil, and returns how long that took. It fails the test when the time is over.
+// Until polls f until it returns nil, and returns how long that took. It fails the test when the time has passed.
 func Until(t testing.TB, within time.Duration, what string, f func() error) time.Duration {
 	t.Helper()
 	took, err := lab.Until(t.Context(), within, what, f)
@@ -176,7 +176,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// PacketCounters returns the packet counters of an agent that are not 0.
+// PacketCounters returns an agent's packet counters that are not 0.
 func PacketCounters(a *lab.Agent) string {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second) // t.Context() is done
 	defer cancel()

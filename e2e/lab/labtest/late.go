@@ -2,8 +2,8 @@ package labtest
 
 import "time"
 
-// lateness measures how late goroutines of this process are scheduled, until stop is called, which returns the longest
-// delay. A limit of time that was exceeded by less says nothing about the program under test.
+// lateness measures how late this process's goroutines are scheduled, until stop is called, which returns the longest
+// delay. A time limit exceeded by less than that says nothing about the program under test.
 func lateness() (stop func() (most time.Duration)) {
 	const pause = 10 * time.Millisecond
 	done, ended := make(chan struct{}), make(chan time.Duration)

@@ -20,7 +20,7 @@ type Members struct {
 	VIPs []netip.Addr
 }
 
-// RoutesOf returns the routes of an agent.
+// RoutesOf returns an agent's routes.
 func RoutesOf(t *testing.T, a *lab.Agent) (routes []lb.RouteStatus, err error) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
@@ -28,7 +28,7 @@ func RoutesOf(t *testing.T, a *lab.Agent) (routes []lb.RouteStatus, err error) {
 	return routes, err
 }
 
-// Owners returns the agents that announce each address. It fails when another one has no reason that names a member.
+// Owners returns the agents that announce each address. It fails if another agent has no reason that names a member.
 func (m *Members) Owners(t *testing.T, agents ...*lab.Agent) (map[netip.Addr]*lab.Agent, error) {
 	t.Helper()
 	owners := map[netip.Addr]*lab.Agent{}
@@ -64,8 +64,8 @@ func (m *Members) Settled(t *testing.T, agents ...*lab.Agent) (owners map[netip.
 	return owners
 }
 
-// Gap sends a request to an address every few milliseconds until stop is called, which returns the longest time between
-// the starts of two requests that were answered, and how many were not.
+// Gap sends a request to an address every few milliseconds until stop is called. stop returns the longest time between
+// the starts of two answered requests, and how many were not answered.
 func (m *Members) Gap(
 	t *testing.T, vip netip.Addr, timeout time.Duration,
 ) (stop func() (longest time.Duration, lost int)) {
@@ -125,7 +125,7 @@ func (m *Members) Port(a *lab.Agent) string {
 	return m.Balancers[i].Port
 }
 
-// Others returns the agents without one.
+// Others returns all agents except one.
 func (m *Members) Others(a *lab.Agent) []*lab.Agent {
 	return slices.DeleteFunc(slices.Clone(m.Agents), func(x *lab.Agent) bool { return x == a })
 }
@@ -138,10 +138,11 @@ type TakeOver struct {
 	Planned bool // no request may be lost
 }
 
-// TakeOverLimit is more than the second that it takes at most on a machine that is not busy with other tests.
+// TakeOverLimit allows for more than the second that a takeover takes at most on a machine that is not busy with other
+// tests.
 const TakeOverLimit = 2 * time.Second
 
-// TakesOver lets the owner of an address suffer k, and measures how long requests are not answered.
+// TakesOver makes the owner of an address suffer k, and measures how long requests are not answered.
 func (m *Members) TakesOver(t *testing.T, vip netip.Addr, k TakeOver) {
 	before := m.Settled(t, m.Agents...)
 	failed := before[vip]

@@ -13,10 +13,10 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
-// ASN is the autonomous system of the balancers of a Site, RouterASN that of its router.
+// ASN is the AS number of a Site's balancers, and RouterASN its router's.
 const ASN, RouterASN = 64512, 64500
 
-// Site is a network with the agents on its balancers, and the routing daemon of its router.
+// Site is a network with the agents on its balancers, and its router's routing daemon.
 type Site struct {
 	*lab.Topology
 	Daemon *peers.Router
@@ -24,7 +24,7 @@ type Site struct {
 	Config []lab.AgentConfig // of Agents
 }
 
-// RouterConfig is the configuration of a router whose neighbours are the balancers, over both families.
+// RouterConfig returns the configuration of a router whose neighbours are the balancers, over both families.
 func (s *Site) RouterConfig() peers.RouterConfig {
 	c := peers.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: RouterASN, HoldTime: 9 * time.Second}
 	for _, b := range s.Balancers {
@@ -35,8 +35,8 @@ func (s *Site) RouterConfig() peers.RouterConfig {
 	return c
 }
 
-// WaitRouted waits until the next hops of the router for these addresses are exactly these balancers. When it fails, it
-// prints the routes of every agent.
+// WaitRouted waits until the router's next hops for these addresses are exactly these balancers. If it fails, it prints
+// the routes of every agent.
 func (s *Site) WaitRouted(t testing.TB, vips []netip.Addr, via ...lab.Node) {
 	t.Helper()
 	for _, vip := range vips {
@@ -47,7 +47,7 @@ func (s *Site) WaitRouted(t testing.TB, vips []netip.Addr, via ...lab.Node) {
 	}
 }
 
-// Hops are the addresses of these nodes, of the family of a VIP.
+// Hops returns the addresses of these nodes in a VIP's family.
 func Hops(vip netip.Addr, via []lab.Node) (hops []netip.Addr) {
 	for _, n := range via {
 		if vip.Is4() {
@@ -59,7 +59,7 @@ func Hops(vip netip.Addr, via []lab.Node) (hops []netip.Addr) {
 	return hops
 }
 
-// routes is the output of "steelyard routes" of every agent.
+// routes returns the output of "steelyard routes" from every agent.
 func (s *Site) routes() string {
 	var b strings.Builder
 	for _, a := range s.Agents {
@@ -74,22 +74,22 @@ func (s *Site) routes() string {
 	return b.String()
 }
 
-// HostRoute is the prefix that has only this address.
+// HostRoute returns the prefix that contains only this address.
 func HostRoute(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// URL is that of port 80.
+// URL returns the URL of a VIP's port 80.
 func URL(vip netip.Addr) string { return fmt.Sprintf("http://%s/", netip.AddrPortFrom(vip, 80)) }
 
-// Client sends from the first client.
+// Client returns a client that sends from the first client host.
 func (s *Site) Client() traffic.Client { return traffic.From(s.Clients[0].Host) }
 
-// Load makes n requests to a VIP, each over a connection of its own.
+// Load makes n requests to a VIP, each over its own connection.
 func (s *Site) Load(t testing.TB, vip netip.Addr, n int) traffic.Result {
 	t.Helper()
 	return s.Client().Load(t.Context(), traffic.Load{URL: URL(vip), Requests: n})
 }
 
-// Exchange sends a message over every connection and fails the test when a connection fails.
+// Exchange sends a message over every connection and fails the test if a connection fails.
 func Exchange(t testing.TB, c *traffic.Conns, when string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -99,7 +99,7 @@ func Exchange(t testing.TB, c *traffic.Conns, when string) {
 	}
 }
 
-// CheckEven fails the test when the share of a server differs from the mean by more than a fifth.
+// CheckEven fails the test if a server's share differs from the mean by more than a fifth.
 func CheckEven(t testing.TB, r traffic.Result, servers int) {
 	t.Helper()
 	if len(r.Servers) != servers {

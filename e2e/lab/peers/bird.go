@@ -46,7 +46,7 @@ func (b *bird) start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.P
 	return all, err
 }
 
-// birdText is the configuration. Connect, retry and error delays are at their minimum.
+// birdText returns the configuration. Connect, retry and error delays are at their minimum.
 func birdText(c RouterConfig) string {
 	hold := int(c.HoldTime.Seconds())
 	var s strings.Builder

@@ -32,7 +32,7 @@ func (f *frr) start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.Pr
 		names = []string{"zebra", "bfdd", "bgpd"}
 	}
 	var all []*lab.Process
-	// zebra first: a bgpd without zebra connects again only after ten seconds.
+	// zebra must be first: a bgpd without zebra connects again only after ten seconds.
 	for _, name := range names {
 		path, err := program(name, "frr")
 		if err != nil {
@@ -42,8 +42,8 @@ func (f *frr) start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.Pr
 		if err := h.WriteFile(config, configs[name], 0o600); err != nil {
 			return nil, err
 		}
-		// As root: a change of the user clears the parent-death signal (prctl(2)), so that the daemon would not end
-		// with this process.
+		// The daemons run as root: changing the user clears the parent-death signal (prctl(2)), and the daemon would
+		// not end with this process.
 		args := []string{
 			"-u", "root", "-g", frrGroup, "-f", config, "-z", frrDir + "/zserv.api", "-i", frrDir + "/" + name + ".pid",
 			"--vty_socket", frrDir, "-P", "0", "--log", "stdout", "--log-level", "info",
@@ -115,13 +115,13 @@ func frrText(c RouterConfig) string {
 		}
 		s.WriteString(" exit-address-family\n")
 	}
-	// Of the two next hops of an IPv6 route (RFC 2545) the global one: tests compare it with the address of the
-	// neighbour.
+	// This selects the global one of the two next hops of an IPv6 route (RFC 2545), because tests compare it with the
+	// neighbour's address.
 	s.WriteString("route-map global permit 10\n set ipv6 next-hop prefer-global\n")
 	return s.String()
 }
 
-// name is how commands call the neighbour.
+// name returns the neighbour's name in commands.
 func (n *Neighbor) name() string {
 	if n.Interface != "" {
 		return n.Interface

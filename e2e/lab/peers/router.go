@@ -23,7 +23,7 @@ const (
 // RouterKinds are the supported routing daemons.
 var RouterKinds = []RouterKind{BIRD, FRR}
 
-// Installed returns an error with the name of the package to install when the daemon is missing.
+// Installed returns an error with the name of the package to install if the daemon is missing.
 func (k RouterKind) Installed() error {
 	programs := map[RouterKind][]string{BIRD: {"bird", "birdc"}, FRR: {"zebra", "bgpd", "vtysh"}}
 	packages := map[RouterKind]string{BIRD: "bird2", FRR: "frr"}
@@ -35,10 +35,9 @@ func (k RouterKind) Installed() error {
 	return nil
 }
 
-// RouterConfig is the configuration of a Router. The router imports every route of its neighbours, of both families,
-// over every session; installs up to 16 equal paths (ECMP); exports routes to
-// neighbours with Transit; and retains the routes of a neighbour
-// that restarts gracefully (RFC 4724, as helper).
+// RouterConfig is the configuration of a Router. The router imports all routes of its neighbours, in both families,
+// over every session; installs up to 16 equal paths (ECMP); exports routes to neighbours with Transit; and retains the
+// routes of a neighbour that restarts gracefully (RFC 4724, as helper).
 type RouterConfig struct {
 	// ID is the BGP identifier, an IPv4 address.
 	ID        netip.Addr
@@ -52,18 +51,18 @@ type RouterConfig struct {
 // Neighbor is a BGP neighbour of a Router. Sessions over IPv4 carry both families, those over IPv6 carry IPv6.
 type Neighbor struct {
 	Address netip.Addr
-	// Interface is the link of an unnumbered neighbour without Address, of FRR only.
+	// Interface is the link of an unnumbered neighbour without Address; only for FRR.
 	Interface string
 	ASN       uint32
-	// Password is the key of TCP MD5 signatures (RFC 2385); empty: none.
+	// Password is the key of TCP MD5 signatures (RFC 2385), or "".
 	Password string
-	// Passive: the router does not open the TCP connection.
+	// Passive means that the router does not open the TCP connection.
 	Passive bool
-	// BFD: the session ends with that of BFD, which has the interval 100 ms and this multiplier (RFC 5882); 0: 3. FRR
-	// has one for all neighbours, that of the first.
+	// BFD means that the session ends with its BFD session, which has an interval of 100 ms and this multiplier (RFC
+	// 5882); 0 means 3. FRR has one multiplier for all neighbours, the first one's.
 	BFD           bool
 	BFDMultiplier int
-	// Transit: the neighbour is a router, which gets the routes of the others, and those with the community
+	// Transit means that the neighbour is a router: it gets the routes of the others, and routes with the community
 	// graceful-shutdown have the lowest preference (RFC 8326). FRR does both for every neighbour of another AS.
 	Transit bool
 }
@@ -71,7 +70,7 @@ type Neighbor struct {
 // PeerState is the state of a session, as the router reports it.
 type PeerState struct {
 	Established bool
-	// Info is the text of the daemon: "Established", "Active        Socket: Connection refused".
+	// Info is the daemon's text, such as "Established" or "Active        Socket: Connection refused".
 	Info string
 }
 
@@ -79,7 +78,7 @@ type PeerState struct {
 type Router struct {
 	*lab.Host
 	Kind RouterKind
-	// Processes are the programs of the daemon.
+	// Processes are the daemon's programs.
 	Processes []*lab.Process
 	config    RouterConfig
 	daemon    daemon
@@ -92,13 +91,12 @@ type daemon interface {
 	// show runs a command of the daemon's shell.
 	show(ctx context.Context, h *lab.Host, command string) (string, error)
 	peers(ctx context.Context, h *lab.Host, c RouterConfig) (map[netip.Addr]PeerState, error)
-	// reset ends the session with a neighbour by a NOTIFICATION (administrative reset); it is established again
-	// afterwards.
+	// reset ends a neighbour's session with a NOTIFICATION (administrative reset); it is established again afterwards.
 	reset(ctx context.Context, h *lab.Host, c RouterConfig, neighbor netip.Addr) error
 }
 
 // StartRouter enables forwarding in h and starts a routing daemon there. It returns when the daemon responds on its
-// control socket; sessions are established later. ctx bounds the start only.
+// control socket; sessions are established later. ctx only bounds the start.
 func StartRouter(ctx context.Context, h *lab.Host, kind RouterKind, c RouterConfig) (*Router, error) {
 	if c.HoldTime == 0 {
 		c.HoldTime = 9 * time.Second
@@ -128,13 +126,13 @@ func (r *Router) Peers(ctx context.Context) (map[netip.Addr]PeerState, error) {
 	return r.daemon.peers(ctx, r.Host, r.config)
 }
 
-// Reset ends the session with a neighbour by an administrative reset; it is established again afterwards.
+// Reset ends a neighbour's session with an administrative reset; it is established again afterwards.
 func (r *Router) Reset(ctx context.Context, neighbor netip.Addr) error {
 	return r.daemon.reset(ctx, r.Host, r.config, neighbor)
 }
 
-// WaitEstablished waits until the sessions with these neighbours are established; without any, those with all
-// neighbours.
+// WaitEstablished waits until the sessions with these neighbours are established, or with all neighbours if none are
+// given.
 func (r *Router) WaitEstablished(ctx context.Context, within time.Duration, neighbors ...netip.Addr) error {
 	if len(neighbors) == 0 {
 		for _, n := range r.config.Neighbors {
@@ -156,7 +154,7 @@ func (r *Router) WaitEstablished(ctx context.Context, within time.Duration, neig
 	return err
 }
 
-// program finds the executable of a routing daemon, in PATH and in the directories of Debian's daemons.
+// program finds a routing daemon's executable, in PATH and in the directories that Debian uses for daemons.
 func program(name, pkg string) (string, error) {
 	if path, err := exec.LookPath(name); err == nil {
 		return path, nil
@@ -169,7 +167,7 @@ func program(name, pkg string) (string, error) {
 	return "", fmt.Errorf("%s is not installed; try: apt-get install %s", name, pkg)
 }
 
-// ended returns an error when one of the processes has ended.
+// ended returns an error if one of the processes has ended.
 func ended(all []*lab.Process) error {
 	for _, p := range all {
 		if err := p.Ended(); err != nil {

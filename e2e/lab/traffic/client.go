@@ -30,7 +30,7 @@ type Answer struct {
 	Body   string
 }
 
-// Load is a number of HTTP requests, each over a connection of its own.
+// Load is a number of HTTP requests, each over its own connection.
 type Load struct {
 	URL      string
 	Requests int
@@ -57,7 +57,8 @@ func (r Result) Answered() int {
 	return n
 }
 
-// Err is nil when every request was answered; else it has the number of failed requests and the first error.
+// Err returns nil if every request was answered, and otherwise an error with the number of failed requests and the
+// first error.
 func (r Result) Err() error {
 	if len(r.Errors) == 0 {
 		return nil
@@ -65,7 +66,7 @@ func (r Result) Err() error {
 	return fmt.Errorf("%d of %d requests failed, the first: %w", len(r.Errors), len(r.Errors)+r.Answered(), r.Errors[0])
 }
 
-// String is "s1 334, s2 333, s3 333, errors 0".
+// String returns a text such as "s1 334, s2 333, s3 333, errors 0".
 func (r Result) String() string {
 	var parts []string
 	for _, s := range slices.Sorted(maps.Keys(r.Servers)) {
@@ -117,7 +118,7 @@ func do(c *http.Client, req *http.Request) (Answer, error) {
 	return a, err
 }
 
-// dialTimeout is longer than any request's: it ends the threads of connections that nobody waits for.
+// dialTimeout is longer than any request's timeout. It ends the threads of connections that nobody waits for.
 const dialTimeout = 5 * time.Second
 
 // httpClient returns a client that sends each request over a new connection from the host.
@@ -180,8 +181,8 @@ func (c Client) Upload(ctx context.Context, url string, size int64) (Answer, err
 	return do(client, req)
 }
 
-// UDP sends n datagrams of at least size bytes to a UDPEcho, each from a port of its own, and waits at most timeout for
-// each response.
+// UDP sends n datagrams of at least size bytes to a UDPEcho, each from its own port, and waits at most timeout for each
+// response.
 func (c Client) UDP(ctx context.Context, to netip.AddrPort, n, size int, timeout time.Duration) Result {
 	var r Result
 	for i := range n {

@@ -26,7 +26,7 @@ type longConn struct {
 }
 
 // Connect opens n connections to one address and exchanges a first message over each, which identifies its server. It
-// fails when one connection fails.
+// fails if one connection fails.
 func (c Client) Connect(ctx context.Context, to netip.AddrPort, n int) (*Conns, error) {
 	all := &Conns{}
 	for i := range n {
@@ -45,8 +45,8 @@ func (c Client) Connect(ctx context.Context, to netip.AddrPort, n int) (*Conns, 
 	return all, nil
 }
 
-// Exchange sends the next message over every open connection, waits for its response until ctx ends, and returns an
-// error for each connection that failed: a reset, no response, a wrong response, or a response from another server than
+// Exchange sends the next message over every open connection, waits for the response until ctx ends, and returns an
+// error for each connection that failed: a reset, no response, a wrong response, or a response from a server other than
 // before.
 func (c *Conns) Exchange(ctx context.Context) []error {
 	var wg sync.WaitGroup
@@ -108,7 +108,7 @@ func (c *Conns) Servers() map[string]int {
 	return n
 }
 
-// Clients returns the address and port of the client of each open connection.
+// Clients returns the client's address and port for each open connection.
 func (c *Conns) Clients() (clients []netip.AddrPort) {
 	for _, l := range c.open() {
 		clients = append(clients, l.conn.LocalAddr().(*net.TCPAddr).AddrPort())

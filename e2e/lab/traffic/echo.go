@@ -32,7 +32,7 @@ func ServeTCPEcho(h *lab.Host, name string, addrs ...netip.AddrPort) (*TCPEcho, 
 // Start makes a stopped server listen again.
 func (e *TCPEcho) Start() error { return e.l.start() }
 
-// Stop ends the server as a crash does: its connections are reset, and its ports refuse new ones.
+// Stop ends the server as a crash would: its connections are reset, and its ports refuse new ones.
 func (e *TCPEcho) Stop() error { return e.l.Close() }
 
 // Connections returns the number of open connections.
@@ -69,7 +69,7 @@ type UDPEcho struct {
 }
 
 // ServeUDPEcho starts a UDPEcho in h on addrs. The source of a response is the destination of the request only if that
-// is in addrs: do not listen on the unspecified address where a host has several addresses. It ends with the host, if
+// is in addrs, so do not listen on the unspecified address if a host has several addresses. It ends with the host, if
 // not before.
 func ServeUDPEcho(h *lab.Host, name string, addrs ...netip.AddrPort) (*UDPEcho, error) {
 	e := &UDPEcho{Name: name, host: h, addrs: addrs}
@@ -110,7 +110,7 @@ func (e *UDPEcho) answer(c net.PacketConn) {
 	}
 }
 
-// Stop closes the sockets: the port is unreachable afterwards.
+// Stop closes the sockets; afterwards the port is unreachable.
 func (e *UDPEcho) Stop() error { return e.Close() }
 
 // Close is Stop.

@@ -50,7 +50,7 @@ func ServeHTTP(h *lab.Host, name string, addrs ...netip.AddrPort) (*HTTPServer, 
 // Start makes a stopped server listen again.
 func (w *HTTPServer) Start() error { return w.l.start() }
 
-// Stop ends the server as a crash does: its connections are reset, and its ports refuse new ones.
+// Stop ends the server as a crash would: its connections are reset, and its ports refuse new ones.
 func (w *HTTPServer) Stop() error { return w.l.Close() }
 
 // SetHealthy sets the status of /healthz: 200 or 503.
@@ -60,7 +60,7 @@ func (w *HTTPServer) SetHealthy(ok bool) {
 	w.failing = !ok
 }
 
-// Requests returns the number of requests answered, without those for /healthz.
+// Requests returns the number of requests answered, except those for /healthz.
 func (w *HTTPServer) Requests() int {
 	n := 0
 	for _, c := range w.Clients() {
@@ -69,7 +69,7 @@ func (w *HTTPServer) Requests() int {
 	return n
 }
 
-// Clients returns the number of requests from each client address, without those for /healthz.
+// Clients returns the number of requests from each client address, except those for /healthz.
 func (w *HTTPServer) Clients() map[netip.Addr]int {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -23,7 +23,7 @@ type listeners struct {
 	running sync.WaitGroup
 }
 
-// start listens and serves. It does nothing when it listens already.
+// start listens and serves. It does nothing if it is already listening.
 func (s *listeners) start() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

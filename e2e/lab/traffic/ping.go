@@ -16,7 +16,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// Ping sends one ICMP echo request and waits for its reply until ctx ends, at most lab.TimeFactor seconds.
+// Ping sends one ICMP echo request and waits for the reply until ctx ends, at most lab.TimeFactor seconds.
 func (c Client) Ping(ctx context.Context, to netip.Addr) error {
 	network, request, reply, protocol := "ip4:icmp", icmp.Type(ipv4.ICMPTypeEcho), icmp.Type(ipv4.ICMPTypeEchoReply), 1
 	if to.Is6() {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Stream is a steady stream of HTTP requests, each over a connection of its own. Its methods may be called from any
+// Stream is a steady stream of HTTP requests, each over its own connection. Its methods may be called from any
 // goroutine.
 type Stream struct {
 	cancel context.CancelFunc
@@ -24,7 +24,7 @@ type Sample struct {
 	Err        error
 }
 
-// maxInFlight is the limit of a Stream: each request that waits for a connection holds a thread.
+// maxInFlight bounds the open requests of a Stream, because each request that waits for a connection holds a thread.
 const maxInFlight = 200
 
 // Stream starts a request for url at every interval, whether or not the previous one was answered, as long as fewer
@@ -58,7 +58,7 @@ func (t *Stream) run(ctx context.Context, c *http.Client, url string, interval, 
 		requests.Go(func() {
 			defer func() { <-places }()
 			s := Sample{Start: time.Now()}
-			// Not from ctx: Stop does not fail a request in flight.
+			// Not derived from ctx, so that Stop does not fail a request in flight.
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 			defer cancel()
 			var r Result
@@ -89,7 +89,7 @@ func (t *Stream) Samples() []Sample {
 	return append([]Sample(nil), t.samples...)
 }
 
-// Between returns the outcome of the requests started at or after from and before until; a zero until is now.
+// Between returns the outcome of the requests started at or after from and before until; a zero until means now.
 func (t *Stream) Between(from, until time.Time) Result {
 	r := Result{Servers: map[string]int{}}
 	for _, s := range t.Samples() {
