@@ -35,7 +35,7 @@ type (
 	}
 )
 
-// writeBOM writes the list of modules that the go command has put into a binary.
+// writeBOM writes the list of modules that the go command has recorded in a binary.
 func (r *release) writeBOM(arch string) error {
 	info, err := buildinfo.ReadFile(r.binary(arch))
 	if err != nil {
@@ -44,7 +44,7 @@ func (r *release) writeBOM(arch string) error {
 	of := func(kind, path, version, sum string) component {
 		url := "pkg:golang/" + path + "@" + version
 		c := component{Type: kind, Ref: url, Name: path, Version: version, URL: url}
-		if sum != "" { // that of go.sum
+		if sum != "" { // from go.sum
 			c.Properties = []property{{"go:sum", sum}}
 		}
 		return c

@@ -24,7 +24,7 @@ func (r *release) build(arch string) error {
 	return c.Run()
 }
 
-// goCommand runs the go command on the product, with all settings that change what it builds.
+// goCommand runs the go command on the product, with all settings that affect what it builds.
 func (r *release) goCommand(arch string, args ...string) *exec.Cmd {
 	c := exec.Command("go", args...)
 	c.Dir, c.Stderr = r.tree, os.Stderr
@@ -33,11 +33,11 @@ func (r *release) goCommand(arch string, args ...string) *exec.Cmd {
 	return c
 }
 
-// toolchain is the version of Go in go.mod, which another go command downloads.
+// toolchain returns the version of Go in go.mod, which another go command downloads.
 func (r *release) toolchain() string {
 	text, err := os.ReadFile(filepath.Join(r.tree, "go.mod"))
 	if err != nil {
-		return "local" // the go command says what is wrong
+		return "local" // the go command reports what is wrong
 	}
 	for line := range strings.Lines(string(text)) {
 		if v, ok := strings.CutPrefix(line, "toolchain "); ok {
@@ -47,7 +47,7 @@ func (r *release) toolchain() string {
 	return "local"
 }
 
-// sumsFile has the checksum of every other file, as sha256sum prints it.
+// sumsFile holds the checksums of all other files, as sha256sum prints them.
 const sumsFile = "sha256sums"
 
 func (r *release) writeSums() error {

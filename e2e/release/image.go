@@ -84,8 +84,8 @@ func (r *release) imageFor(arch string) (v1.Image, error) {
 	})
 }
 
-// certificates returns the roots that Mozilla trusts. PEM cannot say up to when it trusted one that it no longer does:
-// these are left out.
+// certificates returns the roots that Mozilla trusts. PEM cannot say until when Mozilla trusted a root that it no
+// longer trusts, so these are left out.
 func certificates() []byte {
 	var text bytes.Buffer
 	for root := range bundle.Roots() {
@@ -96,8 +96,8 @@ func certificates() []byte {
 	return text.Bytes()
 }
 
-// writeImage writes the archive that "ctr images import" and "docker load" read, with the name that a kubelet gives the
-// image.
+// writeImage writes the archive that "ctr images import" and "docker load" read, with the image name that a kubelet
+// uses.
 func (r *release) writeImage(index v1.ImageIndex) error {
 	tag, err := reference.ParseDockerRef(r.image + ":" + r.version)
 	if err != nil {
@@ -140,7 +140,7 @@ func (r *release) writeImage(index v1.ImageIndex) error {
 	return os.WriteFile(r.path("steelyard-"+r.version+"-image.tar"), archive, 0o644)
 }
 
-// push sends the image to a registry, by the account that docker or podman have for it.
+// push sends the image to a registry, with the account that docker or podman has for it.
 func (r *release) push(index v1.ImageIndex, to string) error {
 	tag, err := name.NewTag(to, name.WithDefaultTag(r.version))
 	if err != nil {
@@ -157,14 +157,14 @@ func (r *release) push(index v1.ImageIndex, to string) error {
 	return nil
 }
 
-// file is a file of an archive.
+// file is a file in an archive.
 type file struct {
 	path string
 	mode int64
 	text []byte
 }
 
-// archive returns a tar archive of files of root.
+// archive returns a tar archive of files owned by root.
 func (r *release) archive(files ...file) ([]byte, error) {
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
@@ -189,7 +189,7 @@ func (r *release) archive(files ...file) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// folders adds a folder and those above it.
+// folders adds a folder and its parents.
 func (r *release) folders(w *tar.Writer, made map[string]bool, dir string) error {
 	if made[dir] {
 		return nil

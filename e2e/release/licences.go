@@ -15,10 +15,10 @@ import (
 	"strings"
 )
 
-// isLicence is the name of a file that must go with a copy of the code beside it.
+// isLicence matches the name of a file that must go with a copy of the code beside it.
 var isLicence = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|copyright|patents)([-._].*)?$`)
 
-// source is a module, or Go itself, and the folders of its packages that are linked.
+// source is a module, or Go itself, and the folders of its linked packages.
 type source struct {
 	name, dir string
 	packages  map[string]bool
@@ -58,7 +58,7 @@ func add(w io.Writer, name string, files map[string][]byte) {
 	}
 }
 
-// addSources adds what the binary for an architecture is linked from.
+// addSources adds everything that the binary for an architecture is linked from.
 func (r *release) addSources(sources map[string]*source, arch string) error {
 	list := r.goCommand(arch, "list", "-deps", "-json=Dir,Root,Standard,Module", ".")
 	out, err := list.Output()
@@ -95,7 +95,8 @@ func (r *release) addSources(sources map[string]*source, arch string) error {
 	}
 }
 
-// licencesOf reads the licences that stand in one of the packages, or above one below root, by path below root.
+// licencesOf reads the licences in one of the packages, or in a directory between a package and root, by path below
+// root.
 func licencesOf(root string, packages map[string]bool) (map[string][]byte, error) {
 	seen, files := map[string]bool{}, map[string][]byte{}
 	for dir := range packages {

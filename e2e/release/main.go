@@ -13,14 +13,14 @@ import (
 	"time"
 )
 
-// release is what is built, and from what.
+// release says what is built, and from what.
 type release struct {
 	tree    string // the folder of the product's go.mod
 	out     string // the folder of the release's files
 	version string // a semantic version, without "v"
 	image   string // the name of the image, without a tag
 	time    time.Time
-	archs   []string // as Go calls them
+	archs   []string // in Go's notation
 }
 
 func main() {
@@ -42,8 +42,8 @@ func main() {
 	}
 }
 
-// run builds everything, signs it with a key, and pushes the image, if these are given. An earlier release of the same
-// version is removed first.
+// run builds everything, signs it if given a key, and pushes the image if given a registry. It first removes a previous
+// release of the same version.
 func (r *release) run(key, push string) (err error) {
 	if r.time, err = commitTime(r.tree); err != nil {
 		return err
@@ -88,10 +88,10 @@ func (r *release) run(key, push string) (err error) {
 	return r.list()
 }
 
-// path is the place of a file of the release.
+// path returns the path of a file of the release.
 func (r *release) path(name string) string { return filepath.Join(r.out, name) }
 
-// Names of files that others are made from.
+// binary and licences return the names of files from which others are made.
 func (r *release) binary(arch string) string {
 	return r.path("steelyard-" + r.version + "-linux-" + arch)
 }
@@ -115,7 +115,7 @@ func (r *release) list() error {
 
 var isSemantic = regexp.MustCompile(`^[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$`)
 
-// semantic is a version that packages can have, from a tag, or from what git describe says without one.
+// semantic returns a version that packages can have, from a tag or, without a tag, from what git describe prints.
 func semantic(described string) string {
 	if v := strings.TrimPrefix(described, "v"); isSemantic.MatchString(v) {
 		return v
@@ -123,8 +123,8 @@ func semantic(described string) string {
 	return "0.0.0-dev." + regexp.MustCompile(`[^0-9A-Za-z.-]`).ReplaceAllString(described, "-")
 }
 
-// commitTime is the time of the commit that is checked out. It is an error when files differ from the commit: nobody
-// could build that release again.
+// commitTime returns the time of the checked-out commit. It is an error if files differ from the commit: nobody could
+// build that release again.
 func commitTime(tree string) (time.Time, error) {
 	changes, err := output(tree, "git", "status", "--porcelain")
 	if err != nil {
@@ -141,7 +141,7 @@ func commitTime(tree string) (time.Time, error) {
 	return time.Unix(seconds, 0).UTC(), err
 }
 
-// output runs a program in a folder, and returns what it prints on stdout.
+// output runs a program in a folder, and returns what it prints to stdout.
 func output(dir, program string, args ...string) (string, error) {
 	c := exec.Command(program, args...)
 	c.Dir, c.Stderr = dir, os.Stderr
