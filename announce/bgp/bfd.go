@@ -9,7 +9,7 @@ import (
 	"github.com/steelyard-lb/steelyard/announce/bfd"
 )
 
-// bfdRetry is the time until BFD is tried again after it could not start, because another program has its port.
+// bfdRetry is the time between attempts to start BFD while another program uses its port.
 const bfdRetry = 10 * time.Second
 
 // neighbors returns the peers with BFD.
@@ -25,8 +25,8 @@ func (o *Options) neighbors() (list []bfd.Neighbor) {
 	return list
 }
 
-// startBFD runs the monitor once a peer has BFD, until stop is called, which also tells the peers that the sessions end
-// as planned. It is called after the sessions of BGP have ended: a router then has no reason left to wait for BFD.
+// startBFD runs the monitor once a peer has BFD, until stop is called. stop also tells the peers that the shutdown is
+// planned. Call it after the BGP sessions have ended, when routers no longer depend on BFD.
 func (s *Speaker) startBFD() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -65,25 +65,25 @@ func (s *Speaker) setBFDError(err error) {
 	}
 }
 
-// bfdChanged is called by the monitor. Only BFD that was up can fail (RFC 5882, section 4.2): one packet, which anybody
-// on the link can forge, begins a session with a neighbor that has no BFD. Nor has a neighbor failed that ends BFD as
-// planned (section 3.2).
+// bfdChanged is called by the monitor. Only a BFD session that was up can fail (RFC 5882, section 4.2), because a
+// single packet, which any host on the link can forge, starts a session with a neighbor that does not run BFD. A
+// neighbor that shuts BFD down administratively has not failed either (section 3.2).
 func (s *Speaker) bfdChanged(before bfd.State, st bfd.Status) {
 	if before == bfd.Up && st.RemoteDiag != bfd.DiagAdminDown {
 		s.guard.Failed(st.Neighbor, st.BothUp, "bfd session down: "+st.Diag.String())
 	}
 }
 
-// bfdState is that of BFD with a peer.
+// bfdState is the state of BFD with a peer.
 type bfdState struct {
 	text       string    // for PeerStatus
-	notUpSince time.Time // zero: it is up, or not configured
+	notUpSince time.Time // zero if up or not configured
 }
 
-// bfdWait is the time in which BFD comes up after the session of BGP: some routers only then begin it.
+// bfdWait is how long BFD may take to come up after the BGP session, because some routers start it only then.
 const bfdWait = 10 * time.Second
 
-// bfdNotice returns why BFD is not up although the session of BGP is; "" when it is, or may still come up.
+// bfdNotice says why BFD is down although the BGP session is up, or returns "" if BFD is up or may still come up.
 func (n *session) bfdNotice(b bfdState, now time.Time) string {
 	if n.state != stateEstablished || now.Sub(n.since) < bfdWait ||
 		b.notUpSince.IsZero() || now.Sub(b.notUpSince) < bfdWait {
@@ -92,7 +92,7 @@ func (n *session) bfdNotice(b bfdState, now time.Time) string {
 	return "bfd is " + b.text
 }
 
-// bfdStates returns the states of BFD. s.mu is held.
+// bfdStates returns the BFD state of each peer. s.mu is held.
 func (s *Speaker) bfdStates() map[netip.Addr]bfdState {
 	states := map[netip.Addr]bfdState{}
 	for _, st := range s.bfd.Sessions() {

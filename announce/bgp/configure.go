@@ -12,10 +12,10 @@ import (
 	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
 )
 
-// Configure changes the options. Only what must be told in a new OPEN, or needs another connection, ends a session:
-// that of a changed peer, or all when ASN or RouterID change. When graceful restart lets the peer keep the routes, they
-// stay. Changed attributes and prefixes are announced again; a new prefix is announced before an old one is withdrawn.
-// Log cannot be changed.
+// Configure changes the options. A session ends only if the change needs a new OPEN or a new connection: a changed
+// peer's session, or all sessions if ASN or RouterID changes. With graceful restart the peer keeps the routes in the
+// meantime. Changed attributes and prefixes are announced again; a new prefix is announced before an old one is
+// withdrawn. Log cannot be changed.
 func (s *Speaker) Configure(ctx context.Context, o Options) error {
 	o.Log = s.log
 	o, err := o.withDefaults()
@@ -43,7 +43,7 @@ func (s *Speaker) Configure(ctx context.Context, o Options) error {
 	return errors.Join(err, s.reannounce(ctx, &before, &o))
 }
 
-// changeExports sends the routes again to the peers whose attributes differ from those with the options o.
+// changeExports sends the routes again to the peers whose attributes change with the options o.
 func (s *Speaker) changeExports(ctx context.Context, o *Options, before []Peer) error {
 	s.attachMu.Lock()
 	defer s.attachMu.Unlock()
@@ -109,7 +109,7 @@ func (s *Speaker) setPeers() {
 	}
 	s.mu.Unlock()
 	s.guard.SetRanges(s.ranges())
-	s.guard.SetPeers(peers) // returns when the sessions with removed peers have ended
+	s.guard.SetPeers(peers) // returns once the sessions with removed peers have ended
 	s.mu.Lock()
 	maps.DeleteFunc(s.sessions, func(peer netip.Addr, p *session) bool {
 		if !wanted[peer] {
@@ -125,7 +125,7 @@ func (s *Speaker) setPeers() {
 	}
 }
 
-// reannounce sends the routes again that changed options concern. s.setMu is held.
+// reannounce resends the routes that the changed options affect. s.setMu is held.
 func (s *Speaker) reannounce(ctx context.Context, before, o *Options) error {
 	if s.server == nil {
 		s.wanted = s.routesNow(o)
@@ -156,14 +156,15 @@ func (s *Speaker) reannounce(ctx context.Context, before, o *Options) error {
 	return err
 }
 
-// routesNow returns the routes of the last Set with these options; its errors are those of Set. s.setMu is held.
+// routesNow returns the routes of the last Set with these options. Set has already reported its errors. s.setMu is
+// held.
 func (s *Speaker) routesNow(o *Options) routes {
 	wanted, errs := o.routesFor(s.vips)
 	o.limit(wanted, s.wanted, s.vips, errs)
 	return wanted
 }
 
-// sameAttributes reports whether routes have the same attributes with both options.
+// sameAttributes reports whether both options give routes the same attributes.
 func (o *Options) sameAttributes(other *Options) bool {
 	return o.LocalPref == other.LocalPref && o.Weighted == other.Weighted &&
 		reflect.DeepEqual(o.Pools, other.Pools) && reflect.DeepEqual(o.Communities, other.Communities) &&

@@ -11,13 +11,14 @@ import (
 )
 
 const (
-	// maxDynamic bounds the peers of all ranges: each costs a session in gobgp.
+	// maxDynamic limits the peers of all ranges together, because each costs a session in gobgp.
 	maxDynamic = 100
 	// dynamicIdle is how long such a peer is remembered without a session.
 	dynamicIdle = time.Minute
 )
 
-// resolved returns the peers of o by address. One on an interface has the unspecified address on it until it is found.
+// resolved returns the peers of o, each with an address. A peer on an interface has the unspecified address with that
+// interface as zone until it is found.
 func (s *Speaker) resolved(o *Options) (list []Peer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -31,7 +32,7 @@ func (s *Speaker) resolved(o *Options) (list []Peer) {
 				p.Address = netip.IPv6Unspecified().WithZone(p.Interface)
 			}
 		}
-		if !fixed[p.Address] { // a router that is found may be configured by its address, too
+		if !fixed[p.Address] { // a discovered router may also be configured by address
 			list = append(list, p)
 		}
 		fixed[p.Address] = true
@@ -48,7 +49,7 @@ func (s *Speaker) resolved(o *Options) (list []Peer) {
 // known reports whether the address of a resolved peer is known.
 func (p *Peer) known() bool { return !p.Address.WithZone("").IsUnspecified() }
 
-// rangeOf returns the peer with the narrowest ListenRange that has an address.
+// rangeOf returns the peer with the narrowest ListenRange that contains a.
 func (o *Options) rangeOf(a netip.Addr) (best Peer, ok bool) {
 	for _, p := range o.Peers {
 		if p.ListenRange.Contains(a) && (!ok || p.ListenRange.Bits() > best.ListenRange.Bits()) {
@@ -58,7 +59,7 @@ func (o *Options) rangeOf(a netip.Addr) (best Peer, ok bool) {
 	return best, ok
 }
 
-// ranges returns those of the guard.
+// ranges returns the listen ranges for the guard.
 func (s *Speaker) ranges() (list []guard.Range) {
 	for _, p := range s.options().Peers {
 		if p.ListenRange.IsValid() {
@@ -77,7 +78,7 @@ func (o *Options) interfaces() (names []string) {
 	return names
 }
 
-// connected makes an address that connects a peer, unless there are too many. It is called by the guard.
+// connected creates a peer for an address that connects, unless there are too many peers. It is called by the guard.
 func (s *Speaker) connected(from netip.Addr) bool {
 	s.mu.Lock()
 	full := len(s.dynamic) >= maxDynamic
@@ -98,7 +99,7 @@ func (s *Speaker) connected(from netip.Addr) bool {
 	return true
 }
 
-// forgetDynamic removes the peers of ranges that are not connected any more.
+// forgetDynamic removes the peers of ranges that are no longer connected.
 func (s *Speaker) forgetDynamic() {
 	now, some := time.Now(), false
 	s.mu.Lock()
@@ -116,7 +117,7 @@ func (s *Speaker) forgetDynamic() {
 	}
 }
 
-// routerFound is called by the finder. Another router on the link replaces the one before.
+// routerFound is called by the finder. Another router on the link replaces the previous one.
 func (s *Speaker) routerFound(iface string, router netip.Addr) {
 	s.mu.Lock()
 	wanted := slices.Contains(s.o.interfaces(), iface)
@@ -129,8 +130,8 @@ func (s *Speaker) routerFound(iface string, router netip.Addr) {
 	}
 }
 
-// isEstablished reports whether there is a session with a router: then no advertisement, which any host on the link can
-// send, replaces it.
+// isEstablished reports whether there is a session with a router. Such a router is not replaced because of an
+// advertisement, which any host on the link can send.
 func (s *Speaker) isEstablished(router netip.Addr) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -6,10 +6,10 @@ import (
 	"slices"
 )
 
-// A peer may not accept the routes of a family, because that is not configured there. With one session per family that
-// is as it should be. It is a fault when no session carries the family.
+// A peer may not accept routes of a family that is not configured there. With one session per family this is normal. It
+// is a fault if no session carries the family.
 
-// wants records the families of the routes of a Set.
+// wants records the address families of a Set's routes.
 func (s *Speaker) wants(all routes) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -22,7 +22,8 @@ func (s *Speaker) wants(all routes) {
 	}
 }
 
-// allUp reports whether all sessions are established: else one that is not may be that of a family. s.mu is held.
+// allUp reports whether all sessions are established. If not, the missing one may be the one that carries a family.
+// s.mu is held.
 func (s *Speaker) allUp() bool {
 	for _, n := range s.sessions {
 		if n.state != stateEstablished {
@@ -32,7 +33,7 @@ func (s *Speaker) allUp() bool {
 	return true
 }
 
-// lacking returns the families, by one of their addresses, that have routes which no peer has. s.mu is held.
+// lacking returns the families with routes that no peer has, each as its unspecified address. s.mu is held.
 func (s *Speaker) lacking() (families []netip.Addr) {
 	if !s.allUp() {
 		return nil
@@ -60,7 +61,7 @@ func (w *withdrawalTracker) writtenOf(is4 bool) bool {
 	return false
 }
 
-// notAccepted returns which of these families the peer of an established session does not accept; "": none.
+// notAccepted names those of these families that the peer of an established session does not accept, or returns "".
 func (n *session) notAccepted(families ...netip.Addr) string {
 	if n.state != stateEstablished || !n.attached {
 		return ""
@@ -79,8 +80,8 @@ func (n *session) notAccepted(families ...netip.Addr) string {
 	return ""
 }
 
-// NotAccepted returns which peer does not accept the routes of the family of a VIP, although its session is
-// established; "": none.
+// NotAccepted says which peer does not accept routes of the VIP's family although its session is established, or
+// returns "" if there is none.
 func (s *Speaker) NotAccepted(vip netip.Addr) (reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -11,7 +11,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// filter is the set of routes that a peer gets, as disjoint prefixes that they are in; nil: all routes.
+// filter is the set of routes that a peer receives, as disjoint prefixes that contain them. A nil filter admits all
+// routes.
 type filter []netip.Prefix
 
 // only returns the filter of a peer.
@@ -28,7 +29,7 @@ func (o *Options) only(p *Peer) filter {
 	return filterOf(ranges)
 }
 
-// filterOf returns the prefixes of ranges. An aggregate may be of two adjacent ones.
+// filterOf returns the prefixes that cover ranges. An aggregate may span two adjacent ranges.
 func filterOf(ranges []lb.AddrRange) filter {
 	ranges = slices.Clone(ranges)
 	slices.SortFunc(ranges, func(a, b lb.AddrRange) int { return a.From.Compare(b.From) })
@@ -43,7 +44,7 @@ func filterOf(ranges []lb.AddrRange) filter {
 	return f
 }
 
-// prefixes returns the fewest prefixes that are the range.
+// prefixes returns the smallest list of prefixes that make up the range.
 func prefixes(r lb.AddrRange) (list []netip.Prefix) {
 	for from := r.From; from.IsValid() && from.Compare(r.To) <= 0; {
 		p := netip.PrefixFrom(from, from.BitLen())
@@ -76,7 +77,7 @@ func (f filter) allows(p netip.Prefix) bool {
 	})
 }
 
-// String has all prefixes; "" for nil.
+// String returns all prefixes, or "" for a nil filter.
 func (f filter) String() string {
 	if f == nil {
 		return ""
@@ -84,7 +85,7 @@ func (f filter) String() string {
 	return fmt.Sprint([]netip.Prefix(f))
 }
 
-// sets returns the sets of gobgp for the policy of a peer, which are of one family each.
+// sets returns the gobgp sets for a peer's policy, one family each.
 func (f filter) sets(peer string) (sets []*api.DefinedSet) {
 	byFamily := map[string]*api.DefinedSet{}
 	for _, p := range f {
@@ -100,7 +101,7 @@ func (f filter) sets(peer string) (sets []*api.DefinedSet) {
 	return sets
 }
 
-// condition returns the condition that a route of a family is in the filter; false: none is.
+// condition returns the condition that a route of a family is in the filter, or false if no route can be.
 func (f filter) condition(v4 bool, peer string) (*api.MatchSet, bool) {
 	if f == nil {
 		return nil, true
@@ -116,14 +117,14 @@ func setName(v4 bool, peer string) string {
 	return "ipv6 of " + peer
 }
 
-// extText is an extended community as gobgp reads it in a policy: it has AS numbers of four bytes as two numbers.
+// extText returns an extended community as gobgp reads it in a policy, with four-byte AS numbers as two numbers.
 func extText(c [8]byte) string {
 	kind := map[byte]string{2: "rt", 3: "soo"}[c[1]]
 	a, b := binary.BigEndian.Uint16(c[2:]), binary.BigEndian.Uint16(c[4:])
 	switch c[0] {
 	case 1: // IPv4 address
 		return fmt.Sprintf("%s:%v:%d", kind, netip.AddrFrom4([4]byte(c[2:6])), binary.BigEndian.Uint16(c[6:]))
-	case 2: // AS number of four bytes
+	case 2: // four-byte AS number
 		return fmt.Sprintf("%s:%d.%d:%d", kind, a, b, binary.BigEndian.Uint16(c[6:]))
 	}
 	return fmt.Sprintf("%s:%d:%d", kind, a, binary.BigEndian.Uint32(c[4:]))

@@ -9,7 +9,7 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/log"
 )
 
-// logger passes gobgp's log on at debug level: the speaker has messages of its own for operators.
+// logger forwards gobgp's log at debug level: the speaker has its own messages for operators.
 type logger struct{ log *slog.Logger }
 
 // Panic does not panic: gobgp calls it on unknown messages, and the routes of other peers must stay.
@@ -25,7 +25,7 @@ func (l *logger) Debug(msg string, f log.Fields) { l.pass(slog.LevelDebug, msg, 
 // SetLevel is not used by gobgp itself.
 func (l *logger) SetLevel(log.LogLevel) {}
 
-// GetLevel returns a level at which gobgp has no message per route.
+// GetLevel returns a level at which gobgp does not log every route.
 func (l *logger) GetLevel() log.LogLevel { return log.InfoLevel }
 
 func (l *logger) pass(level slog.Level, msg string, f log.Fields) {

@@ -16,14 +16,14 @@ type Options struct {
 	// ASN is the local autonomous system number. RouterID is the BGP identifier, an IPv4 address.
 	ASN      uint32
 	RouterID netip.Addr
-	// Boundary is around each message of a peer, packet of BFD and router advertisement. It may be nil.
+	// Boundary wraps the handling of each peer message, BFD packet and router advertisement. It may be nil.
 	Boundary *lb.Boundary `json:"-"`
-	// ListenPort is the TCP port for connections of peers; 0: 179; -1: do not listen, only connect.
+	// ListenPort is the TCP port for connections from peers. 0 means 179; -1 means do not listen, only connect.
 	ListenPort int
-	// ListenAddresses are the addresses to listen on; empty: every address of the families that peers have.
+	// ListenAddresses are the addresses to listen on. Empty means every address of the peers' families.
 	ListenAddresses []netip.Addr
 	Peers           []Peer
-	// Communities are standard communities (RFC 1997), well-known ones too, as numbers.
+	// Communities are standard communities (RFC 1997), including well-known ones, as numbers.
 	Communities []uint32
 	// LargeCommunities are large communities (RFC 8092), ExtCommunities extended ones (RFC 4360): route targets and
 	// route origins.
@@ -31,79 +31,80 @@ type Options struct {
 	ExtCommunities   [][8]byte
 	// LocalPref is sent to peers with the local ASN only.
 	LocalPref uint32
-	// Pools have further attributes for some VIPs; no VIP is in two.
+	// Pools have further attributes for some VIPs. No VIP is in two pools.
 	Pools []Pool
-	// AggregateV4 and AggregateV6 are the lengths of the announced prefixes; 0: 32 and 128. The prefix is announced
+	// AggregateV4 and AggregateV6 are the lengths of the announced prefixes. 0 means 32 and 128. A prefix is announced
 	// while any VIP in it is.
 	AggregateV4, AggregateV6 int
-	// Weighted tells which routes have the link bandwidth extended community, in proportion to the weight of an
-	// announcement (draft-ietf-idr-link-bandwidth).
+	// Weighted selects the routes with a link bandwidth extended community in proportion to the announcement's weight
+	// (draft-ietf-idr-link-bandwidth).
 	Weighted lb.Weighted
-	// RestartTime is how long peers keep the routes while this process is down, in whole seconds up to 4095 s; 0: 30
-	// s. (RFC 4724, section 3.)
+	// RestartTime is how long peers keep the routes while this process is down, in whole seconds up to 4095 s (RFC
+	// 4724, section 3). 0 means 30 s.
 	RestartTime time.Duration
 	// LongLivedRestartTime is how long they keep the routes after that, with the lowest preference, in whole seconds of
-	// 24 bits (RFC 9494); 0: not at all.
+	// 24 bits (RFC 9494). 0 means not at all.
 	LongLivedRestartTime time.Duration
-	// MaxRoutes is how many prefixes are announced; the others are an error of Set. 0: no limit.
+	// MaxRoutes is the maximum number of announced prefixes; Set reports an error for the others. 0 means no limit.
 	MaxRoutes int
-	// GracefulShutdown is what Grace returns while a session is established (RFC 8326); 0: nothing.
+	// GracefulShutdown is what Grace returns while a session is established (RFC 8326).
 	GracefulShutdown time.Duration
-	// NextHopV4 and NextHopV6 are addresses of this node, used as next hop where neither the session nor the interface
-	// towards the peer has one of that family. They may be zero.
+	// NextHopV4 and NextHopV6 are addresses of this node, used as next hop if neither the session nor the interface
+	// towards the peer has an address of that family. They may be zero.
 	NextHopV4, NextHopV6 netip.Addr
 	Log                  *slog.Logger
 }
 
 // Peer is one neighbour.
 type Peer struct {
-	// Address is the address of the neighbour, with a zone when it is link-local. Exactly one of Address, Interface and
+	// Address is the neighbour's address, with a zone if it is link-local. Exactly one of Address, Interface and
 	// ListenRange is set.
 	Address netip.Addr
-	// Interface is the link on which the only router is the neighbour: its address is link-local, and is found by
-	// router advertisements. IPv4 routes have an IPv6 next hop if the neighbour supports that (RFC 8950).
+	// Interface is a link whose only router is the neighbour. Its address is link-local and found through router
+	// advertisements. IPv4 routes have an IPv6 next hop if the neighbour supports that (RFC 8950).
 	Interface string
-	// ListenRange are addresses of neighbours that connect to this node. Each is a peer while it is connected.
+	// ListenRange contains the addresses of neighbours that connect to this node. Each is a peer while it is connected.
 	ListenRange netip.Prefix
-	// ASN is its AS number; 0 with External: it may have any but that of this node.
+	// ASN is the peer's AS number. With External it may be 0: any AS number but this node's.
 	ASN      uint32
 	External bool
-	// LocalASN is the AS number of this node towards the peer; 0: that of Options.
+	// LocalASN is this node's AS number towards the peer. 0 means Options.ASN.
 	LocalASN uint32
-	// Passive: this node does not connect to the peer.
+	// Passive means that this node does not connect to the peer.
 	Passive bool
-	// Retry is the mean time between two attempts to connect; 0: 2 s.
+	// Retry is the mean time between attempts to connect. 0 means 2 s.
 	Retry time.Duration
-	// Port is its TCP port; 0: 179.
+	// Port is the peer's TCP port. 0 means 179.
 	Port uint16
-	// Password is the TCP MD5 key (RFC 2385), at most 80 bytes; "": none.
+	// Password is the TCP MD5 key (RFC 2385), at most 80 bytes, or "" for none.
 	Password string
-	// HoldTime is proposed to the peer, in whole seconds from 3 s to 65535 s; 0: no KEEPALIVEs, a lost peer is noticed
-	// only when sending to it fails. (RFC 4271, section 4.2.)
+	// HoldTime is proposed to the peer, in whole seconds from 3 s to 65535 s (RFC 4271, section 4.2). 0 means no
+	// KEEPALIVEs: a lost peer is noticed only when sending to it fails.
 	HoldTime time.Duration
-	// Keepalive is the time between KEEPALIVEs; 0, and at most, a third of the negotiated hold time.
+	// Keepalive is the time between KEEPALIVEs, at most a third of the negotiated hold time, which is also the default.
 	Keepalive time.Duration
-	// MaxReceived is how many routes the peer may send before PeerStatus reports it; 0: any number. They are discarded.
+	// MaxReceived is how many routes the peer may send before PeerStatus reports it. 0 means any number. Received
+	// routes are always discarded.
 	MaxReceived uint32
-	// Multihop is the maximum distance of an eBGP peer in hops, 1 to 255; 0: directly connected. It does not apply to
-	// iBGP peers.
+	// Multihop is the maximum distance of an eBGP peer in hops, 1 to 255. 0 means directly connected. It does not apply
+	// to iBGP peers.
 	Multihop int
 	// TTLSecurity accepts only packets that were forwarded over at most Multihop hops (RFC 5082). Both sides must
 	// enable it.
 	TTLSecurity bool
-	// Source is the local address of the session; zero: the kernel chooses it.
+	// Source is the local address of the session. If it is zero, the kernel chooses.
 	Source netip.Addr
-	// Device is the interface or the VRF that the session is bound to; empty: any interface that is in no VRF. A peer
-	// with an Interface, or with a zone, has none.
+	// Device is the interface or VRF that the session is bound to. Empty means any interface outside VRFs. A peer with
+	// an Interface or a zone has none.
 	Device string
 	// BFD ends the session as soon as BFD reports that the peer has failed (RFC 5882).
 	BFD BFD
 	// GracefulRestart makes the peer keep the routes while this process is down (RFC 4724).
 	GracefulRestart bool
-	// Pools are the names of the pools whose routes the peer gets; empty: all routes.
+	// Pools are the names of the pools whose routes the peer receives. Empty means all routes.
 	Pools []string
-	// Attributes are for this peer; they have precedence over those of pools. Prepend is how often ASN is in the AS
-	// path once more, for a peer of another AS.
+	// Attributes are for this peer and take precedence over those of pools. Prepend is how many more times ASN appears
+	// in the AS path, for a peer in another AS.
 	Attributes
 	Prepend int
 }
@@ -113,9 +114,9 @@ type Pool struct {
 	Name   string
 	Ranges []lb.AddrRange
 	Attributes
-	Prepend int // as Peer.Prepend, for peers that have none
-	// AggregateV4 and AggregateV6 are the lengths of the announced prefixes, all of which are in the pool; 0: those of
-	// Options.
+	Prepend int // like Peer.Prepend, for peers without one
+	// AggregateV4 and AggregateV6 are the lengths of the announced prefixes, all of which are in the pool. 0 means as
+	// in Options.
 	AggregateV4, AggregateV6 int
 }
 
@@ -124,8 +125,8 @@ type Attributes struct {
 	Communities      []uint32
 	LargeCommunities [][3]uint32
 	ExtCommunities   [][8]byte
-	LocalPref        *uint32 // nil: that of Options; it is sent to peers of the own AS only
-	MED              *uint32 // nil: none
+	LocalPref        *uint32 // nil for Options.LocalPref; sent only to peers in the same AS
+	MED              *uint32 // nil for none
 }
 
 // Empty reports whether a changes nothing.
@@ -133,12 +134,12 @@ func (a Attributes) Empty() bool {
 	return len(a.Communities)+len(a.LargeCommunities)+len(a.ExtCommunities) == 0 && a.LocalPref == nil && a.MED == nil
 }
 
-// BFD are the parameters of package bfd. The zero value is off.
+// BFD holds the parameters for package bfd. The zero value turns BFD off.
 type BFD struct {
 	Interval   time.Duration
 	Multiplier uint8
 	Multihop   bool
-	MinTTL     uint8 // with Multihop: the lowest TTL of packets of the peer; 0: any
+	MinTTL     uint8 // with Multihop, the lowest TTL accepted from the peer; 0 for any
 }
 
 const (
@@ -246,10 +247,10 @@ func (p Peer) withDefaults(asn uint32) (Peer, error) {
 	return p, errors.Join(errs...)
 }
 
-// localASN returns the AS number of this node towards the peer.
+// localASN returns this node's AS number towards the peer.
 func (p *Peer) localASN(o *Options) uint32 { return cmp.Or(p.LocalASN, o.ASN) }
 
-// name returns which neighbour p is.
+// name identifies p in messages.
 func (p *Peer) name() string {
 	switch {
 	case p.Interface != "":

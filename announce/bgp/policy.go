@@ -14,7 +14,7 @@ const (
 	importPolicy = "accept-nothing"
 	exportPolicy = "announce-own"
 	allPeers     = "peers"
-	// loweredRoutes is the set of the community of lowered routes.
+	// loweredRoutes names the set with the community of lowered routes.
 	loweredRoutes = "graceful-shutdown"
 )
 
@@ -44,7 +44,7 @@ func setPolicies(ctx context.Context, srv *server.BgpServer, peers map[netip.Add
 	}
 	sets = append(sets, &api.DefinedSet{DefinedType: api.DefinedType_COMMUNITY, Name: loweredRoutes,
 		List: []string{communityText(gracefulShutdown)}})
-	// An empty neighbour set would match every route, local ones too.
+	// An empty neighbour set would match every route, including local ones.
 	in := []*api.Statement{}
 	if len(all) > 0 {
 		sets = append(sets, &api.DefinedSet{DefinedType: api.DefinedType_NEIGHBOR, Name: allPeers, List: all})
@@ -81,7 +81,7 @@ func assignPolicies(ctx context.Context, srv *server.BgpServer) error {
 	return nil
 }
 
-// export is what differs between the peers.
+// export is the part of the export policy that differs between peers.
 type export struct {
 	hops nextHops
 	only filter
@@ -91,14 +91,14 @@ type export struct {
 	pools   []prepended
 }
 
-// prepended are the routes of a pool that have a prepend of their own.
+// prepended are the routes of a pool with its own prepend.
 type prepended struct {
 	name   string
 	routes filter
 	times  int
 }
 
-// prepends returns those of the pools that a peer gets.
+// prepends returns the prepends of the pools whose routes a peer receives.
 func (o *Options) prepends(p *Peer) (all []prepended) {
 	for _, pool := range o.Pools {
 		if pool.Prepend > 0 && (len(p.Pools) == 0 || slices.Contains(p.Pools, pool.Name)) {
@@ -108,8 +108,9 @@ func (o *Options) prepends(p *Peer) (all []prepended) {
 	return all
 }
 
-// statements set the next hop and the attributes of local routes of a family to a peer, or reject them when there is no
-// next hop, or the peer gets none of the family. The preference of lowered routes is not changed.
+// statements returns the policy statements that set the next hop and attributes of a family's local routes to a peer.
+// They reject the routes if there is no next hop or the peer receives none of this family. They do not change the
+// preference of lowered routes.
 func (e *export) statements(peer, family string, f *api.Family, hop netip.Addr) (all []*api.Statement) {
 	v4 := f.Afi == api.Family_AFI_IP
 	only, some := e.only.condition(v4, peer)
@@ -124,7 +125,7 @@ func (e *export) statements(peer, family string, f *api.Family, hop netip.Addr) 
 	return append(all, e.statementsFor(peer, family, f, hop, only, e.prepend)...)
 }
 
-// statementsFor are those for the routes that are in a set; nil: for all.
+// statementsFor returns the statements for the routes in a set, or for all routes if the set is nil.
 func (e *export) statementsFor(
 	peer, family string, f *api.Family, hop netip.Addr, in *api.MatchSet, prepend int,
 ) []*api.Statement {

@@ -21,10 +21,10 @@ type routes map[netip.Prefix]int
 // unweighted is the weight of a route without a link bandwidth.
 const unweighted = -3
 
-// lowered is the weight of a route that routers should use only when they have no other one.
+// lowered is the weight of a route that routers should use only if they have no other.
 const lowered = -1
 
-// outdated is the weight of a route in gobgp that has attributes of earlier options.
+// outdated is the weight of a route in gobgp whose attributes are from previous options.
 const outdated = -2
 
 // routesFor returns the routes of announcements, and an error with every VIP that cannot be announced.
@@ -51,8 +51,7 @@ func (o *Options) routesFor(announcements []lb.Announcement) (routes, lb.VIPErro
 	return out, errs
 }
 
-// limit removes routes beyond MaxRoutes, those that are announced already last, and adds an error for each of their
-// VIPs.
+// limit removes routes beyond MaxRoutes, already announced ones last, and adds an error for each of their VIPs.
 func (o *Options) limit(out, before routes, announcements []lb.Announcement, errs lb.VIPErrors) {
 	if o.MaxRoutes == 0 || len(out) <= o.MaxRoutes {
 		return
@@ -89,7 +88,7 @@ func (o *Options) prefixOf(vip netip.Addr) netip.Prefix {
 // change is one change of a route.
 type change struct {
 	prefix netip.Prefix
-	weight int // 0: withdraw
+	weight int // 0 to withdraw
 }
 
 // changes returns the changes from one set of routes to another, withdrawals first.
@@ -140,14 +139,14 @@ func (o *Options) path(c change) (*api.Path, error) {
 	return p, nil
 }
 
-// gracefulShutdown is the community that asks routers for the lowest preference (RFC 8326), and lowestMED is for those
-// that do not know it. Between routers of one AS, LOCAL_PREF 0 does the same.
+// gracefulShutdown is the community that asks routers for the lowest preference (RFC 8326); lowestMED is for routers
+// that do not know it. Between routers of one AS, LOCAL_PREF 0 has the same effect.
 const (
 	gracefulShutdown = 0xffff0000
 	lowestMED        = 1<<32 - 1
 )
 
-// poolOf returns the pool of an address; without one it is empty.
+// poolOf returns the pool of an address, or an empty pool if there is none.
 func (o *Options) poolOf(addr netip.Addr) *Pool {
 	for i := range o.Pools {
 		for _, r := range o.Pools[i].Ranges {
@@ -159,7 +158,7 @@ func (o *Options) poolOf(addr netip.Addr) *Pool {
 	return &noPool
 }
 
-// noPool is that of the addresses without one.
+// noPool stands for the pool of addresses without one.
 var noPool Pool
 
 // attributes returns the attributes of an announced route. An aggregate has those of the pool of its first address.
@@ -193,7 +192,7 @@ func (o *Options) attributes(prefix netip.Prefix, weight int) []bgp.PathAttribut
 	}
 	var ext []bgp.ExtendedCommunityInterface
 	for _, c := range slices.Concat(o.ExtCommunities, pool.ExtCommunities) {
-		if parsed, err := bgp.ParseExtended(c[:]); err == nil { // it fails for fewer bytes only
+		if parsed, err := bgp.ParseExtended(c[:]); err == nil { // it fails only for fewer bytes
 			ext = append(ext, parsed)
 		}
 	}

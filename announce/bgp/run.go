@@ -13,14 +13,15 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// pollInterval is the interval at which the next hops are compared with the addresses of this node, and what peers have
-// sent is counted.
+// pollInterval is how often next hops are compared with this node's addresses and routes received from peers are
+// counted.
 const pollInterval = time.Second
 
-// Run keeps BGP sessions until ctx ends, then closes each with CEASE, Administrative Shutdown (RFC 9003). Peers
-// remove the routes at once then, also with graceful restart. While it cannot listen, it connects only.
+// Run keeps BGP sessions until ctx ends, then closes each with CEASE, Administrative Shutdown (RFC 9003). Peers then
+// remove the routes at once, even with graceful restart. While Run cannot listen, it only connects.
 //
-// No session is opened before the first Set: the first UPDATEs after a restart have every route that is to stay.
+// No session is opened before the first Set, so that the first UPDATEs after a restart contain every route that is to
+// stay.
 func (s *Speaker) Run(ctx context.Context) error {
 	defer s.startBFD()()
 	defer s.startFinder()()
@@ -31,7 +32,7 @@ func (s *Speaker) Run(ctx context.Context) error {
 	}
 }
 
-// run is Run until an option changes that gobgp reads at its start only: again is true then.
+// run does the work of Run until an option changes that gobgp reads only at its start. again is then true.
 func (s *Speaker) run(ctx context.Context) (again bool, err error) {
 	srv, err := s.startServer(ctx, true)
 	if err != nil {
@@ -75,8 +76,8 @@ func (s *Speaker) run(ctx context.Context) (again bool, err error) {
 	return again && ctx.Err() == nil, nil
 }
 
-// startGuard runs the guard until stop is called, which tells the peers that this node stops, unless it only restarts,
-// and returns when that is written.
+// startGuard runs the guard until stop is called. Unless this is only a restart, stop tells the peers that this node
+// stops, and returns once that is written.
 func (s *Speaker) startGuard() (stop func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	var wg sync.WaitGroup
@@ -124,7 +125,7 @@ func (s *Speaker) forEachSession(f func(*session)) {
 	}
 }
 
-// exports returns what is sent to the peers that gobgp has, by address towards gobgp.
+// exports returns the export policies of gobgp's peers, by their address towards gobgp.
 func (s *Speaker) exports() map[netip.Addr]export {
 	all := map[netip.Addr]export{}
 	s.forEachSession(func(p *session) {
@@ -153,7 +154,7 @@ func (s *Speaker) handleAll() {
 	}
 }
 
-// record updates the session by an event.
+// record updates the session with an event.
 func (s *Speaker) record(ev guard.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,15 +197,15 @@ func (s *Speaker) record(ev guard.Event) {
 // maxErrors is how many errors are remembered for each peer.
 const maxErrors = 10
 
-// remember adds an error to the last ones. One that is among them is only moved to the front.
+// remember adds an error to the most recent ones. An error already among them only moves to the front.
 func (n *session) remember(text string, now time.Time) {
 	n.errors = slices.DeleteFunc(n.errors, func(e lb.PeerError) bool { return e.Text == text })
 	n.errors = slices.Insert(n.errors, 0, lb.PeerError{At: now, Text: text})
 	n.errors = n.errors[:min(len(n.errors), maxErrors)]
 }
 
-// setFault sets why a session ended or did not come up. An error without a cause replaces no cause: that stays until
-// another one is known, or the session is up.
+// setFault sets why a session ended or did not come up. An error without a cause does not replace one with a cause,
+// which stays until another cause is known or the session is up.
 func (n *session) setFault(err error, now time.Time) {
 	var cause *guard.Error
 	if n.fault == "" || n.vague || errors.As(err, &cause) {
@@ -231,7 +232,7 @@ func (s *Speaker) report(addr netip.Addr) {
 	}
 	left, ok := limit.Allow(time.Now(), key)
 	if !ok {
-		return // it is logged later, if it is the state then
+		return // logged later if it is still the state
 	}
 	p.lastLogged = key
 	log := s.log.With("peer", addr)

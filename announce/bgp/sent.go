@@ -13,8 +13,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Sent returns the routes that a peer has from its present session, as they were written, sorted by prefix. ok is false
-// if there is no such peer.
+// Sent returns the routes that were sent to a peer in its current session, sorted by prefix. ok is false if there is no
+// such peer.
 func (s *Speaker) Sent(peer netip.Addr) (list []lb.SentRoute, ok bool) {
 	s.mu.Lock()
 	_, ok = s.sessions[peer]
@@ -39,7 +39,7 @@ func (w *withdrawalTracker) sentTo(peer netip.Addr) map[netip.Prefix]*written {
 	return nil
 }
 
-// addAttributes adds the path attributes b of an UPDATE to r. They are from gobgp, so that its decoder is safe here.
+// addAttributes adds the path attributes b of an UPDATE to r. They come from gobgp, so its decoder is safe here.
 func addAttributes(r *lb.SentRoute, b []byte) {
 	for len(b) > 0 {
 		a, err := bgp.GetPathAttribute(b)
@@ -76,14 +76,14 @@ func addAttributes(r *lb.SentRoute, b []byte) {
 	}
 }
 
-// extendedName returns a route target or a route origin as it is configured (config.Community), another one as gobgp
-// prints it.
+// extendedName returns a route target or route origin as it is configured (config.Community), and other communities as
+// gobgp prints them.
 func extendedName(c bgp.ExtendedCommunityInterface) string {
 	b, err := c.Serialize()
 	switch {
 	case err != nil || len(b) != 8 || b[0] > 2 || b[1] != 2 && b[1] != 3:
 		return c.String()
-	case b[0] == 2: // AS number of four bytes
+	case b[0] == 2: // four-byte AS number
 		kind, _, _ := strings.Cut(extText([8]byte(b)), ":")
 		return fmt.Sprintf("%s:%d:%d", kind, binary.BigEndian.Uint32(b[2:]), binary.BigEndian.Uint16(b[6:]))
 	}
@@ -92,7 +92,7 @@ func extendedName(c bgp.ExtendedCommunityInterface) string {
 
 // communityName returns the name of a well-known community (RFC 1997), or both halves as numbers.
 func communityName(c uint32) string {
-	if c == gracefulShutdown { // gobgp has the name of a draft
+	if c == gracefulShutdown { // gobgp uses the draft's name
 		return "graceful-shutdown"
 	}
 	if name, ok := bgp.WellKnownCommunityNameMap[bgp.WellKnownCommunity(c)]; ok {

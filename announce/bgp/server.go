@@ -16,28 +16,28 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/server"
 )
 
-// bgpServer is a running gobgp server. It holds the routes, and sends them to the guard over the loopback interface.
+// bgpServer is a running gobgp server. It holds the routes and sends them to the guard over the loopback interface.
 type bgpServer struct {
 	*server.BgpServer
 	at       netip.AddrPort // where it listens
-	key      string         // MD5 key of all its peers: no other process knows it
+	key      string         // MD5 key of all its peers; no other process knows it
 	served   chan struct{}  // closed when the goroutine of Serve has ended
 	stopping atomic.Bool
 }
 
-// backendAt is where gobgp listens, and backendFrom the address that the guard connects from for its nth peer. gobgp
-// tells peers apart by that address, which is unique where those of the routers may not be: link-local ones are the
-// same on every link.
+// backendAt is where gobgp listens, and backendFrom the address from which the guard connects for its nth peer. gobgp
+// tells peers apart by that address because it is unique, whereas routers on two links may have the same link-local
+// address.
 var backendAt = netip.AddrFrom4([4]byte{127, 179, 0, 1})
 
 func backendFrom(n int) netip.Addr {
 	return netip.AddrFrom4([4]byte{127, 179, byte(1 + n/250), byte(1 + n%250)})
 }
 
-// maxPeers is how many addresses backendFrom has.
+// maxPeers is the number of addresses that backendFrom can return.
 const maxPeers = 250 * 250
 
-// startServer starts gobgp on a free port. With listening false nothing can connect to it.
+// startServer starts gobgp on a free port. If listening is false, nothing can connect to it.
 func (s *Speaker) startServer(ctx context.Context, listening bool) (*bgpServer, error) {
 	for try := 0; ; try++ {
 		srv, err := s.startOn(ctx, listening)
@@ -71,10 +71,10 @@ func (s *Speaker) startOn(ctx context.Context, listening bool) (*bgpServer, erro
 	return srv, nil
 }
 
-// stop stops gobgp and returns when its goroutine has ended.
+// stop stops gobgp and returns once its goroutine has ended.
 //
 // Serve of gobgp v3 never returns. It calls Observe after each operation, and Observe ends its goroutine. A request to
-// Serve after that would block for ever, so the last one is sent only if Serve has not ended by then.
+// Serve after that would block forever, so the last request is sent only if Serve has not yet ended.
 func (srv *bgpServer) stop() {
 	ctx := context.Background()
 	ignore := func(*api.Peer) {}
@@ -96,8 +96,8 @@ func (srv *bgpServer) Observe(server.FSMOperation, time.Duration, time.Duration)
 	}
 }
 
-// addPeer adds the counterpart of an established session. The guard connects to it. local is the AS number of this node
-// towards the peer, which is then the AS path; 0: that of Options.
+// addPeer adds the counterpart of an established session, to which the guard connects. local is this node's AS number
+// towards the peer, which then makes up the AS path, or 0 for Options.ASN.
 func (srv *bgpServer) addPeer(ctx context.Context, from netip.Addr, asn, local uint32) error {
 	family := func(f *api.Family) *api.AfiSafi {
 		return &api.AfiSafi{
@@ -112,12 +112,12 @@ func (srv *bgpServer) addPeer(ctx context.Context, from netip.Addr, asn, local u
 		Transport: &api.Transport{PassiveMode: true},
 		Timers:    &api.Timers{Config: &api.TimersConfig{HoldTime: 65535, KeepaliveInterval: 21845}},
 		AfiSafis:  []*api.AfiSafi{family(familyV4), family(familyV6)},
-		// It is for the End-of-RIB after the first routes only.
+		// This is only for the End-of-RIB after the first routes.
 		GracefulRestart: &api.GracefulRestart{Enabled: true, RestartTime: 1},
 	}})
 }
 
-// deletePeer removes it; it may not exist.
+// deletePeer removes the counterpart, if it exists.
 func (srv *bgpServer) deletePeer(from netip.Addr) {
 	_ = srv.DeletePeer(context.Background(), &api.DeletePeerRequest{Address: from.String()})
 }

@@ -18,8 +18,8 @@ import (
 // stateEstablished is the state in which routes are exchanged.
 const stateEstablished = string(guard.Established)
 
-// session is the state of one peer. The goroutine of Run writes it under Speaker.mu, attach and detach do so for what
-// they say.
+// session is the state of one peer. The goroutine of Run writes it under Speaker.mu; attach and detach write the fields
+// marked below.
 type session struct {
 	peer  Peer
 	only  filter
@@ -39,15 +39,15 @@ type session struct {
 
 	wants4, wants6 bool // there are routes of the family
 
-	disconnectedAt time.Time // since when there is no TCP connection; zero: connected
+	disconnectedAt time.Time // when the TCP connection was lost; zero if connected
 	dialErr        error     // why the last attempt to connect failed
 	fault          string    // why the last session ended or was refused
 	faultAt        time.Time
-	vague          bool // fault has no cause
+	vague          bool // fault does not name a cause
 	probe          *signatureProbe
-	signature      signature // of the last SYN of the peer since there is a probe
+	signature      signature // of the peer's last SYN since the probe was opened
 
-	errors     []lb.PeerError // the newest first
+	errors     []lb.PeerError // newest first
 	ups, downs uint64
 	lastLogged string // state and reason last logged
 	limit      loglimit.Limit
@@ -67,7 +67,7 @@ func newSession(p Peer, only filter, from netip.Addr) *session {
 	return &session{peer: p, only: only, from: from, state: string(guard.Idle), since: now, disconnectedAt: now}
 }
 
-// config returns the configuration of the guard for the peer.
+// config returns the guard's configuration for the peer.
 func (p *Peer) config(o *Options) guard.Config {
 	c := guard.Config{
 		Address: p.Address, Port: p.Port, ASN: p.ASN, Password: p.Password, HoldTime: p.HoldTime,
@@ -90,7 +90,7 @@ func (p *Peer) config(o *Options) guard.Config {
 // passive reports whether only the peer connects.
 func (p *Peer) passive() bool { return p.Passive || p.ListenRange.IsValid() }
 
-// ttl returns the TTL (IPv6: hop limit) of packets to p; 0: the default of the kernel.
+// ttl returns the TTL (IPv6: hop limit) of packets to p, or 0 for the kernel's default.
 func (p *Peer) ttl(asn uint32) int {
 	switch {
 	case p.TTLSecurity:
@@ -102,7 +102,7 @@ func (p *Peer) ttl(asn uint32) int {
 	}
 }
 
-// status returns the public state; routes is how many were written to the peer. Speaker.mu is held.
+// status returns the public state. routes is the number of routes written to the peer. Speaker.mu is held.
 func (n *session) status(now time.Time, routes int) lb.PeerStatus {
 	s := lb.PeerStatus{Peer: n.peer.Address, ASN: cmp.Or(n.peer.ASN, n.asn), State: n.state, Since: n.since}
 	s.LastError = n.reason(now)
@@ -115,7 +115,7 @@ func (n *session) status(now time.Time, routes int) lb.PeerStatus {
 	return s
 }
 
-// reason returns what is wrong and, where possible, what to check; "" when nothing is.
+// reason says what is wrong and, where possible, what to check, or returns "".
 func (n *session) reason(now time.Time) string {
 	if n.state == stateEstablished {
 		return n.notice()
@@ -129,7 +129,7 @@ func (n *session) reason(now time.Time) string {
 	case n.noOpen(now):
 		problem = fmt.Sprintf("connected, but the peer has sent no OPEN for %v", now.Sub(n.moved).Round(time.Second))
 	default:
-		problem = n.signature.problem() // of a peer that is only waited for
+		problem = n.signature.problem() // this node only waits for the peer
 	}
 	if problem == "" || n.fault == "" {
 		return problem + n.fault
@@ -137,14 +137,14 @@ func (n *session) reason(now time.Time) string {
 	return problem + "; before that: " + n.fault
 }
 
-// openWait is how long a peer may take to send its OPEN before that is a problem.
+// openWait is how long a peer may take to send its OPEN before this is reported.
 const openWait = 3 * time.Second
 
 func (n *session) noOpen(now time.Time) bool {
 	return n.state == string(guard.OpenSent) && now.Sub(n.moved) >= openWait
 }
 
-// notice returns why an established session does not carry a family, or what is wrong with it; "" when nothing is.
+// notice says why an established session does not carry a family, or what else is wrong with it, or returns "".
 func (n *session) notice() string {
 	switch {
 	case n.has4 && n.wants4 && n.nextHops.reason4 != "":
@@ -159,9 +159,9 @@ func (n *session) notice() string {
 	return ""
 }
 
-// dialProblem returns why there is no TCP connection. The connecting side cannot distinguish a wrong password from a
-// peer that is down: the kernel of the peer drops segments with a wrong signature silently (RFC 2385, section 2). But
-// most peers connect too, and their signature says it.
+// dialProblem says why there is no TCP connection. The connecting side cannot tell a wrong password from a peer that is
+// down, because the peer's kernel silently drops segments with a wrong signature (RFC 2385, section 2). But most peers
+// also connect to us, and their signatures tell.
 func (n *session) dialProblem() string { return dialProblem(n.dialErr, n.signature) }
 
 func dialProblem(err error, s signature) string {
@@ -179,7 +179,7 @@ func dialProblem(err error, s signature) string {
 	}
 }
 
-// problem returns what is wrong with the passwords; "" when that is not known.
+// problem says what is wrong with the passwords, or returns "" if that is not known.
 func (s signature) problem() string {
 	const text = "the peer sends TCP segments "
 	switch s {

@@ -16,7 +16,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// errNoTable is the reason of a session that comes up while the speaker stops.
+// errNoTable rejects a session that comes up while the speaker stops.
 var errNoTable = errors.New("steelyard stops")
 
 // attach adds the counterpart of an established session to gobgp. From then on gobgp has routes for it.
@@ -45,7 +45,7 @@ func (s *Speaker) attach(ctx context.Context, e guard.Session) (guard.Backend, e
 	return guard.Backend{At: srv.at, From: from, Key: srv.key}, nil
 }
 
-// detach removes it when the session has ended.
+// detach removes the counterpart when the session has ended.
 func (s *Speaker) detach(peer netip.Addr) {
 	s.attachMu.Lock()
 	defer s.attachMu.Unlock()
@@ -62,7 +62,7 @@ func (s *Speaker) detach(peer netip.Addr) {
 	s.backend.deletePeer(from)
 }
 
-// trackWithdrawals makes Set wait for withdrawals to a session.
+// trackWithdrawals makes Set wait for withdrawals on a session.
 func (s *Speaker) trackWithdrawals(addr netip.Addr) {
 	s.mu.Lock()
 	p := *s.sessions[addr]
@@ -72,7 +72,7 @@ func (s *Speaker) trackWithdrawals(addr netip.Addr) {
 	}
 }
 
-// poll updates what no event reports.
+// poll updates state that no event reports.
 func (s *Speaker) poll(ctx context.Context, srv *bgpServer) {
 	s.refreshNextHops(ctx, srv)
 	s.announceSettled(ctx)
@@ -107,7 +107,7 @@ func (s *Speaker) attached() (list []session) {
 	return list
 }
 
-// refreshNextHops applies changes of next hops that follow from changed addresses of this node.
+// refreshNextHops updates next hops after changes to this node's addresses.
 func (s *Speaker) refreshNextHops(ctx context.Context, srv *bgpServer) {
 	o := s.options()
 	for _, p := range s.attached() {
@@ -119,8 +119,8 @@ func (s *Speaker) refreshNextHops(ctx context.Context, srv *bgpServer) {
 	}
 }
 
-// changeNextHops applies changed next hops. A next hop that was lost ends the session, because gobgp would not withdraw
-// the routes.
+// changeNextHops applies changed next hops. Losing a next hop ends the session, because gobgp would not withdraw the
+// routes.
 func (s *Speaker) changeNextHops(ctx context.Context, srv *bgpServer, before *session, after nextHops) {
 	addr := before.peer.Address
 	s.attachMu.Lock()
@@ -153,7 +153,7 @@ func lostNextHop(before, after nextHops) bool {
 	return lost(netip.IPv4Unspecified()) || lost(netip.IPv6Unspecified())
 }
 
-// Findings returns what does not work besides the sessions of BGP.
+// Findings returns problems other than those of BGP sessions.
 func (s *Speaker) Findings() (all []lb.Finding) {
 	for at, err := range s.guard.Problems() {
 		device := ""
@@ -172,5 +172,5 @@ func (s *Speaker) Findings() (all []lb.Finding) {
 		}
 	}
 	slices.SortFunc(all, func(a, b lb.Finding) int { return strings.Compare(a.Text, b.Text) })
-	return slices.Compact(all) // there is one for each address
+	return slices.Compact(all) // there is one per address
 }

@@ -28,15 +28,15 @@ const (
 	tcpHeaderLen  = 20
 	tcpSYN        = 0x02
 	tcpOptionMD5  = 19
-	maxSignatures = 64 // segments that are read in one poll
+	maxSignatures = 64 // segments read in one poll
 )
 
-// signatureProbe receives copies of the TCP segments of one peer, also of those that the kernel drops because of their
-// signature. Its counters of them are those of all peers.
+// signatureProbe receives copies of one peer's TCP segments, including those the kernel drops for a bad signature. The
+// kernel's counters for those cover all peers together.
 type signatureProbe struct{ fd int }
 
-// openSignatureProbe needs CAP_NET_RAW. The segments are those to source; zero: to the address that is used towards the
-// peer.
+// openSignatureProbe needs CAP_NET_RAW. The probe receives segments to source or, if it is zero, to the address used
+// towards the peer.
 func openSignatureProbe(peer, source netip.Addr, device string) (*signatureProbe, error) {
 	family, zone := unix.AF_INET, uint32(0)
 	if peer.Is6() {
@@ -64,7 +64,7 @@ func openSignatureProbe(peer, source netip.Addr, device string) (*signatureProbe
 	if source.IsValid() {
 		err = errors.Join(err, unix.Bind(fd, at(source)))
 	}
-	// The kernel passes the segments of this address only, and few: the socket is read once a second.
+	// The kernel delivers only segments from this address, and few, because the socket is read once a second.
 	err = errors.Join(err, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 16<<10), unix.Connect(fd, at(peer)))
 	if err != nil {
 		_ = unix.Close(fd)
@@ -75,8 +75,8 @@ func openSignatureProbe(peer, source netip.Addr, device string) (*signatureProbe
 
 func (p *signatureProbe) close() { _ = unix.Close(p.fd) }
 
-// read returns what the last SYN says that has arrived; unknown: none has. Port is that of the peer, listen that of
-// this node.
+// read returns what the last received SYN says, or signatureUnknown if none has arrived. port is the peer's port,
+// listen this node's.
 func (p *signatureProbe) read(peer netip.Addr, port, listen uint16, password string) (last signature) {
 	var data [2048]byte
 	var control [128]byte
@@ -102,7 +102,7 @@ func (p *signatureProbe) read(peer netip.Addr, port, listen uint16, password str
 	return last
 }
 
-// destination returns the address in the control message IPV6_PKTINFO.
+// destination returns the address in the IPV6_PKTINFO control message.
 func destination(control []byte) netip.Addr {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
@@ -116,7 +116,7 @@ func destination(control []byte) netip.Addr {
 	return netip.Addr{}
 }
 
-// signatureOf returns what a TCP segment from a peer to this node says; unknown if it is no SYN of BGP.
+// signatureOf returns what a TCP segment from a peer to this node says, or signatureUnknown if it is not a SYN for BGP.
 func signatureOf(b []byte, from, to netip.Addr, port, listen uint16, password string) signature {
 	if len(b) < tcpHeaderLen {
 		return signatureUnknown
@@ -139,7 +139,7 @@ func signatureOf(b []byte, from, to netip.Addr, port, listen uint16, password st
 	return signatureMismatch
 }
 
-// md5Option returns the digest in TCP options; nil: they have none.
+// md5Option returns the digest in TCP options, or nil if they have none.
 func md5Option(options []byte) []byte {
 	for len(options) > 0 && options[0] != 0 {
 		if options[0] == 1 { // no operation
@@ -157,8 +157,8 @@ func md5Option(options []byte) []byte {
 	return nil
 }
 
-// md5Digest is that of RFC 2385, section 2: of the pseudo-header, the header without options and checksum, the data and
-// the password.
+// md5Digest returns the digest of RFC 2385, section 2, over the pseudo-header, the header without options and checksum,
+// the data and the password.
 func md5Digest(segment []byte, header int, from, to netip.Addr, password string) []byte {
 	h := md5.New()
 	h.Write(from.AsSlice())
@@ -178,9 +178,9 @@ func md5Digest(segment []byte, header int, from, to netip.Addr, password string)
 	return h.Sum(nil)
 }
 
-// watchSignatures reads what peers without a connection send, while connecting to them gets no response, or while they
-// have to connect: their kernel, or this one, may drop segments because of the password. Without the right to a raw
-// socket, nothing is known.
+// watchSignatures reads the segments of unconnected peers that do not respond to connection attempts or that are
+// expected to connect themselves: their kernel, or this one, may drop segments because of the password. Without
+// permission to open a raw socket, nothing is known.
 func (s *Speaker) watchSignatures() {
 	o := s.options()
 	s.forEachSession(func(p *session) {
@@ -200,7 +200,7 @@ func (s *Speaker) watchSignatures() {
 	})
 }
 
-// unanswered reports whether nothing of the peer arrives in a connection.
+// unanswered reports whether nothing from the peer arrives on a connection.
 func (n *session) unanswered() bool {
 	switch guard.State(n.state) {
 	case guard.OpenSent, guard.OpenConfirm, guard.Established:

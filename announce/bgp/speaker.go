@@ -21,7 +21,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// withdrawTimeout bounds how long Set waits until withdrawals are written to the peers.
+// withdrawTimeout limits how long Set waits for withdrawals to be written to the peers.
 const withdrawTimeout = 2 * time.Second
 
 // Speaker announces VIPs to BGP peers. It implements lb.Announcer and prometheus.Collector; all methods may be called
@@ -38,7 +38,7 @@ type Speaker struct {
 	firstSet     chan struct{} // closed by the first Set
 	firstSetOnce sync.Once
 
-	finder *routeradv.Finder // of peers on interfaces
+	finder *routeradv.Finder // for peers on interfaces
 
 	restart chan struct{} // a changed option needs new sessions
 
@@ -51,20 +51,20 @@ type Speaker struct {
 	vips      []lb.Announcement // of the last Set
 	installed routes
 	settling  settling
-	server    *bgpServer // nil: Run has not started it yet, or has ended
+	server    *bgpServer // nil before Run starts it and after Run ends
 
 	attachMu sync.Mutex // orders changes of peers and policies in gobgp
 	backend  *bgpServer // of the last Run
 
 	mu       sync.Mutex // guards the following fields; never held while gobgp is called
 	o        Options
-	bfdError string // why BFD does not run; empty: it does
+	bfdError string // why BFD does not run, or ""
 	wants4   bool   // the last Set has IPv4 routes …
 	wants6   bool   // … and IPv6 routes
 	sessions map[netip.Addr]*session
 	found    map[string]netip.Addr // the routers on interfaces
 	dynamic  map[netip.Addr]bool   // peers of a ListenRange
-	refused  loglimit.Limit        // of connections of others
+	refused  loglimit.Limit        // for connections from strangers
 }
 
 // New returns a Speaker, or an error with every invalid option. It opens no socket.
@@ -99,16 +99,16 @@ func (s *Speaker) newGuard() *guard.Guard {
 	})
 }
 
-// options returns those in force. Their slices are not changed.
+// options returns the active options. Their slices are never modified.
 func (s *Speaker) options() Options {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.o
 }
 
-// Set implements lb.Announcer: exactly these VIPs are announced; By is ignored. It returns when withdrawals are
-// written to every session; new routes are queued by then. An announcement that cannot be made is an error and does
-// not affect the others.
+// Set implements lb.Announcer: it announces exactly these VIPs and ignores By. It returns once withdrawals are written
+// to every session; by then new routes are queued. An announcement that cannot be made is an error and does not affect
+// the others.
 func (s *Speaker) Set(ctx context.Context, announcements []lb.Announcement) error {
 	s.setMu.Lock()
 	defer s.setMu.Unlock()
@@ -139,12 +139,12 @@ func (s *Speaker) Set(ctx context.Context, announcements []lb.Announcement) erro
 	return errs.OrNil()
 }
 
-// Keep makes the speaker keep its routes for the time of a restart: Set changes nothing any more, and the end of Run is
-// not told to the peers, which keep the routes for Options.RestartTime (RFC 4724, section 4.2). A peer without graceful
+// Keep makes the peers keep the routes during a restart: Set no longer changes anything, and Run ends without telling
+// the peers, so that they keep the routes for Options.RestartTime (RFC 4724, section 4.2). A peer without graceful
 // restart removes them when the connection ends.
 func (s *Speaker) Keep() { s.kept.Store(true) }
 
-// end is what the peers are told when Run ends.
+// end returns the reason that peers are told when Run ends.
 func (s *Speaker) end() error {
 	if s.kept.Load() {
 		return errRestart // no message
@@ -154,8 +154,8 @@ func (s *Speaker) end() error {
 
 var errRestart = errors.New("steelyard restarts")
 
-// install changes the routes in gobgp to the wanted ones, withdrawals first. It returns the errors by prefix, and why
-// it ended early. s.setMu is held.
+// install brings the routes in gobgp to the wanted state, withdrawals first. It returns the errors by prefix, and why
+// it stopped early, if it did. s.setMu is held.
 func (s *Speaker) install(ctx context.Context) (failed map[netip.Prefix]error, early error) {
 	o := s.options()
 	steps := changes(s.installed, s.target(&o))
@@ -239,7 +239,7 @@ func (s *Speaker) Carried(vip netip.Addr) bool {
 }
 
 // Grace returns how long a route should be announced with LowerPreference before its planned withdrawal, so that
-// routers choose others; 0: no router has it.
+// routers choose others, or 0 if no router has the route.
 func (s *Speaker) Grace() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,21 +9,21 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// bandwidthUnit is the link bandwidth announced for a weight of 1, in bytes per second: 1 Gbit/s. Routers use the
-// proportion of the values only.
+// bandwidthUnit is the link bandwidth announced for a weight of 1, in bytes per second: 1 Gbit/s. Routers use only the
+// ratio of the values.
 const bandwidthUnit = 125e6
 
-// includes reports whether the route of an announcement has a weight. A router that gets a new weight moves flows to
-// another node, which resets those whose state is in one node.
+// includes reports whether an announcement's route carries a weight. A router that receives a new weight moves flows to
+// another node, which resets flows whose state is on one node only.
 func (o *Options) includes(a lb.Announcement) bool {
 	return o.Weighted == lb.WeightedAlways || o.Weighted == lb.WeightedMovable && a.Movable
 }
 
-// weightSettles is how long a weight must not have changed before it is announced with lb.WeightedAlways: a server that
-// fails and returns moves no flow then.
+// weightSettles is how long a weight must stay unchanged before it is announced with lb.WeightedAlways, so that a
+// server that fails and returns moves no flows.
 const weightSettles = 30 * time.Second
 
-// settling has the weights that differ from the announced ones.
+// settling holds the weights that differ from the announced ones.
 type settling map[netip.Prefix]newWeight
 
 type newWeight struct {
@@ -31,7 +31,8 @@ type newWeight struct {
 	since  time.Time
 }
 
-// settle returns the wanted routes with the announced weight where another one is wanted for less than weightSettles.
+// settle returns the wanted routes, but with the announced weight where a new one has been wanted for less than
+// weightSettles.
 func (s settling) settle(announced, wanted routes, now time.Time) routes {
 	out := maps.Clone(wanted)
 	for p, weight := range wanted {
@@ -52,7 +53,7 @@ func (s settling) settle(announced, wanted routes, now time.Time) routes {
 	return out
 }
 
-// target returns the routes to install now; s.setMu is held.
+// target returns the routes to install now. s.setMu is held.
 func (s *Speaker) target(o *Options) routes {
 	if o.Weighted != lb.WeightedAlways {
 		clear(s.settling)

@@ -10,18 +10,18 @@ import (
 	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
 )
 
-// withdrawalTracker tracks which routes were written to which peer, and which withdrawals not yet. DeletePath returns
-// when they are queued, but a VIP may be removed from the datapath only after they are written.
+// withdrawalTracker tracks the routes written to each peer and the withdrawals not yet written. DeletePath returns when
+// withdrawals are queued, but a VIP may be removed from the datapath only after they are written.
 type withdrawalTracker struct {
 	mu    sync.Mutex
-	peers map[netip.Addr]*ribOut // those with a session
+	peers map[netip.Addr]*ribOut // peers with a session
 	empty chan struct{}          // closed and replaced when nothing is pending
 }
 
 // ribOut is the Adj-RIB-Out of a session (RFC 4271, section 3.2), as it was written.
 type ribOut struct {
 	routes  map[netip.Prefix]*written
-	pending map[netip.Prefix]struct{} // withdrawals that are not written
+	pending map[netip.Prefix]struct{} // withdrawals not yet written
 	carries func(netip.Prefix) bool   // whether the route is sent
 }
 
@@ -48,7 +48,7 @@ func (w *withdrawalTracker) peerUp(peer netip.Addr, carries func(netip.Prefix) b
 	r.carries = carries
 }
 
-// peerDown records that there is no session with peer: it has no routes, or keeps them until the next session.
+// peerDown records that there is no session with peer, which has no routes then or keeps them until the next session.
 func (w *withdrawalTracker) peerDown(peer netip.Addr) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -69,8 +69,8 @@ func (w *withdrawalTracker) expect(prefixes []netip.Prefix) {
 	}
 }
 
-// sent records an UPDATE that was written to peer. The End-of-RIB follows the first routes of a session: what is
-// pending and was not among them was withdrawn before, and there will be no withdrawal of it. The peer removes it as
+// sent records an UPDATE that was written to peer. The End-of-RIB follows the first routes of a session. A pending
+// route that was not among them was withdrawn before the session, so no withdrawal will be sent. The peer removes it as
 // stale (RFC 4724, section 4.2).
 func (w *withdrawalTracker) sent(peer netip.Addr, u *guard.Update) {
 	w.mu.Lock()
@@ -121,7 +121,7 @@ func (w *withdrawalTracker) written(p netip.Prefix) bool {
 	return false
 }
 
-// signal wakes wait when nothing is pending. w.mu is held.
+// signal wakes wait if nothing is pending. w.mu is held.
 func (w *withdrawalTracker) signal() {
 	if w.count() == 0 {
 		close(w.empty)
@@ -129,7 +129,7 @@ func (w *withdrawalTracker) signal() {
 	}
 }
 
-// wait returns when nothing is pending or ctx ends. It returns the number of withdrawals still pending and stops
+// wait waits until nothing is pending or ctx ends. It returns the number of withdrawals still pending and stops
 // tracking them.
 func (w *withdrawalTracker) wait(ctx context.Context) int {
 	w.mu.Lock()

@@ -7,34 +7,34 @@ import (
 )
 
 const (
-	// silence is after what time without an advertisement a router is tried no more.
+	// silence is the time without an advertisement after which a router is no longer tried.
 	silence = time.Minute
-	// turn is how long a router is tried before another one is: a session needs a few seconds.
+	// turn is how long a router is tried before the next. A session takes a few seconds to come up.
 	turn = 20 * time.Second
-	// maxCandidates bounds what anyone on the link can make this node remember.
+	// maxCandidates limits how much any host on the link can make this node remember.
 	maxCandidates = 64
 )
 
-// candidates are those that advertise themselves on a link. Any host there can, by any number of addresses, and can
-// keep the router from being the first one: so each of them has its turn, the one that was not tried for the longest
-// time first. Of more addresses than places, a sample is kept, another one in each turn: those with the lowest hashes,
-// so that all are equally likely, however often they advertise.
+// candidates are the hosts that advertise themselves as routers on a link. Any host there can do so, from any number of
+// addresses, and can be faster than the router. So the candidates take turns, the least recently tried first. If there
+// are more addresses than places, each turn keeps a new sample, the addresses with the lowest hashes: all are equally
+// likely, however often they advertise.
 //
-// The router that was last in use keeps its place, and has every second turn, heard or not.
+// The router that was last in use keeps its place and has every second turn, whether it is heard or not.
 type candidates struct {
 	all    map[netip.Addr]*candidate
-	router netip.Addr   // whose turn it is; zero: none was heard
-	since  time.Time    // of the turn, or when the router was last in use
-	proven netip.Addr   // the router that was last in use; zero: none was
+	router netip.Addr   // whose turn it is; zero if none was heard
+	since  time.Time    // start of the turn, or when the router was last in use
+	proven netip.Addr   // the router that was last in use; zero if none was
 	seed   maphash.Seed // of this turn
 }
 
 type candidate struct {
 	heard time.Time // last
-	tried time.Time // begin of its last turn; zero: it had none
+	tried time.Time // start of its last turn; zero if it had none
 }
 
-// hear records an advertisement. It reports whether it is the first one, and the turn of its sender.
+// hear records an advertisement. It reports whether it is the first, which starts the sender's turn.
 func (c *candidates) hear(from netip.Addr, now time.Time) (first bool) {
 	x := c.all[from]
 	if x == nil && len(c.all) >= maxCandidates && !c.evict(from, now) {
@@ -57,8 +57,8 @@ func (c *candidates) hear(from netip.Addr, now time.Time) (first bool) {
 // rank is the order in the sample of this turn.
 func (c *candidates) rank(a netip.Addr) uint64 { return maphash.Comparable(c.seed, a) }
 
-// evict forgets a candidate that is silent, or else the last one of the sample. It returns false when from comes after
-// that one.
+// evict forgets a silent candidate or, if there is none, the last one of the sample. It returns false if from would
+// come after that one.
 func (c *candidates) evict(from netip.Addr, now time.Time) bool {
 	last, rank := from, c.rank(from)
 	for a, x := range c.all {
@@ -77,7 +77,7 @@ func (c *candidates) evict(from netip.Addr, now time.Time) bool {
 	return last != from
 }
 
-// next returns the router that begins its turn now; zero: none does. InUse: the one whose turn it is works.
+// next returns the router whose turn begins now, or zero if none does. inUse says that the current router works.
 func (c *candidates) next(inUse bool, now time.Time) (next netip.Addr) {
 	if inUse {
 		c.since, c.proven = now, c.router
@@ -95,8 +95,8 @@ func (c *candidates) next(inUse bool, now time.Time) (next netip.Addr) {
 	return next
 }
 
-// other returns the candidate that is not silent and was not tried for the longest time, except for the one whose turn
-// it is; zero: there is none.
+// other returns the least recently tried candidate that is not silent, except the current one, or zero if there is
+// none.
 func (c *candidates) other(now time.Time) (next netip.Addr) {
 	for a, x := range c.all {
 		if a == c.router || now.Sub(x.heard) >= silence {

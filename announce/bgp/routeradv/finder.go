@@ -1,11 +1,11 @@
-// Package routeradv finds the router at the other end of a link by its router advertisements (RFC 4861), and makes this
-// node known to it by the same: routers with unnumbered BGP peers expect that.
+// Package routeradv finds the router at the other end of a link through its router advertisements (RFC 4861), and
+// announces this node to it in the same way, as routers with unnumbered BGP peers expect.
 //
 // In: interfaces (SetInterfaces). Out: the link-local address of the router on each (Options.Found). The advertisements
-// that are sent have a router lifetime of 0 and no prefixes, so that no host uses this node as a router.
+// it sends have a router lifetime of 0 and no prefixes, so that no host uses this node as a router.
 //
-// Messages must have a hop limit of 255, so nobody beyond the link can forge them; who is on the link can. So of
-// several that advertise themselves each has its turn, until one is in use (candidates.go).
+// Messages must have a hop limit of 255, so only hosts on the link can forge them. If several hosts advertise
+// themselves, they take turns until one is in use (candidates.go).
 package routeradv
 
 import (
@@ -32,7 +32,7 @@ const (
 	// ones follow each other after initialInterval (section 6.2.4: at most 16 s).
 	interval, minInterval, initialInterval = 10 * time.Second, 3 * time.Second, 3 * time.Second
 	initialCount                           = 3
-	// poll is how often the interface is looked at, retry the time until a failed one is tried again.
+	// poll is the interval between checks of the interface, retry the time until a failed one is tried again.
 	poll, retry = time.Second, time.Second
 )
 
@@ -40,12 +40,11 @@ var allNodes, allRouters = netip.MustParseAddr("ff02::1"), netip.MustParseAddr("
 
 // Options configures a Finder.
 type Options struct {
-	// Found is called when the router on an interface is found, or is another one. The address has the interface as
-	// zone.
+	// Found is called when the router on an interface is found or changes. The address has the interface as zone.
 	Found func(iface string, router netip.Addr)
-	// InUse reports whether a router must not be replaced, because it works; nil: none does.
+	// InUse reports whether a router works and must not be replaced. If it is nil, none does.
 	InUse func(router netip.Addr) bool
-	// Boundary is around each message. It may be nil.
+	// Boundary wraps the handling of each message. It may be nil.
 	Boundary *lb.Boundary
 	Log      *slog.Logger
 }
@@ -64,7 +63,7 @@ type Finder struct {
 type link struct {
 	name string
 	o    *Options
-	stop context.CancelFunc // nil: not started
+	stop context.CancelFunc // nil if not started
 
 	mu         sync.Mutex // guards the following fields
 	problem    string     // why nothing is sent and received
@@ -118,7 +117,7 @@ func (f *Finder) SetInterfaces(names []string) {
 	}
 }
 
-// Problem returns why no router is found on an interface.
+// Problem says why no router is found on an interface.
 func (f *Finder) Problem(name string) string {
 	f.mu.Lock()
 	l := f.links[name]
@@ -148,7 +147,7 @@ func (l *link) run(ctx context.Context) {
 	}
 }
 
-// fail records and logs a problem once; "": there is none.
+// fail records a problem and logs it once. "" means that there is none.
 func (l *link) fail(problem string) {
 	l.mu.Lock()
 	news := problem != l.problem
@@ -159,7 +158,7 @@ func (l *link) fail(problem string) {
 	}
 }
 
-// errChanged: the interface is another one, or has another address.
+// errChanged means that the interface was replaced or has another address.
 var errChanged = errors.New("the interface has changed")
 
 // exchange sends and receives until ctx ends or something fails.
@@ -193,7 +192,7 @@ func (l *link) exchange(ctx context.Context) error {
 	return err
 }
 
-// send advertises this node: now and then, and when a router asks or is new.
+// send advertises this node regularly, and when a router asks or is new.
 func (l *link) send(
 	ctx context.Context, conn *ndp.Conn, ifi *net.Interface, self netip.Addr,
 	asked <-chan struct{}, failed <-chan error,
@@ -298,7 +297,7 @@ func (l *link) hear(from netip.Addr) bool {
 	added, first, full := l.add(from)
 	if added {
 		level := slog.LevelInfo
-		if full { // no limit to how many anyone can send
+		if full { // anyone can send any number of them
 			level = slog.LevelDebug
 		}
 		l.o.Log.Log(context.Background(), level, "router found", "interface", l.name, "router", from)
@@ -309,8 +308,8 @@ func (l *link) hear(from netip.Addr) bool {
 	return added
 }
 
-// add makes a router a candidate. It reports whether it is a new one, whether it is the one in use from now on, and
-// whether another candidate had to go for it.
+// add makes a router a candidate. It reports whether it is new, whether it is the router from now on, and whether
+// another candidate was evicted for it.
 func (l *link) add(router netip.Addr) (added, first, full bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -320,7 +319,7 @@ func (l *link) add(router netip.Addr) (added, first, full bool) {
 	return !known && l.candidates.all[router] != nil, first, full
 }
 
-// turn makes another candidate the router when it is its turn.
+// turn makes another candidate the router if its turn has come.
 func (l *link) turn() bool {
 	l.mu.Lock()
 	router := l.candidates.router
