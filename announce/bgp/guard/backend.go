@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// backendHoldTime is negotiated with the backend, in seconds: its sessions end by events, not by time. backendKeepalive
-// is sent far more often than it needs.
+// backendHoldTime is negotiated with the backend, in seconds. It is long because events end these sessions, not timers.
+// backendKeepalive is far shorter than it needs.
 const (
 	backendHoldTime  = 65535
 	backendKeepalive = time.Hour
-	// backendTimeout bounds how long the backend may take to accept a session.
+	// backendTimeout limits how long the backend may take to accept a session.
 	backendTimeout = 10 * time.Second
 	backendRetry   = 2 * time.Millisecond
 )
@@ -28,8 +28,8 @@ type Backend struct {
 	Key  string
 }
 
-// connect opens a session with the backend that looks like one with the peer, but has nothing that the peer sent: the
-// OPEN is made anew of the fields that were checked. It returns once the backend has accepted it.
+// connect opens a session with the backend that looks like the peer's but contains nothing the peer sent: the OPEN is
+// rebuilt from the checked fields. It returns once the backend has accepted the session.
 func (b *Backend) connect(
 	ctx context.Context, dial func(context.Context, *Backend) (net.Conn, error), peer *Open,
 ) (net.Conn, *messageReader, error) {

@@ -16,10 +16,10 @@ import (
 )
 
 const (
-	// openTimeout bounds how long a connection may exist without the OPEN of the peer. RFC 4271, section 8.2.2,
-	// suggests four minutes; a peer that needs more than one is down.
+	// openTimeout limits how long a connection may exist without the peer's OPEN. RFC 4271, section 8.2.2, suggests
+	// four minutes; a peer that needs more than one is down.
 	openTimeout = time.Minute
-	// sendTimeout is how long a peer without hold time may accept no data (RFC 9687).
+	// sendTimeout is how long a peer with a hold time of 0 may refuse to accept data (RFC 9687).
 	sendTimeout = 8 * time.Minute
 	// lingerTime is how long the peer may take to read the last NOTIFICATION.
 	lingerTime = time.Second
@@ -54,14 +54,14 @@ type conn struct {
 	received, sent Messages
 }
 
-// run is the life of the connection. It always ends with an event for the peer's goroutine.
+// run handles the connection from start to end. It always ends with an event for the peer's goroutine.
 func (c *conn) run(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() { _ = c.c.SetDeadline(time.Unix(1, 0)) })
 	err := c.handshake(ctx)
 	if err == nil {
 		err = c.session(ctx)
 	}
-	if ctx.Err() != nil { // by end, or without a NOTIFICATION
+	if ctx.Err() != nil { // ended by end, or without a NOTIFICATION
 		err = context.Cause(ctx)
 	}
 	stop()
@@ -73,19 +73,19 @@ func (c *conn) run(ctx context.Context) {
 		_ = c.c.CloseWrite()
 	}
 	c.p.lingering.Go(func() {
-		if tell { // closing with unread data would reset, and lose the NOTIFICATION
+		if tell { // closing with unread data would send RST and lose the NOTIFICATION
 			_, _ = io.Copy(io.Discard, io.LimitReader(c.c, readBurst))
 		}
 		c.c.Close()
 	})
-	c.p.events <- ended{c, err} // the peer may be lost: its end is not awaited
+	c.p.events <- ended{c, err} // does not wait for the peer, which may be lost
 }
 
-// end makes the connection end for this reason, with a NOTIFICATION if it is an *Error. The first reason counts. It
-// does not block.
+// end ends the connection for this reason, with a NOTIFICATION if it is an *Error. The first reason counts. end does
+// not block.
 func (c *conn) end(e error) { c.cancel(e) }
 
-// lastWords is how long a NOTIFICATION of the peer is awaited after sending to it has failed.
+// lastWords is how long to wait for a NOTIFICATION from the peer after sending to it has failed.
 const lastWords = 200 * time.Millisecond
 
 var errSending = errors.New("the connection failed while sending")
@@ -156,7 +156,7 @@ func (c *conn) session(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	for _, m := range []*Messages{&c.received, &c.sent} { // of the handshake
+	for _, m := range []*Messages{&c.received, &c.sent} { // those of the handshake
 		m.count(typeOpen)
 		m.count(typeKeepalive)
 	}
@@ -170,7 +170,7 @@ func (c *conn) session(ctx context.Context) error {
 		wg.Go(func() {
 			err := f()
 			failed <- err
-			if errors.Is(err, errSending) { // the reason of the peer may have arrived before
+			if errors.Is(err, errSending) { // the peer's reason may have arrived earlier
 				select {
 				case <-ctx.Done():
 				case <-time.After(lastWords):
@@ -225,7 +225,7 @@ func (c *conn) countSent(b []byte) {
 	c.sent.count(messageType(b[headerLen-1]))
 }
 
-// keepAlive sends KEEPALIVEs: to the peer in a third of the hold time or earlier, and to the backend.
+// keepAlive sends KEEPALIVEs to the peer, at least three per hold time, and to the backend.
 func (c *conn) keepAlive(ctx context.Context, hold time.Duration) error {
 	var tick <-chan time.Time
 	if hold > 0 {
@@ -239,7 +239,7 @@ func (c *conn) keepAlive(ctx context.Context, hold time.Duration) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-c.p.probe: // whether the connection still exists
+		case <-c.p.probe: // tests whether the connection still exists
 		case <-tick:
 		case <-hourly.C:
 			c.toBackend(keepalive)
@@ -259,7 +259,7 @@ func (c *conn) toBackend(b []byte) {
 	}
 }
 
-// readError returns why reading failed.
+// readError translates an error from reading into the reason for the session's end.
 func readError(err error, hold time.Duration) error {
 	var e *Error
 	switch {

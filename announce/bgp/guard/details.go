@@ -5,27 +5,27 @@ import (
 	"time"
 )
 
-// Details is what an established session has negotiated, and what it has exchanged so far.
+// Details describes what an established session has negotiated and exchanged so far.
 type Details struct {
 	Session
-	RouterID            netip.Addr // BGP identifier of the peer
+	RouterID            netip.Addr // the peer's BGP identifier
 	LocalASN            uint32
-	HoldTime, Keepalive time.Duration // 0: no KEEPALIVEs
+	HoldTime, Keepalive time.Duration // 0 without KEEPALIVEs
 	// RestartTime and LongLived are how long the peer keeps the routes after the session has failed, if it supports
-	// graceful restart (RFC 4724) and long-lived graceful restart (RFC 9494); 0: not at all.
+	// graceful restart (RFC 4724) and long-lived graceful restart (RFC 9494), or 0 if it does not.
 	RestartTime, LongLived time.Duration
 	Routes                 Received
 	Received, Sent         Messages
 }
 
-// Received counts the routes that a peer has sent in a session. None of them is kept.
+// Received counts the routes that a peer has sent in a session. None of them are kept.
 type Received struct {
-	Announced uint64 // of any number of UPDATEs
+	Announced uint64 // routes in all UPDATEs
 	Withdrawn uint64
-	Malformed uint64 // UPDATEs that could not be read
+	Malformed uint64 // UPDATEs that could not be parsed
 }
 
-// Messages counts messages in one direction, with OPEN.
+// Messages counts messages in one direction, including the OPEN.
 type Messages struct {
 	All, Updates uint64
 	Last         time.Time
@@ -39,7 +39,7 @@ func (m *Messages) count(kind messageType) {
 	m.Last = time.Now()
 }
 
-// Details returns those of the session with a peer; false: there is none.
+// Details returns the details of the session with a peer, or false if there is none.
 func (g *Guard) Details(peer netip.Addr) (Details, bool) {
 	g.mu.Lock()
 	c := g.sessions[peer]
@@ -62,7 +62,7 @@ func (g *Guard) Details(peer netip.Addr) (Details, bool) {
 	return d, true
 }
 
-// described is valid after the handshake.
+// described returns the session for Options.Attach. It is valid after the handshake.
 func (c *conn) described() Session {
 	return Session{
 		Peer: c.cfg.Address, Local: c.local, ASN: c.theirs.ASN, V4: c.theirs.V4, V6: c.theirs.V6,
@@ -70,7 +70,7 @@ func (c *conn) described() Session {
 	}
 }
 
-// keepaliveInterval is the time between KEEPALIVEs to the peer; 0: none are sent.
+// keepaliveInterval returns the time between KEEPALIVEs to the peer, or 0 if none are sent.
 func (c *conn) keepaliveInterval(hold time.Duration) time.Duration {
 	interval := hold / 3
 	if c.cfg.Keepalive > 0 {

@@ -13,28 +13,28 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Options configures a Guard. The functions are called from any goroutine, those for one peer one after the other, and
-// must not call the Guard.
+// Options configures a Guard. The functions are called from any goroutine, but one at a time for each peer, and must
+// not call the Guard.
 type Options struct {
 	ASN      uint32
 	RouterID netip.Addr
 	Hostname string // told to the peers; may be empty
-	// ListenPort and ListenAddresses are where peers may connect to; port -1: nowhere. Without addresses it is all of
-	// the families that peers have.
+	// ListenPort and ListenAddresses are where peers may connect to. Port -1 means nowhere. Without addresses, the
+	// guard listens on all addresses of the peers' families.
 	ListenPort      int
 	ListenAddresses []netip.Addr
-	// Attach is called when a session is established, and returns where its routes come from; Detach when it has ended.
+	// Attach is called when a session is established and returns the source of its routes. Detach is called when the
+	// session has ended.
 	Attach func(ctx context.Context, s Session) (Backend, error)
 	Detach func(peer netip.Addr)
-	// Sent is called after an UPDATE was written to the peer, or was found to be none for it. u is valid until it
-	// returns.
+	// Sent is called after an UPDATE was written to the peer or withheld from it. u is valid until Sent returns.
 	Sent func(peer netip.Addr, u *Update)
-	// Unknown is called when an address of a Range that no peer has connects. It may call SetPeers, and reports whether
-	// the address is a peer now. nil: such connections are closed.
+	// Unknown is called when an address in a Range that is not yet a peer connects. It may call SetPeers, and reports
+	// whether the address is now a peer. If Unknown is nil, such connections are closed.
 	Unknown func(from netip.Addr) bool
 	// Event is called when the state of a peer changes, and when a connection fails.
 	Event func(Event)
-	// Boundary is around each message of a peer. It may be nil.
+	// Boundary wraps the handling of each peer message. It may be nil.
 	Boundary *lb.Boundary
 	Log      *slog.Logger
 }
@@ -45,26 +45,26 @@ type Config struct {
 	Port     uint16
 	ASN      uint32
 	Password string
-	LocalASN uint32        // towards this peer; 0: that of Options
-	HoldTime time.Duration // in whole seconds; 0: no KEEPALIVEs
-	// Keepalive is the time between KEEPALIVEs from the next session on, at most a third of the negotiated hold time;
-	// 0: that third.
+	LocalASN uint32        // towards this peer; 0 for that of Options
+	HoldTime time.Duration // in whole seconds; 0 for no KEEPALIVEs
+	// Keepalive is the time between KEEPALIVEs from the next session on, at most a third of the negotiated hold time,
+	// which is also the default.
 	Keepalive time.Duration
-	// Retry is the mean time between two attempts to connect; 0: 2 s.
+	// Retry is the mean time between attempts to connect. 0 means 2 s.
 	Retry  time.Duration
-	TTL    int        // of sent packets; 0: the default of the kernel
-	MinTTL int        // of accepted packets; 0: any
-	Source netip.Addr // zero: the kernel chooses it
-	// Device is the interface or the VRF of the session; empty: any interface that is in no VRF.
+	TTL    int        // of sent packets; 0 for the kernel's default
+	MinTTL int        // of accepted packets; 0 for any
+	Source netip.Addr // if zero, the kernel chooses
+	// Device is the interface or VRF of the session. Empty means any interface outside VRFs.
 	Device  string
 	Passive bool // do not connect
-	// ExtendedNextHop offers that IPv4 routes have an IPv6 next hop (RFC 8950).
+	// ExtendedNextHop offers IPv6 next hops for IPv4 routes (RFC 8950).
 	ExtendedNextHop bool
-	// RestartTime is that of graceful restart (RFC 4724); 0: no graceful restart.
+	// RestartTime is the graceful restart time (RFC 4724). 0 turns graceful restart off.
 	RestartTime time.Duration
-	// LongLived is that of long-lived graceful restart (RFC 9494), with RestartTime; 0: none.
+	// LongLived is the long-lived graceful restart time (RFC 9494) and needs RestartTime. 0 turns it off.
 	LongLived time.Duration
-	// Routes names what the backend sends to the peer. When it changes, the session is replaced.
+	// Routes identifies the routes that the backend sends to the peer. When it changes, the session is replaced.
 	Routes string
 }
 
@@ -73,23 +73,23 @@ type Session struct {
 	Peer   netip.Addr
 	Local  netip.Addr // with a zone if it is link-local
 	ASN    uint32
-	V4, V6 bool // the families of both sides
-	// ExtendedNextHop: both sides offer it (RFC 8950).
+	V4, V6 bool // families that both sides support
+	// ExtendedNextHop is true if both sides offer it (RFC 8950).
 	ExtendedNextHop bool
 }
 
-// Event is a change of the state of a peer, or a failure.
+// Event is a change of a peer's state or a failure.
 type Event struct {
 	Peer     netip.Addr
 	Old, New State
-	Err      error // why; nil: no failure
-	Dial     bool  // Err is that of an attempt to connect
+	Err      error // why, or nil if nothing failed
+	Dial     bool  // Err is from an attempt to connect
 }
 
-// Guard keeps sessions with peers.
+// Guard maintains sessions with peers.
 type Guard struct {
 	o           Options
-	dial        func(context.Context, *Config) (socket, error) // dial; tests have sockets in memory
+	dial        func(context.Context, *Config) (socket, error) // dial, or in-memory sockets in tests
 	dialBackend func(context.Context, *Backend) (net.Conn, error)
 
 	mu       sync.Mutex // guards the following fields
@@ -110,8 +110,8 @@ func New(o Options) *Guard {
 	}
 }
 
-// Run listens, and keeps a session with every peer until ctx ends. The cause of ctx is sent to the peers if it is an
-// *Error.
+// Run listens and maintains a session with every peer until ctx ends. If the cause of ctx is an *Error, it is sent to
+// the peers.
 func (g *Guard) Run(ctx context.Context) {
 	g.mu.Lock()
 	g.running = ctx
@@ -154,10 +154,10 @@ func (g *Guard) start(p *peer) {
 	})
 }
 
-// SetPeers changes the peers to these. Sessions with peers that stay as they are, or whose change needs no new
-// connection, go on: a password that is changed on both sides within the hold time ends no session, nor does a Source
-// that the connection has. Others end with a
-// NOTIFICATION, or without one when graceful restart lets the peer keep the routes until the next session.
+// SetPeers replaces the peers. Sessions continue if the peer is unchanged or the change needs no new connection: a
+// password that changes on both sides within the hold time does not end the session, nor does a Source equal to the
+// connection's local address. Other sessions end with a NOTIFICATION, or without one if graceful restart lets the peer
+// keep the routes until the next session.
 func (g *Guard) SetPeers(list []Config) {
 	g.mu.Lock()
 	wanted := map[netip.Addr]Config{}
@@ -212,14 +212,14 @@ func (g *Guard) SetPeers(list []Config) {
 	}
 }
 
-// sameConnection reports whether a connection for c also serves for other. RestartTime and LongLived are told with the
-// next OPEN.
+// sameConnection reports whether a connection for c also serves other. RestartTime and LongLived are sent with the next
+// OPEN.
 func (c Config) sameConnection(other *Config) bool {
 	if (c.Password == "") != (other.Password == "") || (c.RestartTime == 0) != (other.RestartTime == 0) {
 		return false
 	}
 	if c.MinTTL > 0 && other.MinTTL == 0 || c.TTL > 0 && other.TTL == 0 {
-		return false // the defaults of the kernel are not known here
+		return false // the kernel's defaults are not known here
 	}
 	c.Password, c.RestartTime, c.TTL, c.MinTTL = other.Password, other.RestartTime, other.TTL, other.MinTTL
 	c.Passive, c.LongLived = other.Passive, other.LongLived
@@ -253,7 +253,7 @@ func (g *Guard) forget(p *peer, reason error) {
 	}
 }
 
-// Configure changes the local side: where to listen takes effect at once, the rest with the next OPEN.
+// Configure changes the local side: port and addresses take effect at once, the rest with the next OPEN.
 func (g *Guard) Configure(asn uint32, routerID netip.Addr, port int, addresses []netip.Addr) {
 	g.mu.Lock()
 	g.o.ASN, g.o.RouterID, g.o.ListenPort, g.o.ListenAddresses = asn, routerID, port, addresses
@@ -269,7 +269,7 @@ func (g *Guard) setKeys(c *Config) {
 	g.eachSocket(c.Address, func(fd int) error { return setKey(fd, c) })
 }
 
-// eachSocket calls f with the listening sockets of the family of peer. g.mu is held.
+// eachSocket calls f with the listening sockets of peer's family. g.mu is held.
 func (g *Guard) eachSocket(peer netip.Addr, f func(fd int) error) {
 	for at, l := range g.listen {
 		if l.socket == nil || at.Addr().Is4() != peer.Is4() {
@@ -309,16 +309,16 @@ func (g *Guard) setSession(peer netip.Addr, c *conn) {
 	g.sessions[peer] = c
 }
 
-// Failed ends the session of a peer because BFD, which was last up at that time, reports that the path has failed (RFC
-// 9384). A session that was established later stays: the failure is that of the one before.
+// Failed ends the session of a peer because BFD, last up at lastUp, reports that the path has failed (RFC 9384). A
+// session that was established later stays, because the failure belongs to the previous one.
 func (g *Guard) Failed(peer netip.Addr, lastUp time.Time, text string) {
 	g.endSession(peer, lastUp, cease(ceaseBFD, text))
 }
 
-// Reset ends the session of a peer, which is established again.
+// Reset ends the session of a peer, which is then established again.
 func (g *Guard) Reset(peer netip.Addr, text string) { g.endSession(peer, time.Now(), cease(4, text)) }
 
-// endSession ends a session that was established at that time. It does not block.
+// endSession ends the session of a peer if it was established by that time. It does not block.
 func (g *Guard) endSession(peer netip.Addr, at time.Time, e *Error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -327,5 +327,6 @@ func (g *Guard) endSession(peer netip.Addr, at time.Time, e *Error) {
 	}
 }
 
-// Stopped is the cause that tells the peers that this node stops: they remove its routes at once (RFC 9003).
+// Stopped returns the cause that tells the peers that this node stops, so that they remove its routes at once (RFC
+// 9003).
 func Stopped(text string) error { return cease(ceaseShutdown, text) }

@@ -12,20 +12,20 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Endpoint is where peers may connect to. Device is empty but for interfaces in a VRF, and VRFs.
+// Endpoint is where peers may connect to. Device is set only for VRFs and interfaces in a VRF.
 type Endpoint struct {
 	netip.AddrPort
 	Device string
 }
 
-// listener is a listening socket, or why there is none.
+// listener is a listening socket, or the error that prevented it.
 type listener struct {
 	socket *net.TCPListener
-	index  int // of the device that the socket is bound to; 0: none
+	index  int // of the device that the socket is bound to, or 0
 	err    error
 }
 
-// listenRetry is the interval at which a port that was in use is tried again.
+// listenRetry is the interval between attempts to listen on a port that is in use.
 const listenRetry = 5 * time.Second
 
 func (l *listener) close() {
@@ -34,7 +34,7 @@ func (l *listener) close() {
 	}
 }
 
-// relisten opens the listening sockets that are missing.
+// relisten opens missing listening sockets.
 func (g *Guard) relisten(ctx context.Context) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -45,7 +45,7 @@ func (g *Guard) relisten(ctx context.Context) {
 	g.own = ownSockets(peers, g.ranges)
 	wanted := g.endpoints(peers)
 	for at, l := range g.listen {
-		// A device that was removed and added again has another index: nothing arrives by the socket any more.
+		// A device that was removed and added again has a new index: the old socket no longer receives anything.
 		if !slices.Contains(wanted, at) || l.socket != nil && l.index != g.own[at.Device] {
 			l.close()
 			delete(g.listen, at)
@@ -73,8 +73,8 @@ func (g *Guard) relisten(ctx context.Context) {
 	}
 }
 
-// endpoints returns the addresses of the options, or the unspecified address of each family that peers have, so that a
-// node without IPv6 can have IPv4 peers; and the same for each device with sockets of its own. g.mu is held.
+// endpoints returns the addresses in the options, or the unspecified address of each family that peers have, so that a
+// node without IPv6 can have IPv4 peers. It returns the same for each device with its own sockets. g.mu is held.
 func (g *Guard) endpoints(peers []Config) (list []Endpoint) {
 	if g.o.ListenPort < 0 {
 		return nil
@@ -106,9 +106,9 @@ func (g *Guard) endpoints(peers []Config) (list []Endpoint) {
 	return list
 }
 
-// ownSockets returns the indexes of the devices of peers that need listening sockets of their own, because those
-// without a device receive nothing from a VRF (net.ipv4.tcp_l3mdev_accept); 0: the device does not exist. Connections
-// of the other devices arrive by the sockets without one, and are bound to the device then.
+// ownSockets returns the indexes of the peers' devices that need their own listening sockets, because sockets without a
+// device receive nothing from a VRF (net.ipv4.tcp_l3mdev_accept). The index is 0 if the device does not exist.
+// Connections on other devices arrive on the sockets without a device and are then bound to the device.
 func ownSockets(peers []Config, ranges []Range) map[string]int {
 	own := map[string]int{}
 	add := func(device string) {
@@ -139,7 +139,7 @@ func (g *Guard) socketOf(device string) string {
 	return ""
 }
 
-// Problems returns why the guard does not listen, by address.
+// Problems returns the errors that prevent listening, by endpoint.
 func (g *Guard) Problems() map[Endpoint]error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -152,7 +152,7 @@ func (g *Guard) Problems() map[Endpoint]error {
 	return problems
 }
 
-// accept passes connections to their peers. The socket is bound to device, if that is not empty.
+// accept passes connections to their peers. The socket is bound to device unless that is empty.
 func (g *Guard) accept(ctx context.Context, l *net.TCPListener, device string) {
 	for {
 		c, err := l.AcceptTCP()

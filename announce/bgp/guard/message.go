@@ -57,7 +57,7 @@ func (t messageType) validLength(n int) bool {
 	}
 }
 
-// message is one message; body is valid until the next one is read.
+// message is one message. body is valid until the next message is read.
 type message struct {
 	kind messageType
 	raw  []byte // with the header
@@ -65,7 +65,7 @@ type message struct {
 
 func (m message) body() []byte { return m.raw[headerLen:] }
 
-// messageReader reads messages. What it returns has a valid header.
+// messageReader reads messages. The messages it returns have a valid header.
 type messageReader struct {
 	r   *bufio.Reader
 	buf [maxMessage]byte
@@ -75,7 +75,7 @@ func newMessageReader(r io.Reader) *messageReader {
 	return &messageReader{r: bufio.NewReaderSize(r, 2*maxMessage)}
 }
 
-// next returns the next message. The error is an *Error if the header is invalid, else one of the connection.
+// next returns the next message. The error is an *Error if the header is invalid, and otherwise the connection's.
 func (r *messageReader) next() (message, error) {
 	head := r.buf[:headerLen]
 	if _, err := io.ReadFull(r.r, head); err != nil {

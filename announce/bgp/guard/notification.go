@@ -27,7 +27,7 @@ const (
 	ceaseBFD          = 10
 )
 
-// codeNames and subcodeNames are the names of the IANA registry "BGP Error (Notification) Codes", in lower case.
+// codeNames and subcodeNames are the names in the IANA registry "BGP Error (Notification) Codes", in lower case.
 var (
 	codeNames = map[uint8]string{
 		1: "message header error", 2: "open message error", 3: "update message error", 4: "hold timer expired",
@@ -49,20 +49,20 @@ var (
 	}
 )
 
-// Error is a NOTIFICATION that ends a session: one that was received, or one to send to the peer.
+// Error is a NOTIFICATION that ends a session, either received from or to be sent to the peer.
 type Error struct {
 	Code, Subcode uint8
 	Data          []byte
-	Text          string // of one to send: what is wrong
+	Text          string // what is wrong, if it is to be sent
 	Received      bool
 }
 
-// protocolError returns an error that is sent to the peer. data is copied.
+// protocolError returns an error to send to the peer. data is copied.
 func protocolError(code, subcode uint8, data []byte, format string, args ...any) *Error {
 	return &Error{Code: code, Subcode: subcode, Data: bytes.Clone(data), Text: fmt.Sprintf(format, args...)}
 }
 
-// cease returns a CEASE. The text is sent as shutdown communication where that is defined (RFC 9003).
+// cease returns a CEASE. The text is sent as a shutdown communication where that is defined (RFC 9003).
 func cease(subcode uint8, text string) *Error {
 	e := protocolError(codeCease, subcode, nil, "%s", text)
 	if subcode == ceaseShutdown {
@@ -72,7 +72,7 @@ func cease(subcode uint8, text string) *Error {
 	return e
 }
 
-// Error has the text, and the names and numbers of the code and the subcode.
+// Error returns the text with the names and numbers of the code and subcode.
 func (e *Error) Error() string {
 	name, found := codeNames[e.Code]
 	if names := subcodeNames[e.Code]; int(e.Subcode) < len(names) && names[e.Subcode] != "" {

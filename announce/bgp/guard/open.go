@@ -27,25 +27,26 @@ const (
 	safiUnicast         = 1
 )
 
-// Open has what is used of an OPEN (RFC 4271, section 4.2).
+// Open has the fields of an OPEN that are used (RFC 4271, section 4.2).
 type Open struct {
 	ASN      uint32
-	HoldTime uint16 // seconds; 0: no KEEPALIVEs
+	HoldTime uint16 // seconds; 0 for no KEEPALIVEs
 	ID       netip.Addr
-	// V4 and V6: unicast routes of the family; without multiprotocol capability that is IPv4 (RFC 4760, section 8).
+	// V4 and V6 say that unicast routes of the family are supported: IPv4 if there is no multiprotocol capability (RFC
+	// 4760, section 8).
 	V4, V6 bool
-	// FourOctetAS: the AS_PATH has numbers of four bytes (RFC 6793).
+	// FourOctetAS says that the AS_PATH has four-byte AS numbers (RFC 6793).
 	FourOctetAS  bool
 	RouteRefresh bool
-	// ExtendedNextHop: IPv4 unicast routes may have an IPv6 next hop (RFC 8950).
+	// ExtendedNextHop says that IPv4 unicast routes may have an IPv6 next hop (RFC 8950).
 	ExtendedNextHop bool
-	// GracefulRestart: the capability (RFC 4724), with the time in seconds, the Restart State bit, and for the families
-	// of this OPEN the Forwarding State bit.
+	// GracefulRestart is the capability (RFC 4724), with the time in seconds, the Restart State bit, and the Forwarding
+	// State bit for the families of this OPEN.
 	GracefulRestart      bool
 	RestartTime          uint16
 	Restarted, Forwarded bool
-	// LongLived is the time of long-lived graceful restart in seconds, 24 bits; 0: none. It is not read from peers,
-	// whose routes are not kept. LongLivedAware: the peer has this capability, also without a time.
+	// LongLived is the long-lived graceful restart time in seconds, 24 bits, or 0 for none. It is not read from peers,
+	// because their routes are not kept. LongLivedAware says that the peer has this capability, even without a time.
 	LongLived      uint32
 	LongLivedAware bool
 	Hostname       string
@@ -133,7 +134,7 @@ func (o *Open) longLived() (value []byte) {
 	return value
 }
 
-// parseOpen reads the body of an OPEN, which has at least ten bytes. It checks what does not depend on the
+// parseOpen reads the body of an OPEN, which has at least ten bytes. It makes the checks that do not depend on the
 // configuration (RFC 4271, section 6.2).
 func parseOpen(body []byte) (*Open, error) {
 	if version := body[0]; version != 4 {
@@ -236,8 +237,8 @@ func (o *Open) capabilities(b []byte, multiprotocol *bool) error {
 	return nil
 }
 
-// check validates the OPEN of a peer against ours and its expected AS, 0: any other one (RFC 4271, section 6.2; RFC
-// 6286).
+// check validates a peer's OPEN against ours and its expected AS (RFC 4271, section 6.2; RFC 6286). If expected is 0,
+// any AS but ours is valid.
 func (o *Open) check(ours *Open, expected uint32) error {
 	switch {
 	case expected == 0 && o.ASN == ours.ASN:
@@ -262,7 +263,7 @@ func (o *Open) check(ours *Open, expected uint32) error {
 	return nil
 }
 
-// holdTime is the negotiated one; 0: no KEEPALIVEs (RFC 4271, section 4.2).
+// holdTime returns the negotiated hold time. 0 means no KEEPALIVEs (RFC 4271, section 4.2).
 func holdTime(a, b *Open) time.Duration {
 	return time.Duration(min(a.HoldTime, b.HoldTime)) * time.Second
 }

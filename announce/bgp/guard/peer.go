@@ -13,19 +13,19 @@ import (
 const (
 	// dialRetry is the default of Config.Retry.
 	dialRetry = 2 * time.Second
-	// A session that lasted less than flapThreshold, or was refused, is followed by the next attempt after idleTime.
+	// After a session that lasted less than flapThreshold or was refused, the next attempt follows after idleTime.
 	flapThreshold = 5 * time.Second
 	idleTime      = 3 * time.Second
 )
 
-// State is the state of a peer (RFC 4271, section 8.2.2): that of its most advanced connection.
+// State is the state of a peer's most advanced connection (RFC 4271, section 8.2.2).
 type State string
 
 // The states, from the lowest to the highest.
 const (
 	Idle        State = "idle"    // waits after a failure before it connects again
 	Connect     State = "connect" // connects
-	Active      State = "active"  // waits for a connection of the peer, or for the next attempt
+	Active      State = "active"  // waits for a connection from the peer, or for the next attempt
 	OpenSent    State = "opensent"
 	OpenConfirm State = "openconfirm"
 	Established State = "established"
@@ -34,22 +34,22 @@ const (
 // peer is one neighbour. Its goroutine decides which of its connections are used.
 type peer struct {
 	g        *Guard
-	cfg      atomic.Pointer[Config] // changed by the goroutine only
-	wanted   Config                 // the last of SetPeers; Guard.mu
+	cfg      atomic.Pointer[Config] // changed only by the goroutine
+	wanted   Config                 // from the last SetPeers; guarded by Guard.mu
 	updates  chan Config
 	accepted chan socket
 	events   chan any
 	probe    chan struct{} // asks the session for a KEEPALIVE now
 	stop     context.CancelCauseFunc
 	done     chan struct{}
-	// lingering are the ends of connections of which nothing but the last NOTIFICATION is left.
+	// lingering counts connections that only have to finish sending their last NOTIFICATION.
 	lingering sync.WaitGroup
 
 	// The following fields belong to the goroutine.
 	conns   map[*conn]State // OpenSent: connected; OpenConfirm: the OPEN is accepted
-	waiting *conn           // becomes the session when the one that it replaces has ended
+	waiting *conn           // becomes the session when the one it replaces has ended
 	dialing bool
-	redial  context.CancelFunc // ends an attempt to connect; the next one begins at once
+	redial  context.CancelFunc // ends an attempt to connect; the next begins at once
 	state   State
 	wasUp   bool      // there has been a session since the start
 	idle    time.Time // until when the peer is idle
@@ -78,7 +78,7 @@ func newPeer(g *Guard, cfg Config) *peer {
 	return p
 }
 
-// run keeps a session with the peer until ctx ends. The cause of ctx is sent to the peer if it is an *Error.
+// run maintains a session with the peer until ctx ends. If the cause of ctx is an *Error, it is sent to the peer.
 func (p *peer) run(ctx context.Context) {
 	defer close(p.done)
 	defer p.lingering.Wait()
@@ -108,7 +108,7 @@ func (p *peer) run(ctx context.Context) {
 	}
 }
 
-// update changes what needs no new connection.
+// update applies changes that need no new connection.
 func (p *peer) update(cfg *Config) {
 	before := p.cfg.Load()
 	p.cfg.Store(cfg)
@@ -153,14 +153,15 @@ func (p *peer) dial(ctx context.Context) {
 	}()
 }
 
-// begin starts the handshake on a new connection. It replaces one in the same direction that has not got further.
+// begin starts the handshake on a new connection. It replaces a connection in the same direction that is not further
+// along.
 func (p *peer) begin(ctx context.Context, tcp socket, outgoing bool) {
 	if ctx.Err() != nil {
 		tcp.Close()
 		return
 	}
 	for c, s := range p.conns {
-		if s == Established { // it may be one that the peer has forgotten: a KEEPALIVE is answered by RST then
+		if s == Established { // if the peer has forgotten it, it answers a KEEPALIVE with RST
 			select {
 			case p.probe <- struct{}{}:
 			default:
@@ -170,7 +171,7 @@ func (p *peer) begin(ctx context.Context, tcp socket, outgoing bool) {
 			c.end(cease(ceaseCollision, errRefused.Error()))
 		}
 	}
-	// It ends by end or cancel only: endAll chooses the NOTIFICATION.
+	// Only end or cancel ends it: endAll chooses the NOTIFICATION.
 	cfg := p.cfg.Load()
 	connCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	c := &conn{
@@ -208,7 +209,7 @@ func (p *peer) handle(ctx context.Context, event any, retry *time.Timer) {
 		p.waiting = e.c
 		for c, s := range p.conns {
 			switch {
-			case s == Established: // without a NOTIFICATION: by graceful restart the peer keeps the routes
+			case s == Established: // no NOTIFICATION, so that with graceful restart the peer keeps the routes
 				c.end(errReplaced)
 			case c != e.c:
 				c.end(cease(ceaseCollision, errRefused.Error()))
@@ -221,7 +222,8 @@ func (p *peer) handle(ctx context.Context, event any, retry *time.Timer) {
 	}
 }
 
-// establish makes the waiting connection the session, once there is no other: the backend has one for each peer.
+// establish makes the waiting connection the session once there is no other, because the backend has one session per
+// peer.
 func (p *peer) establish() {
 	c := p.waiting
 	if c == nil {
@@ -241,10 +243,10 @@ func (p *peer) establish() {
 
 var errReplaced = errors.New("the peer has opened a new connection with its password")
 
-// replaces reports whether a connection may become the session although another is. A router does so whose password
-// was changed first here, then there: nothing of the old connection arrives any more (RFC 4724, section 5, asks for the
-// same after a restart). The password proves that it is the peer. A young session stays, because connections of both
-// directions meet then.
+// replaces reports whether a connection may replace an existing session. This is needed if the password was changed
+// first here, then on the router: nothing arrives on the old connection any longer. (RFC 4724, section 5, requires the
+// same after a restart.) The password proves that it is the peer. A young session stays, because connections in both
+// directions may collide then.
 func (c *conn) replaces(session *conn) bool {
 	return !c.outgoing && c.cfg.Password != "" && time.Since(session.since) >= flapThreshold
 }
@@ -264,8 +266,8 @@ func (p *peer) admit(c *conn) bool {
 	return true
 }
 
-// wins reports whether this connection is kept and not one in the other direction: that of the side with the higher
-// BGP identifier, and with the same, of the higher AS number (RFC 6286, section 2.3).
+// wins reports whether this connection is kept rather than one in the other direction. The side with the higher BGP
+// identifier wins or, if they are equal, the side with the higher AS number (RFC 6286, section 2.3).
 func (c *conn) wins() bool {
 	ours := c.ours.ID.Compare(c.theirs.ID)
 	if ours == 0 && c.ours.ASN > c.theirs.ASN {
@@ -274,7 +276,7 @@ func (c *conn) wins() bool {
 	return c.outgoing == (ours > 0)
 }
 
-// ended forgets a connection, and plans the next attempt.
+// ended forgets a connection and schedules the next attempt.
 func (p *peer) ended(e ended, retry *time.Timer) {
 	was := p.conns[e.c]
 	delete(p.conns, e.c)
@@ -301,7 +303,7 @@ func (p *peer) ended(e ended, retry *time.Timer) {
 // retry returns the time until the next attempt to connect.
 func (p *peer) retry() time.Duration { return jitter(cmp.Or(p.cfg.Load().Retry, dialRetry)) }
 
-// publish reports a change of the state, or why a connection has ended.
+// publish reports a change of state, or why a connection has ended.
 func (p *peer) publish(err error) {
 	state := Active
 	if time.Now().Before(p.idle) {
@@ -330,6 +332,6 @@ func rank(s State) int {
 	return -1
 }
 
-// jitter returns between 75 % and 125 % of d, so that two peers do not connect at the same time again and again (RFC
-// 4271, section 10).
+// jitter returns between 75 % and 125 % of d, so that two peers do not repeatedly connect at the same time (RFC 4271,
+// section 10).
 func jitter(d time.Duration) time.Duration { return d*3/4 + rand.N(d/2) }

@@ -8,11 +8,11 @@ import (
 // Range is a set of addresses whose connections Options.Unknown may accept. The prefix has no zone and no host bits.
 type Range struct {
 	Prefix   netip.Prefix
-	Password string // of all that connect from there; "": none
-	Device   string // as Config.Device
+	Password string // of all peers that connect from there, or ""
+	Device   string // like Config.Device
 }
 
-// SetRanges changes the ranges to these. Peers stay.
+// SetRanges replaces the ranges. Peers stay.
 func (g *Guard) SetRanges(list []Range) {
 	g.mu.Lock()
 	before := g.ranges
@@ -35,7 +35,7 @@ func (g *Guard) SetRanges(list []Range) {
 	}
 }
 
-// inRange reports whether an address that connects by the listening socket of device is of a range there.
+// inRange reports whether an address that connects to device's listening socket is in a range there.
 func (g *Guard) inRange(from netip.Addr, device string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -10,14 +10,15 @@ import (
 )
 
 const (
-	// refreshInterval is the minimum time between two ROUTE-REFRESHs of a family that are passed on: each makes the
-	// backend send every route again.
+	// refreshInterval is the minimum time between two ROUTE-REFRESHs of a family to the backend, because each makes it
+	// resend every route.
 	refreshInterval = 10 * time.Second
-	// readRate and readBurst bound what is read from a peer, in bytes per second and in bytes: all of it is discarded.
+	// readRate and readBurst limit reading from a peer, in bytes per second and in bytes, because everything is
+	// discarded.
 	readRate, readBurst = 8 << 20, 16 << 20
 )
 
-// fromPeer reads what the peer sends. Nothing of it reaches the backend but requests to send the routes again.
+// fromPeer reads from the peer. Only requests to resend the routes reach the backend.
 func (c *conn) fromPeer(ctx context.Context, hold time.Duration) error {
 	var u Update
 	var refreshed [3]time.Time // by AFI
@@ -53,7 +54,7 @@ func (c *conn) fromPeer(ctx context.Context, hold time.Duration) error {
 	}
 }
 
-// handle handles one message of an established session. It returns why that ends.
+// handle handles one message of an established session. An error ends the session.
 func (c *conn) handle(ctx context.Context, m message, u *Update, refreshed *[3]time.Time) (err error) {
 	if m.kind == typeUpdate {
 		err = parseUpdate(m.body(), u)
@@ -71,7 +72,7 @@ func (c *conn) handle(ctx context.Context, m message, u *Update, refreshed *[3]t
 	return protocolError(codeFSM, 3, nil, "%v in an established session", m.kind)
 }
 
-// count counts a received message. u is its content if it is an UPDATE, err why it has none.
+// count counts a received message. For an UPDATE, u is its content and err says why it could not be parsed.
 func (c *conn) count(kind messageType, err error, u *Update) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -86,8 +87,8 @@ func (c *conn) count(kind messageType, err error, u *Update) {
 	}
 }
 
-// refresh passes a ROUTE-REFRESH on (RFC 2918), made anew, and delayed if the last one is not long ago: no request is
-// lost, because the answer is the state of that time.
+// refresh sends a rebuilt ROUTE-REFRESH (RFC 2918) to the backend, delayed if the last one was recent. Dropping
+// requests while one waits loses nothing, because the answer is the state at that later time.
 func (c *conn) refresh(ctx context.Context, body []byte, at *[3]time.Time) {
 	afi := binary.BigEndian.Uint16(body)
 	negotiated := afi == afiIPv4 && c.theirs.V4 || afi == afiIPv6 && c.theirs.V6
@@ -164,8 +165,8 @@ func (c *conn) fromBackend(ctx context.Context, hold time.Duration) error {
 	}
 }
 
-// passes reports whether an UPDATE of the backend may be sent: it has routes of the families that the session carries,
-// never a default route, and End-of-RIB only to a peer that knows it (RFC 4724, section 2).
+// passes reports whether an UPDATE from the backend may be sent. It may have only routes of the families that the
+// session carries, never a default route, and be an End-of-RIB only to a peer that knows it (RFC 4724, section 2).
 func (c *conn) passes(u *Update) bool {
 	if u.other || u.families[afiIPv4] && !c.theirs.V4 || u.families[afiIPv6] && !c.theirs.V6 {
 		return false

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dialTimeout bounds an attempt to connect: it leaves time for two repetitions of the SYN.
+// dialTimeout limits an attempt to connect. It leaves time for two retransmissions of the SYN.
 const dialTimeout = 5 * time.Second
 
 // dial connects to a peer.
@@ -43,7 +43,7 @@ func control(raw syscall.RawConn, f func(fd int) error) error {
 	return err
 }
 
-// setKey sets the MD5 key of the peer on a socket that is not connected, or changes it (RFC 2385).
+// setKey sets the peer's MD5 key (RFC 2385) on an unconnected socket, or changes it.
 func setKey(fd int, c *Config) error {
 	if c.Password == "" {
 		return nil
@@ -75,7 +75,7 @@ func md5Key(peer netip.Addr, password string) *unix.TCPMD5Sig {
 	return sig
 }
 
-// setOptions sets the TTL, the lowest TTL that is accepted (RFC 5082), and the device.
+// setOptions sets the TTL, the lowest accepted TTL (RFC 5082) and the device.
 func setOptions(fd int, c *Config) error {
 	level, ttl, lowest := unix.IPPROTO_IP, unix.IP_TTL, unix.IP_MINTTL
 	if c.Address.Is6() {
@@ -97,8 +97,8 @@ func setOptions(fd int, c *Config) error {
 	return err
 }
 
-// setRangeKey sets the MD5 key of a range on a listening socket; "" removes it. A key of a single address has
-// precedence. Connections that are accepted have the key.
+// setRangeKey sets the MD5 key of a range on a listening socket; "" removes it. A single address's key takes
+// precedence. Accepted connections inherit the key.
 func setRangeKey(fd int, prefix netip.Prefix, password string) error {
 	sig := md5Key(prefix.Addr(), password)
 	sig.Flags, sig.Prefixlen = unix.TCP_MD5SIG_FLAG_PREFIX, uint8(prefix.Bits())
@@ -110,7 +110,7 @@ func setRangeKey(fd int, prefix netip.Prefix, password string) error {
 }
 
 // listen opens a listening socket with the keys of these peers and ranges. Its TTL is 255, because a SYN-ACK must pass
-// the check of peers with TTL security; accepted connections get that of their peer.
+// the check of peers with TTL security. Accepted connections then receive their peer's TTL.
 func listen(
 	ctx context.Context, at Endpoint, peers []Config, ranges []Range,
 ) (*net.TCPListener, error) {
@@ -131,7 +131,7 @@ func listen(
 			return err
 		})
 	}}
-	lc.SetMultipathTCP(false) // has no MD5 signatures
+	lc.SetMultipathTCP(false) // MPTCP has no MD5 signatures
 	network := "tcp6"
 	if at.Addr().Is4() {
 		network = "tcp4"

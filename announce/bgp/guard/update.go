@@ -13,22 +13,22 @@ const (
 	flagExtended  = 0x10
 )
 
-// Update has the routes of an UPDATE of unicast families. The slices are valid until the next message is read.
+// Update has the unicast routes of an UPDATE. The slices are valid until the next message is read.
 type Update struct {
 	Withdrawn, Announced []netip.Prefix
-	// EndOfRIB4 and EndOfRIB6: the UPDATE is an End-of-RIB marker of that family (RFC 4724, section 2).
+	// EndOfRIB4 and EndOfRIB6 say that the UPDATE is an End-of-RIB marker for that family (RFC 4724, section 2).
 	EndOfRIB4, EndOfRIB6 bool
-	// Attributes are the path attributes but MP_REACH_NLRI and MP_UNREACH_NLRI, and NextHop is that of the routes.
+	// Attributes are the path attributes except MP_REACH_NLRI and MP_UNREACH_NLRI. NextHop is the routes' next hop.
 	Attributes []byte
 	NextHop    netip.Addr
-	families   [3]bool // by AFI: has routes or is an End-of-RIB
+	families   [3]bool // by AFI, whether it has routes or is an End-of-RIB
 	other      bool    // has routes of other families, which are not in the fields above
 }
 
 var errUpdate = errors.New("malformed UPDATE")
 
-// parseUpdate reads the body of an UPDATE into u, which may have slices to reuse. It reads attributes only for the
-// routes in them.
+// parseUpdate parses the body of an UPDATE into u, reusing its slices. It parses attributes only for the routes in
+// them.
 func parseUpdate(body []byte, u *Update) error {
 	*u = Update{Withdrawn: u.Withdrawn[:0], Announced: u.Announced[:0], Attributes: u.Attributes[:0]}
 	withdrawn, rest, ok := cut16(body)
@@ -76,7 +76,7 @@ func parseUpdate(body []byte, u *Update) error {
 	return nil
 }
 
-// cut16 splits off a field that begins with its length in two bytes.
+// cut16 splits off a field that starts with a two-byte length.
 func cut16(b []byte) (field, rest []byte, ok bool) {
 	if len(b) < 2 {
 		return nil, nil, false
@@ -125,7 +125,8 @@ func (u *Update) reach(b []byte) (ok bool) {
 	return ok
 }
 
-// unreach reads MP_UNREACH_NLRI (RFC 4760, section 4). Without routes, and alone, it is an End-of-RIB.
+// unreach reads MP_UNREACH_NLRI (RFC 4760, section 4). If it has no routes and is the only attribute, it is an
+// End-of-RIB.
 func (u *Update) unreach(b []byte, alone bool) (ok bool) {
 	if len(b) < 3 {
 		return false
@@ -143,7 +144,7 @@ func (u *Update) unreach(b []byte, alone bool) (ok bool) {
 	return ok
 }
 
-// appendPrefixes reads prefixes: a length in bits and as many bytes as it needs (RFC 4271, section 4.3).
+// appendPrefixes parses prefixes, each a length in bits and as many bytes as it needs (RFC 4271, section 4.3).
 func appendPrefixes(list []netip.Prefix, b []byte, afi uint16) ([]netip.Prefix, bool) {
 	for len(b) > 0 {
 		bits := int(b[0])
