@@ -13,23 +13,23 @@ import (
 
 // This file spreads the VIPs of one service over different nodes (lb.Announcement.Apart).
 
-// Times of the balance of what nodes have.
+// Times for balancing VIPs between nodes.
 const (
 	balanceInterval = time.Second
-	// balanceAfter is how long a member must have been alive before it gets a VIP that another one has: it may fail
-	// again.
+	// balanceAfter is how long a member must have been alive before it receives a VIP from another one, because it may
+	// fail again.
 	balanceAfter = 10 * time.Second
-	// balanceRetry is the least time between two moves from this node: the one before may have failed.
+	// balanceRetry is the minimum time between moves from this node, because the previous one may have failed.
 	balanceRetry = 5 * time.Second
 )
 
-// apart is what a VIP has of lb.Announcement.
+// apart is the part of a VIP's lb.Announcement that concerns other VIPs.
 type apart struct {
 	vips    []netip.Addr
 	movable bool
 }
 
-// setApart takes what an announcement says of other VIPs; a.mu is held.
+// setApart records what an announcement says about other VIPs. a.mu is held.
 func (a *Announcer) setApart(x lb.Announcement) {
 	movable := x.Movable && len(x.Apart) > 0
 	if was := a.apart[x.VIP]; !slices.Equal(was.vips, x.Apart) || was.movable != movable {
@@ -38,9 +38,9 @@ func (a *Announcer) setApart(x lb.Announcement) {
 	}
 }
 
-// electApart returns the node that is to have a VIP of a list that different nodes should have while there are enough.
-// What a node has it keeps. The others go one after the other to the node that then has the fewest, of several to the
-// first of elect.
+// electApart returns the node that should have a VIP from a list that is spread over different nodes while there are
+// enough. A node keeps the VIPs it has. The others go one by one to the node that has the fewest at that point; among
+// equals, elect decides.
 func electApart(
 	vip netip.Addr, apart []netip.Addr, view func(netip.Addr) []members.Peer,
 ) (first members.Peer, ok bool) {
@@ -53,7 +53,7 @@ func electApart(
 			return p, true
 		}
 	}
-	for _, v := range free { // in the same order at all nodes
+	for _, v := range free { // in the same order on all nodes
 		nodes := slices.DeleteFunc(view(v), func(p members.Peer) bool { return !p.Alive || !p.Claim.Eligible })
 		fewest := len(apart)
 		for _, p := range nodes {
@@ -68,7 +68,8 @@ func electApart(
 	return members.Peer{}, false
 }
 
-// balance moves VIPs to members that have fewer of the same service, until ctx ends: a member that returned has none.
+// balance moves VIPs to members that have fewer of the same service, such as a returned member, which has none, until
+// ctx ends.
 func (a *Announcer) balance(ctx context.Context) {
 	wait := balanceInterval
 	for {
@@ -83,7 +84,7 @@ func (a *Announcer) balance(ctx context.Context) {
 	}
 }
 
-// moveOne leaves a VIP to a member that has fewer, if there is one. It replies for it until that member has it.
+// moveOne leaves a VIP to a member that has fewer, if there is one, and replies for it until that member has it.
 func (a *Announcer) moveOne(ctx context.Context) bool {
 	a.mu.Lock()
 	vip, found := a.surplus(time.Now())
@@ -113,7 +114,7 @@ func (a *Announcer) moveOne(ctx context.Context) bool {
 	return true
 }
 
-// surplus returns a VIP of this node that a member should have: it has two fewer of the same list. a.mu is held.
+// surplus returns a VIP of this node that should go to a member with at least two fewer of the same list. a.mu is held.
 func (a *Announcer) surplus(now time.Time) (netip.Addr, bool) {
 	if !a.uneven || len(a.leaving) > 0 || a.o.Members == nil {
 		return netip.Addr{}, false

@@ -34,7 +34,7 @@ func (r *responder) readARP(s *sockets) error {
 	}
 }
 
-// heardARP handles a frame.
+// heardARP handles a received packet.
 func (r *responder) heardARP(s *sockets, packet *arp.Packet) {
 	if bytes.Equal(packet.SenderHardwareAddr, s.ifi.HardwareAddr) {
 		return
@@ -43,7 +43,7 @@ func (r *responder) heardARP(s *sockets, packet *arp.Packet) {
 		r.hear()
 	}
 	r.heardOwn(packet.SenderHardwareAddr, packet.TargetIP)
-	// The sender of a probe has the address 0.0.0.0.
+	// The sender address of a probe is 0.0.0.0.
 	r.a.conflict(packet.SenderIP, packet.SenderHardwareAddr.String(), r.name, packet.TargetIP)
 	if packet.Operation != arp.OperationRequest {
 		return

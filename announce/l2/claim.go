@@ -15,36 +15,37 @@ import (
 	"github.com/steelyard-lb/steelyard/announce/l2/members"
 )
 
-// Times of a claim. They are shorter than those of RFC 5227 §1.1, because clients wait for the address: a host on an
+// Times of a claim. They are shorter than in RFC 5227 §1.1, because clients wait for the address and a host on an
 // Ethernet replies within milliseconds.
 const (
 	probes         = 3
 	probeInterval  = 100 * time.Millisecond
-	claimRetry     = time.Second           // before an address that another host has is probed again
-	claimSpacing   = 10 * time.Millisecond // at least, per address that others have
+	claimRetry     = time.Second           // until an address that another host has is probed again
+	claimSpacing   = 10 * time.Millisecond // minimum, per address that others have
 	defendInterval = 10 * time.Second      // RFC 5227 §2.4
 )
 
-// claim is a VIP that is to be announced and is not yet: it is probed first (RFC 5227 §2.1).
+// claim is a VIP that is to be announced but must be probed first (RFC 5227 §2.1).
 type claim struct {
 	sent    int       // probes of this round
-	due     time.Time // of the next step
-	heard   string    // the MAC address of a host that has the VIP, or probes for it, too
+	due     time.Time // time of the next step
+	heard   string    // the MAC address of a host that has the VIP or also probes for it
 	member  bool      // that host is a member
-	standby string    // the name of the member that is to have the VIP; "": this node is
-	silent  bool      // that member does not say that it has it
-	outside outside   // who else answered for the VIP meanwhile
+	standby string    // the name of the member that should have the VIP, or "" if this node should
+	silent  bool      // that member does not say that it has the VIP
+	outside outside   // who else has answered for the VIP in the meantime
 	probed  time.Time // the first probe since another host was not heard
 	deaf    string    // why the VIP was not taken over after the last probes
-	held    time.Time // since when live members keep this node from the VIP; zero: they do not
-	// was is the ownership before this node was away (reclaim); nil: it did not have the VIP, or another host has it.
+	held    time.Time // since when live members have kept this node from the VIP; zero if they do not
+	// was is the ownership before this node was away (reclaim). It is nil if this node did not have the VIP, or another
+	// host has it.
 	was *ownership
 }
 
-// confirmTime is how long a VIP that this node had counts as announced while it asks whether another host has it.
+// confirmTime is how long a VIP that this node had still counts as announced while it probes for another owner.
 const confirmTime = time.Second
 
-// outside is a host that is no member.
+// outside is a host that is not a member.
 type outside struct {
 	mac string
 	at  time.Time
@@ -52,23 +53,23 @@ type outside struct {
 
 // ownership is a VIP that is announced.
 type ownership struct {
-	term     uint32    // of the take-over, for the members
+	term     uint32    // of the takeover, for the members
 	defended time.Time // last
-	defend   time.Time // when it is to be defended next; zero: not
-	question question  // to a member that has the VIP, too, and precedes this one
-	// announced is when it was announced last by more than one frame.
+	defend   time.Time // time of the next defence, or zero
+	question question  // to a member that also has the VIP and precedes this one
+	// announced is when it was last announced with more than one frame.
 	announced time.Time
-	contested bool // another member claims it, or did a short time ago
-	rival     bool // a live member says that it has it, too
+	contested bool // another member claims it, or did so recently
+	rival     bool // a live member says that it also has it
 }
 
-// Waiting is why a VIP is not announced yet.
+// Waiting says why a VIP is not announced yet.
 type Waiting struct {
 	Reason   string
 	Intended bool // another node announces it
 }
 
-// Waiting returns the VIPs that are not announced, without those that another host claims.
+// Waiting returns the VIPs that are not announced, except those that another host claims.
 func (a *Announcer) Waiting() map[netip.Addr]Waiting {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
@@ -91,7 +92,7 @@ func (a *Announcer) Waiting() map[netip.Addr]Waiting {
 	return list
 }
 
-// standbyReason returns why another member is to have a VIP, and whether it has.
+// standbyReason says that another member is to have a VIP, and whether it has it.
 func (c *claim) standbyReason(now time.Time) string {
 	switch {
 	case !c.silent:
@@ -103,7 +104,7 @@ func (c *claim) standbyReason(now time.Time) string {
 	return fmt.Sprintf("standby: %s is elected but does not announce it; its own status says why", c.standby)
 }
 
-// onStandby returns the claim to a VIP that another member is to have. It is due when the members change.
+// onStandby returns the claim to a VIP that another member should have. It becomes due when the members change.
 func onStandby(p members.Peer, was *claim, now time.Time) *claim {
 	c := &claim{standby: p.Name, silent: !p.Claim.Holds, due: now.Add(time.Hour)}
 	if was != nil {
@@ -112,9 +113,9 @@ func onStandby(p members.Peer, was *claim, now time.Time) *claim {
 	return c
 }
 
-// runClaims probes for the claimed VIPs, and announces those that no other host has, until ctx ends.
+// runClaims probes for claimed VIPs and announces those that no other host has, until ctx ends.
 func (a *Announcer) runClaims(ctx context.Context) {
-	var changed <-chan struct{} // never, without members
+	var changed <-chan struct{} // never ready without members
 	if a.o.Members != nil {
 		changed = a.o.Members.Changed()
 	}
@@ -134,11 +135,11 @@ func (a *Announcer) runClaims(ctx context.Context) {
 	}
 }
 
-// steps are what is due.
+// steps are the VIPs with something due.
 type steps struct {
-	probe    []netip.Addr // for these
-	announce []netip.Addr // are owned now, or to be announced again
-	defend   []netip.Addr // by gratuitous frames
+	probe    []netip.Addr // VIPs to probe for
+	announce []netip.Addr // newly owned, or to be announced again
+	defend   []netip.Addr // with gratuitous frames
 	ask      map[netip.Addr]question
 }
 
@@ -164,7 +165,7 @@ func (a *Announcer) sendAll(ctx context.Context, s steps) {
 		}
 		r.probe(ctx, s.probe)
 	}
-	// Many probes take longer than their interval.
+	// Sending many probes takes longer than their interval.
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	due := time.Now().Add(a.probeInterval())
@@ -175,7 +176,7 @@ func (a *Announcer) sendAll(ctx context.Context, s steps) {
 	}
 }
 
-// probeInterval is shorter among members: that the last one failed is known.
+// probeInterval is shorter among members, because they know that the previous owner has failed.
 func (a *Announcer) probeInterval() time.Duration {
 	if a.o.Members != nil {
 		return memberProbeInterval
@@ -183,7 +184,7 @@ func (a *Announcer) probeInterval() time.Duration {
 	return probeInterval
 }
 
-// step advances the claims that are due, and returns what to send, and how long nothing else is due.
+// step advances the claims that are due and returns what to send and the time until something else is due.
 func (a *Announcer) step(now time.Time) (s steps, next time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -247,7 +248,7 @@ func (a *Announcer) step(now time.Time) (s steps, next time.Duration) {
 	return s, next
 }
 
-// advance advances a claim that is due; a.mu is held.
+// advance advances a claim that is due. a.mu is held.
 func (a *Announcer) advance(vip netip.Addr, c *claim, now time.Time, s *steps) {
 	if p, other := a.otherOwner(vip); other {
 		*c = *onStandby(p, c, now)
@@ -287,9 +288,9 @@ func (a *Announcer) advance(vip netip.Addr, c *claim, now time.Time, s *steps) {
 	}
 }
 
-// reclaim makes every owned VIP a claim again: while no interface worked, or the process did not run, another host may
-// have taken it over. The members are told that this node has it still, so only one that took it over meanwhile gets
-// it: a node that lacks CPU for a moment loses nothing.
+// reclaim turns every owned VIP back into a claim, because another host may have taken it over while no interface
+// worked or the process did not run. The members are told that this node still has it, so it goes only to a member that
+// has taken it over in the meantime: a node that lacks CPU for a moment loses nothing.
 func (a *Announcer) reclaim() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -348,8 +349,7 @@ func probeARP(s *sockets, vip netip.Addr) error {
 	return s.arp.WriteTo(p, ethernet.Broadcast)
 }
 
-// solicit asks for the host that has vip as duplicate address detection does (RFC 4862 §5.4.2), with a nonce
-// (RFC 7527).
+// solicit asks for the host that has vip, like duplicate address detection (RFC 4862 §5.4.2), with a nonce (RFC 7527).
 func (n *ndpSocket) solicit(vip netip.Addr) error {
 	to, err := ndp.SolicitedNodeMulticast(vip)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	conflictTime = time.Minute // for which a conflict is reported
-	// memberTimeout is how long frames of a live member may contradict what it says to the members: that may be late.
+	conflictTime = time.Minute // how long a conflict is reported
+	// memberTimeout is how long a live member's frames may contradict its messages to the members, which may be late.
 	memberTimeout = time.Second
 )
 
@@ -21,14 +21,14 @@ const (
 type Conflict struct {
 	VIP       netip.Addr
 	MAC       string // of the other host
-	Member    string // its name, if it is a member that cannot be reached as one, or does not say that it has the VIP
-	Reached   bool   // that member is reached: the frames may be forged
+	Member    string // its name, if it is a member that is unreachable, or does not say that it has the VIP
+	Reached   bool   // that member is reachable, so the frames may be forged
 	Interface string
 	Since     time.Time
-	Last      time.Time // when the other host was heard
+	Last      time.Time // when the other host was last heard
 	Withheld  bool      // the VIP is not announced, because the other host had it first
 
-	settled bool // the other host is a member that was not reached, and is now: they agree on the owner
+	settled bool // the other host is a member that has become reachable, so they agree on the owner
 }
 
 // Conflicts returns the VIPs that other hosts claim, sorted.
@@ -50,10 +50,10 @@ func (a *Announcer) Conflicts() []Conflict {
 	return list
 }
 
-// over reports whether a conflict is no longer reported. A later frame, also of the same host, is another conflict.
+// over reports whether a conflict is no longer reported. A later frame, even from the same host, is a new conflict.
 func (c *Conflict) over(now time.Time) bool { return c.settled || now.Sub(c.Last) >= conflictTime }
 
-// noteReached ends the conflicts with members that were not reached, and are now; a.mu is held.
+// noteReached ends the conflicts with members that have become reachable. a.mu is held.
 func (a *Announcer) noteReached() {
 	for _, r := range a.conflicts {
 		if r.Member == "" || r.Reached || r.settled {
@@ -64,12 +64,12 @@ func (a *Announcer) noteReached() {
 	}
 }
 
-// conflict takes a frame in which another host claims a VIP (RFC 5227 §2.4). A VIP that is not owned yet is then not
-// announced. An owned one is kept, and defended at most once per defendInterval; that is counted, and logged when the
-// host is another one than before, or the conflict before is over. It is left to a member that is not reached and
-// precedes this one, after that has answered a question: to is the address that the frame is for. A host that receives
-// the frames for the MAC address of a dead member can answer, too. Only a key could tell it from a separated member,
-// and ARP and NDP have none. Frames from the time when the process did not run tell nothing: the VIPs are probed for.
+// conflict handles a frame in which another host claims a VIP (RFC 5227 §2.4). A VIP that is not owned yet is then not
+// announced. An owned VIP is kept and defended at most once per defendInterval. The conflict is counted, and logged if
+// the host is new or the previous conflict is over. The VIP is left to an unreachable member that precedes this one,
+// once that member has answered a question; to is the address that the frame is for. A host that receives frames for a
+// dead member's MAC address can answer as well. Only a key could tell it from a separated member, and ARP and NDP have
+// none. Frames from a time when the process did not run prove nothing, so the VIPs are probed for.
 func (a *Announcer) conflict(vip netip.Addr, mac, iface string, to netip.Addr) {
 	if a.isOwn(mac) || a.wasSuspended() {
 		return
@@ -86,8 +86,8 @@ func (a *Announcer) conflict(vip netip.Addr, mac, iface string, to netip.Addr) {
 	}
 }
 
-// settleConflict decides who keeps the VIP. It returns a copy of the conflict, or nil when there is none, and whether
-// the host is another one than before.
+// settleConflict decides who keeps the VIP. It returns a copy of the conflict, or nil if there is none, and whether it
+// is new.
 func (a *Announcer) settleConflict(
 	vip netip.Addr, mac, iface string, to netip.Addr, now time.Time,
 ) (report *Conflict, news bool) {
@@ -105,7 +105,7 @@ func (a *Announcer) settleConflict(
 	r.Last = now
 	p, member := a.memberOf(mac)
 	r.Member, r.Reached = p.Name, p.Alive
-	// It keeps the VIP by the same rule. What a reached one has, it says.
+	// An unreachable member keeps the VIP by the same rule. A reachable one says what it has.
 	precedes := member && !p.Alive && outranks(vip, p.Address, a.o.Members.Self())
 	switch {
 	case c != nil:
@@ -119,11 +119,11 @@ func (a *Announcer) settleConflict(
 			o.question = newQuestion(vip.Is4(), hw, now)
 		}
 		at := now
-		if p.Alive { // until then it may have said that it has the VIP: two members must not defend it
+		if p.Alive { // by then it may say that it has the VIP: two members must not defend it
 			at = now.Add(memberTimeout)
 		}
 		o.defendAfter(at)
-		o.contested = member // one outside may claim it again: it is defended only (RFC 5227 §2.4)
+		o.contested = member // a host that is not a member may claim it again: then only defend (RFC 5227 §2.4)
 	}
 	a.wake()
 	x := *r
@@ -131,7 +131,7 @@ func (a *Announcer) settleConflict(
 	return &x, !known
 }
 
-// defendAfter plans a defence at that time, unless one is planned.
+// defendAfter schedules a defence, unless one is scheduled.
 func (o *ownership) defendAfter(now time.Time) {
 	if !o.defend.IsZero() {
 		return
@@ -142,11 +142,11 @@ func (o *ownership) defendAfter(now time.Time) {
 	}
 }
 
-// expected reports whether a frame in which another host claims a VIP is part of the work of the members; a.mu is held.
+// expected reports whether another host's claim to a VIP is part of the members' normal operation. a.mu is held.
 func (a *Announcer) expected(vip netip.Addr, c *claim, mac string, now time.Time) bool {
 	p, member := a.memberOf(mac)
 	if !member {
-		standby := c != nil && c.standby != "" // the member that has the VIP sees to it
+		standby := c != nil && c.standby != "" // the member that has the VIP handles it
 		if standby {
 			c.outside = outside{mac, now}
 		}
@@ -161,13 +161,13 @@ func (a *Announcer) expected(vip netip.Addr, c *claim, mac string, now time.Time
 		return true
 	case !p.Alive:
 		return false
-	case c != nil: // it has not given the VIP up yet, or both take it over, with views that will agree
+	case c != nil: // it has not given the VIP up yet, or both are taking it over and their views will agree
 		*c = claim{heard: mac, member: true, due: now, held: cmp.Or(c.held, now)}
 		a.publishing = true
 		a.wake()
 		return now.Sub(c.held) < memberTimeout
 	}
-	// Of two that have the VIP, both are told which one keeps it.
+	// If two members have the VIP, both learn which one keeps it.
 	return slices.ContainsFunc(a.o.Members.Peers(vip), func(o members.Peer) bool {
 		return o.Address == p.Address && o.Claim.Holds
 	})
@@ -181,8 +181,8 @@ func (a *Announcer) memberOf(mac string) (members.Peer, bool) {
 	return a.o.Members.OfMAC(mac)
 }
 
-// probed takes the probe of another host for a VIP. When two probe at the same time, the one with the lower MAC
-// address has the VIP (RFC 5227 §2.1.1 lets both give up), or the one that had it before.
+// probed handles another host's probe for a VIP. If two hosts probe at the same time, the VIP goes to the one that had
+// it before or the one with the lower MAC address (RFC 5227 §2.1.1 lets both give up).
 func (a *Announcer) probed(vip netip.Addr, own, other net.HardwareAddr, iface string) {
 	a.mu.RLock()
 	c := a.claims[vip]
@@ -193,7 +193,7 @@ func (a *Announcer) probed(vip netip.Addr, own, other net.HardwareAddr, iface st
 	}
 }
 
-// isOwn reports whether a MAC address is that of an interface of the announcer.
+// isOwn reports whether a MAC address belongs to one of the announcer's interfaces.
 func (a *Announcer) isOwn(mac string) bool {
 	return slices.ContainsFunc(a.responders, func(r *responder) bool {
 		r.mu.Lock()

@@ -11,39 +11,39 @@ import (
 	"github.com/steelyard-lb/steelyard/announce/l2/members"
 )
 
-// Membership is the view of the other nodes that announce the same VIPs: a *members.Members.
+// Membership is this node's view of the other nodes that announce the same VIPs: a *members.Members.
 type Membership interface {
 	// Self is the identity of this node.
 	Self() netip.Addr
-	// Peers returns the others with their claims to a VIP.
+	// Peers returns the other nodes with their claims to a VIP.
 	Peers(vip netip.Addr) []members.Peer
 	// OfMAC returns the node that has a MAC address.
 	OfMAC(mac string) (members.Peer, bool)
 	// Publish replaces the claims of this node.
 	Publish(claims map[netip.Addr]members.Claim)
-	// SetMACs tells the others by which MAC addresses this node answers.
+	// SetMACs tells the other nodes which MAC addresses this node answers from.
 	SetMACs(macs []string)
-	// Changed receives when an answer of Peers may have changed.
+	// Changed receives a value when the result of Peers may have changed.
 	Changed() <-chan struct{}
-	// Joined is closed when the answers of Peers are worth using.
+	// Joined is closed when the results of Peers are worth using.
 	Joined() <-chan struct{}
 }
 
-// Times of a claim among members, of whom the failed one is known, and of a hand-over.
+// Times of a claim among members, who know which of them has failed, and of a handover.
 const (
 	memberProbeInterval = 30 * time.Millisecond
-	memberRetry         = 300 * time.Millisecond // before an address that a member still answers for is probed again
+	memberRetry         = 300 * time.Millisecond // until an address that a member still answers for is probed again
 	handOverTimeout     = time.Second
-	silentTimeout       = 3 * time.Second // for members that have not said yet which VIPs they can serve
-	// handOverLinger is how long an address is kept after another node has it: that node's gratuitous frames may be on
-	// their way.
+	silentTimeout       = 3 * time.Second // for members that have not yet said which VIPs they can serve
+	// handOverLinger is how long an address is kept after another node has it, because that node's gratuitous frames
+	// may still be on their way.
 	handOverLinger = 100 * time.Millisecond
 )
 
-// elect returns the node that is to have a VIP, if there is one: of the live ones that can serve it, the one that has
-// it. Of several that have it, after a partition, that is the one that took over last; of several that do not, one with
-// endpoints of its own if there is one, and of those the first in the order of the VIP. Nodes with the same view elect
-// the same one, addresses are spread over the nodes, and a node that returns takes none back.
+// elect returns the node that should have a VIP, if there is one. Only live nodes that can serve the VIP qualify. The
+// node that already has it wins; if several have it, after a partition, the last to take over. If none has it, nodes
+// with local endpoints come first, and then the order of the VIP decides. Nodes with the same view elect the same node,
+// addresses are spread over the nodes, and a returning node takes no address back.
 func elect(vip netip.Addr, nodes []members.Peer) (first members.Peer, ok bool) {
 	for _, n := range nodes {
 		if !n.Alive || !n.Claim.Eligible {
@@ -56,7 +56,7 @@ func elect(vip netip.Addr, nodes []members.Peer) (first members.Peer, ok bool) {
 	return first, ok
 }
 
-// precedes is the order of elect.
+// precedes reports whether elect prefers a to b.
 func precedes(vip netip.Addr, a, b members.Peer) bool {
 	x, y := a.Claim, b.Claim
 	switch {
@@ -70,7 +70,7 @@ func precedes(vip netip.Addr, a, b members.Peer) bool {
 	return outranks(vip, a.Address, b.Address)
 }
 
-// outranks is an order of nodes that differs from VIP to VIP (rendezvous hashing).
+// outranks reports whether a comes before b in an order that differs from VIP to VIP (rendezvous hashing).
 func outranks(vip, a, b netip.Addr) bool {
 	return cmp.Or(cmp.Compare(score(vip, a), score(vip, b)), a.Compare(b)) > 0
 }
@@ -92,14 +92,14 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// view returns the nodes with their claims to vip, this one included; a.mu is held.
+// view returns all nodes, including this one, with their claims to vip. a.mu is held.
 func (a *Announcer) view(vip netip.Addr) []members.Peer {
 	return append(a.o.Members.Peers(vip), members.Peer{
 		Address: a.o.Members.Self(), Alive: true, Claim: a.claimOf(vip),
 	})
 }
 
-// claimOf returns the claim that this node publishes; a.mu is held.
+// claimOf returns the claim that this node publishes. a.mu is held.
 func (a *Announcer) claimOf(vip netip.Addr) (c members.Claim) {
 	_, leaving := a.leaving[vip]
 	c.Local = a.local[vip]
@@ -114,8 +114,8 @@ func (a *Announcer) claimOf(vip netip.Addr) (c members.Claim) {
 	return c
 }
 
-// publish tells the members what has changed. They elect again then, and so does this node, which nobody tells: two
-// with different views could wait for each other. a.mu is held.
+// publish tells the members what has changed. They then elect again, and so must this node, which is not notified of
+// its own changes: two nodes with different views could wait for each other. a.mu is held.
 func (a *Announcer) publish() {
 	if a.o.Members == nil || a.firstSet.IsZero() {
 		return
@@ -131,7 +131,7 @@ func (a *Announcer) publish() {
 	a.o.Members.Publish(claims)
 }
 
-// otherOwner returns the node that is to have a VIP, unless it is this one; a.mu is held.
+// otherOwner returns the node that should have a VIP, unless it is this one. a.mu is held.
 func (a *Announcer) otherOwner(vip netip.Addr) (members.Peer, bool) {
 	if a.o.Members == nil {
 		return members.Peer{}, false
@@ -139,7 +139,7 @@ func (a *Announcer) otherOwner(vip netip.Addr) (members.Peer, bool) {
 	return a.otherOf(vip, a.view(vip))
 }
 
-// otherOf is otherOwner for the nodes of a.view(vip); a.mu is held.
+// otherOf is otherOwner for the nodes of a.view(vip). a.mu is held.
 func (a *Announcer) otherOf(vip netip.Addr, nodes []members.Peer) (members.Peer, bool) {
 	first, ok := elect(vip, nodes)
 	if vips := a.apart[vip].vips; ok && !first.Claim.Holds && slices.Contains(vips, vip) {
@@ -148,7 +148,7 @@ func (a *Announcer) otherOf(vip netip.Addr, nodes []members.Peer) (members.Peer,
 	return first, ok && first.Address != a.o.Members.Self()
 }
 
-// nextTerm returns the term of a take-over; a.mu is held.
+// nextTerm returns the term of a takeover. a.mu is held.
 func (a *Announcer) nextTerm(vip netip.Addr) (term uint32) {
 	if a.o.Members == nil {
 		return 0
@@ -159,8 +159,8 @@ func (a *Announcer) nextTerm(vip netip.Addr) (term uint32) {
 	return term + 1
 }
 
-// joining reports whether to wait for the members before a first VIP is claimed: nodes that start at the same time
-// become able to serve VIPs at different times, and what one has it keeps. a.mu is held.
+// joining reports whether to wait for the members before claiming a first VIP, because nodes that start together become
+// able to serve VIPs at different times, and a node keeps the VIPs it has. a.mu is held.
 func (a *Announcer) joining(now time.Time) bool {
 	if a.o.Members == nil || a.joined {
 		return false
@@ -177,8 +177,7 @@ func (a *Announcer) joining(now time.Time) bool {
 	return !a.joined
 }
 
-// reelect gives up the VIPs that another member is to have, and makes the claims due that wait for a member; a.mu is
-// held.
+// reelect gives up the VIPs that another member should have and makes claims due that wait for a member. a.mu is held.
 func (a *Announcer) reelect(now time.Time) {
 	if a.o.Members != nil {
 		a.noteReturned(now)
@@ -192,8 +191,8 @@ func (a *Announcer) reelect(now time.Time) {
 	}
 }
 
-// settle gives up the VIPs that another member is to have, and plans another announcement of those that another one has
-// given up; a.mu is held.
+// settle gives up the VIPs that another member should have and schedules another announcement of VIPs that another
+// member has given up. a.mu is held.
 func (a *Announcer) settle(now time.Time) {
 	for vip, o := range a.owned {
 		if _, leaving := a.leaving[vip]; leaving {
@@ -216,14 +215,14 @@ func (a *Announcer) settle(now time.Time) {
 	}
 }
 
-// release makes an owned VIP a claim; a.mu is held.
+// release turns an owned VIP into a claim. a.mu is held.
 func (a *Announcer) release(vip netip.Addr, c *claim) {
 	delete(a.owned, vip)
 	a.claims[vip] = c
 }
 
-// handOver waits until other members have the VIPs that this node leaves, or none is there to take them. Until then
-// requests for them are answered: their packets are still forwarded here.
+// handOver waits until other members have the VIPs that this node leaves, or there are no members to take them. Until
+// then this node answers requests for them, because their packets are still forwarded here.
 func (a *Announcer) handOver(done <-chan struct{}) {
 	timeout := time.NewTimer(handOverTimeout)
 	defer timeout.Stop()

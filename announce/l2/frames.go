@@ -15,16 +15,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// notForUs drops the frames that a packet socket receives although they are not for this host: unicast to another MAC
-// address while the interface is promiscuous, and frames of a VLAN that has no interface here. Of the latter the kernel
-// removes the tag and marks them as for another host, and a reply would be sent without the tag.
+// notForUs drops frames that a packet socket receives although they are not for this host: unicast to another MAC
+// address while the interface is promiscuous, and frames of a VLAN that has no interface here. The kernel removes the
+// VLAN tag from the latter and marks them as for another host; a reply would be sent without the tag.
 var notForUs = []bpf.Instruction{
 	bpf.LoadExtension{Num: bpf.ExtType},
 	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.PACKET_OTHERHOST, SkipTrue: 1},
 	bpf.RetConstant{Val: 0},
 }
 
-// listen opens a packet socket for the frames of an EtherType that are for this host and that filter accepts.
+// listen opens a packet socket for frames of an EtherType that are for this host and that filter accepts.
 func listen(ifi *net.Interface, etherType int, filter []bpf.Instruction) (*packet.Conn, error) {
 	program, err := bpf.Assemble(append(append([]bpf.Instruction{}, notForUs...), filter...))
 	if err != nil {
@@ -33,7 +33,7 @@ func listen(ifi *net.Interface, etherType int, filter []bpf.Instruction) (*packe
 	return packet.Listen(ifi, packet.Raw, etherType, &packet.Config{Filter: program})
 }
 
-// arpSocket reads and writes ARP packets. An *arp.Client needs an IPv4 address of the interface; this does not.
+// arpSocket reads and writes ARP packets. Unlike an *arp.Client, it does not need an IPv4 address on the interface.
 type arpSocket struct{ net.PacketConn }
 
 func openARP(ifi *net.Interface) (arpConn, error) {
@@ -44,7 +44,7 @@ func openARP(ifi *net.Interface) (arpConn, error) {
 	return arpSocket{c}, nil
 }
 
-// Read returns the next packet. After an error that is not a *net.OpError, the next one can be read.
+// Read returns the next packet. After an error that is not a *net.OpError, the next packet can be read.
 func (s arpSocket) Read() (*arp.Packet, error) {
 	var b [128]byte
 	n, _, err := s.ReadFrom(b[:])
@@ -85,15 +85,15 @@ func (s arpSocket) WriteTo(p *arp.Packet, to net.HardwareAddr) error {
 	return err
 }
 
-// ndpFrames sends neighbour messages as frames. The routing table, which might have no route to the host that asked, is
-// not involved.
+// ndpFrames sends neighbour messages as frames, bypassing the routing table, which might have no route to the host that
+// asked.
 type ndpFrames struct {
 	ifi  *net.Interface
 	conn *packet.Conn
 	*groups
 }
 
-// send sends a message to a host, or to a multicast address and its MAC address.
+// send sends a message to a host or multicast address, and its MAC address.
 func (n *ndpFrames) send(m ndp.Message, from, to netip.Addr, mac net.HardwareAddr) error {
 	frame, err := neighbourFrame(m, n.ifi.HardwareAddr, mac, from, to)
 	if err == nil {
@@ -104,7 +104,7 @@ func (n *ndpFrames) send(m ndp.Message, from, to netip.Addr, mac net.HardwareAdd
 
 func (n *ndpFrames) Close() error { return errors.Join(n.groups.Close(), n.conn.Close()) }
 
-// neighbourFrame is the Ethernet frame of a neighbour message.
+// neighbourFrame returns the Ethernet frame of a neighbour message.
 func neighbourFrame(m ndp.Message, sender, receiver net.HardwareAddr, from, to netip.Addr) ([]byte, error) {
 	icmp, err := ndp.MarshalMessageChecksum(m, from, to)
 	if err != nil {
@@ -120,7 +120,7 @@ func neighbourFrame(m ndp.Message, sender, receiver net.HardwareAddr, from, to n
 	return append(frame, icmp...), nil
 }
 
-// multicastMAC is the MAC address of an IPv6 multicast address (RFC 2464 §7).
+// multicastMAC returns the MAC address of an IPv6 multicast address (RFC 2464 §7).
 func multicastMAC(group netip.Addr) net.HardwareAddr {
 	b := group.As16()
 	return net.HardwareAddr{0x33, 0x33, b[12], b[13], b[14], b[15]}

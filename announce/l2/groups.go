@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// groups are the memberships in multicast groups of an interface. The kernel reports them to switches (RFC 3810). A
-// socket holds as many as net.core.optmem_max has room for, about 2,000, so there are as many sockets as needed. When
-// the kernel refuses a group even to a new socket, the interface receives all multicast frames; switches that forward
-// by reports do not know of the group then.
+// groups are an interface's multicast group memberships. The kernel reports them to switches (RFC 3810).
+// net.core.optmem_max limits the memberships of a socket, to about 2,000, so there are as many sockets as needed. If
+// the kernel refuses a group even to a new socket, the interface receives all multicast frames; snooping switches then
+// do not know of the group.
 type groups struct {
 	index   int // of the interface
 	sockets []int

@@ -14,12 +14,12 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// A node that receives nothing, because of a receive queue that hangs or a link that works in one direction, hears
-// neither the other members nor an answer to its probes. It would take all VIPs from owners that are well. So when no
-// other member is alive, it takes a VIP over only after it has heard another host since its first probe, and it asks
-// its neighbours to make them answer.
+// A node that receives nothing, because its receive queue hangs or the link works in one direction only, hears neither
+// the other members nor answers to its probes. It would take all VIPs from healthy owners. So if no other member is
+// alive, a node takes a VIP over only after it has heard another host since its first probe. It queries its neighbours
+// to make them answer.
 
-// askedMax is how many neighbours are asked at a time.
+// askedMax is how many neighbours are queried at a time.
 const askedMax = 8
 
 // knownHost is a host whose MAC address the kernel knows.
@@ -28,11 +28,11 @@ type knownHost struct {
 	mac net.HardwareAddr
 }
 
-// hear records a frame of another host.
+// hear records a frame from another host.
 func (r *responder) hear() { r.heard.Store(time.Now().UnixNano()) }
 
-// deaf returns why a VIP is not taken over, given that probes were sent since then: no member is alive, and no other
-// host was heard; "": it may be. a.mu is held.
+// deaf says why a VIP whose probes began at since is not taken over: no member is alive and no other host was heard. It
+// returns "" if the VIP may be taken over. a.mu is held.
 func (a *Announcer) deaf(vip netip.Addr, since time.Time) string {
 	if a.o.Members == nil {
 		return ""
@@ -57,7 +57,7 @@ func (a *Announcer) deaf(vip netip.Addr, since time.Time) string {
 		strings.Join(names, ", "))
 }
 
-// askNeighbours makes hosts answer that are known on the link.
+// askNeighbours makes known hosts on the link answer.
 func (r *responder) askNeighbours() {
 	s := r.opened()
 	if s == nil {

@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// Of several interfaces in one segment only the one that is earliest in the list replies there, because hosts would
-// change between two MAC addresses.
+// If several interfaces are in one segment, only the first of them in the list replies there, because hosts would
+// otherwise flip between MAC addresses.
 
-// heardOwn takes a frame with the MAC address of another interface of this node, and its target address. The other
-// interface then probes for a random address. Who receives that probe is in its segment.
+// heardOwn handles a frame with the MAC address of another interface of this node, given its target address. The other
+// interface then probes for a random address: any interface that receives this probe is in its segment.
 func (r *responder) heardOwn(mac net.HardwareAddr, target netip.Addr) {
 	if r.isSilent() {
 		return
@@ -36,8 +36,8 @@ func (r *responder) heardOwn(mac net.HardwareAddr, target netip.Addr) {
 	}
 }
 
-// proves reports whether a received target address is that of the last probe. Otherwise it sends the next probe, if
-// that is due.
+// proves reports whether a received target address is the last probe's. Otherwise it sends the next probe if that is
+// due.
 func (r *responder) proves(s *sockets, target netip.Addr, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -53,7 +53,7 @@ func (r *responder) proves(s *sockets, target netip.Addr, now time.Time) bool {
 	return false
 }
 
-// isSilent reports whether another interface replies in the segment of this one.
+// isSilent reports whether another interface replies in this one's segment.
 func (r *responder) isSilent() bool {
 	r.mu.Lock()
 	name := r.replies

@@ -21,28 +21,28 @@ import (
 type Options struct {
 	Interfaces []string
 	Log        *slog.Logger
-	// Repeat are the delays after which gratuitous frames are sent again. nil: 100 ms, 500 ms, 1 s, 2 s and 4 s.
+	// Repeat are the delays after which gratuitous frames are sent again. nil means 100 ms, 500 ms, 1 s, 2 s and 4 s.
 	Repeat []time.Duration
-	// Members are the other nodes with the same VIPs: one of them at a time has a VIP. nil: there are none, and a VIP
-	// that no host answers for is announced.
+	// Members are the other nodes with the same VIPs; one node at a time has a VIP. nil means that there are none: a
+	// VIP is announced if no host answers for it.
 	Members Membership
-	// Forwards reports whether packets that arrive on an interface are forwarded; nil: they are. On one where they are
-	// not, no request is answered. A change is noticed within a second.
+	// Forwards reports whether packets that arrive on an interface are forwarded. Requests are answered only on such
+	// interfaces. nil means all. A change is noticed within a second.
 	Forwards func(name string) bool
-	// ProbeOwn is how often this node asks the link whether another host replies for a VIP that it has, in whole
-	// seconds; 0: never.
+	// ProbeOwn is the interval at which this node probes for other hosts that reply for its VIPs, in whole seconds. 0
+	// means never.
 	ProbeOwn time.Duration
-	// Boundary is around each frame, and each notification of the kernel. It may be nil.
+	// Boundary wraps the handling of each frame and each kernel notification. It may be nil.
 	Boundary *lb.Boundary
-	// Claim: announce addresses without asking whether another host has them. For tests.
+	// Claim announces addresses without asking whether another host has them. For tests.
 	Claim bool
 }
 
-// Limits of what is sent without being asked for, in all interfaces together, and of what is logged about conflicts.
+// Limits for unsolicited frames, over all interfaces together, and for log lines about conflicts.
 const (
 	frameInterval = 250 * time.Microsecond // per address
 	frameBurst    = 32
-	// Probes, and the first frames of an announcement: clients wait for them.
+	// For probes and the first frames of an announcement, because clients wait for them.
 	urgentInterval = 20 * time.Microsecond
 	urgentBurst    = 256
 	logInterval    = 10 * time.Second
@@ -60,30 +60,30 @@ type Announcer struct {
 	responders []*responder
 	claimed    chan struct{} // capacity 1: there are new claims
 	links      *linkWatcher
-	pace       bucket // of frames that are not replies
-	urgent     bucket // of those that clients wait for
-	logged     bucket // conflicts in the log: anyone in the segment can cause them
+	pace       bucket // for frames that are not replies
+	urgent     bucket // for frames that clients wait for
+	logged     bucket // for conflicts in the log, which any host in the segment can cause
 
 	mu     sync.RWMutex // guards all below; a reply is sent under RLock, so that Set waits for it
 	owned  map[netip.Addr]*ownership
 	claims map[netip.Addr]*claim // not owned yet
-	// conflicts has the last one of each VIP that is owned or claimed.
+	// conflicts has the last conflict of each owned or claimed VIP.
 	conflicts map[netip.Addr]*Conflict
-	// published are the claims that the members were told last.
+	// published are the claims that the members were last told.
 	published map[netip.Addr]members.Claim
 	// leaving are owned VIPs that Set has removed, until another member has them.
 	leaving    map[netip.Addr]*leave
 	again      map[netip.Addr]time.Time // when owned VIPs are to be announced again
-	alive      map[netip.Addr]time.Time // the members that are, and since when
+	alive      map[netip.Addr]time.Time // members that are alive, and since when
 	local      map[netip.Addr]bool      // VIPs with endpoints on this node
 	apart      map[netip.Addr]apart
-	firstSet   time.Time       // zero: none yet
+	firstSet   time.Time       // zero before it
 	joined     bool            // see joining
-	reelected  bool            // the members may have changed: elect again
-	uneven     bool            // … and some may have more VIPs of a service than others
-	publishing bool            // what the members know of this node may have changed
-	macs       chan struct{}   // capacity 1: the own MAC addresses may have changed
-	seen       atomic.Int64    // the boot time when the process ran last, in nanoseconds
+	reelected  bool            // the members may have changed, so elect again
+	uneven     bool            // … and some may have more of a service's VIPs than others
+	publishing bool            // what the members should know of this node may have changed
+	macs       chan struct{}   // capacity 1: this node's MAC addresses may have changed
+	seen       atomic.Int64    // boottime when the process last ran, in nanoseconds
 	ctx        context.Context // of Run; nil before
 	bursts     sync.WaitGroup
 }
@@ -118,14 +118,14 @@ func New(o Options) (*Announcer, error) {
 // Require sets Options.Forwards. It is called before Run.
 func (a *Announcer) Require(forwards func(name string) bool) { a.o.Forwards = forwards }
 
-// leave is a VIP that is left to another member.
+// leave is a VIP that is being left to another member.
 type leave struct {
 	taken bool // frames of that member were heard
-	moves bool // Set has not removed it: it stays here if no other member takes it
+	moves bool // Set has not removed it, so it stays if no other member takes it
 }
 
-// Set implements lb.Announcer. It fails for addresses that are not unicast, and announces the others. With members, it
-// waits up to a second until another one has the VIPs that it removes.
+// Set implements lb.Announcer. It returns an error for addresses that are not unicast, and announces the others. With
+// members, it waits up to a second for another member to have the VIPs that it removes.
 func (a *Announcer) Set(ctx context.Context, list []lb.Announcement) error {
 	want, errs := map[netip.Addr]lb.Announcement{}, lb.VIPErrors{}
 	for _, x := range list {
@@ -170,7 +170,7 @@ func (a *Announcer) Set(ctx context.Context, list []lb.Announcement) error {
 	return errs.OrNil()
 }
 
-// add makes claims of the VIPs that are new, and returns them; a.mu is held.
+// add claims the new VIPs and returns them. a.mu is held.
 func (a *Announcer) add(want map[netip.Addr]lb.Announcement) (added []netip.Addr) {
 	for vip := range want {
 		a.local[vip] = want[vip].Local
@@ -187,8 +187,7 @@ func (a *Announcer) add(want map[netip.Addr]lb.Announcement) (added []netip.Addr
 	return added
 }
 
-// remove removes the VIPs that are not wanted, except for those that are first left to another member, which it
-// returns; a.mu is held.
+// remove removes the unwanted VIPs, except those that are first left to another member, which it returns. a.mu is held.
 func (a *Announcer) remove(want map[netip.Addr]lb.Announcement) (left []netip.Addr) {
 	var gone []netip.Addr
 	for _, vip := range a.allOf() {
@@ -206,7 +205,7 @@ func (a *Announcer) remove(want map[netip.Addr]lb.Announcement) (left []netip.Ad
 	return left
 }
 
-// drop removes VIPs; a.mu is held.
+// drop removes VIPs. a.mu is held.
 func (a *Announcer) drop(vips []netip.Addr) {
 	for _, vip := range vips {
 		delete(a.owned, vip)
@@ -221,20 +220,20 @@ func (a *Announcer) drop(vips []netip.Addr) {
 	}
 }
 
-// has reports whether vip is owned or claimed; a.mu is held.
+// has reports whether vip is owned or claimed. a.mu is held.
 func (a *Announcer) has(vip netip.Addr) bool {
 	_, owned := a.owned[vip]
 	_, claimed := a.claims[vip]
 	return owned || claimed
 }
 
-// allOf returns the owned and the claimed VIPs; a.mu is held.
+// allOf returns the owned and the claimed VIPs. a.mu is held.
 func (a *Announcer) allOf() []netip.Addr {
 	return slices.AppendSeq(slices.Collect(maps.Keys(a.owned)), maps.Keys(a.claims))
 }
 
-// announce sends gratuitous frames for vips, and again after each delay of Repeat, because frames can be lost. It does
-// not wait.
+// announce sends gratuitous frames for vips now and after each delay in Repeat, because frames can be lost. It does not
+// wait.
 func (a *Announcer) announce(ctx context.Context, responders []*responder, vips []netip.Addr) {
 	a.bursts.Go(func() {
 		start := time.Now()
@@ -279,13 +278,13 @@ func (a *Announcer) Run(ctx context.Context) error {
 	return nil
 }
 
-// reply calls send when vip is owned. A Set that removes vip returns only after send has.
+// reply calls send if vip is owned. A Set that removes vip returns only after send has returned.
 func (a *Announcer) reply(vip netip.Addr, send func() error) (sent bool, err error) {
 	return a.whileOwned(vip, true, send)
 }
 
-// claimOwned calls send when vip is owned and not being left to another member: that one announces it, and gets no
-// reply to its probes.
+// claimOwned calls send if vip is owned and not being left to another member, which announces it itself and must
+// receive no reply to its probes.
 func (a *Announcer) claimOwned(vip netip.Addr, send func() error) (sent bool, err error) {
 	return a.whileOwned(vip, false, send)
 }

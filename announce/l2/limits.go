@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// bucket is a token bucket: of many events it allows a burst, and then one per interval. It is safe for concurrent use.
+// bucket is a token bucket: it allows a burst of events and then one per interval. It is safe for concurrent use.
 type bucket struct {
 	interval time.Duration
 	burst    int
@@ -15,8 +15,8 @@ type bucket struct {
 	full time.Time // when the bucket is full again
 }
 
-// reserve takes a token, and returns how long to wait until it is there. If wait is false, it takes one only if it is
-// there.
+// reserve takes a token and returns how long to wait until it is available. If wait is false, it takes only a token
+// that is available now.
 func (b *bucket) reserve(now time.Time, wait bool) (delay time.Duration, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -13,22 +13,22 @@ import (
 )
 
 const (
-	// linkBuffer is the size of the queue of link updates in the kernel. At an overrun updates are lost.
+	// linkBuffer is the size of the kernel's queue of link updates, in bytes. Updates are lost when it overflows.
 	linkBuffer = 4 << 20
-	// linkRetry is the time before the watcher subscribes again after an overrun or an error.
+	// linkRetry is how long the watcher waits to subscribe again after an overrun or an error.
 	linkRetry = 100 * time.Millisecond
 )
 
-// linkWatcher tells responders that their interfaces may have changed. After an overrun it tells all of them, because
-// it does not know which updates were lost.
+// linkWatcher tells responders that their interfaces may have changed. After an overrun it tells all responders,
+// because it does not know which updates were lost.
 type linkWatcher struct {
 	responders []*responder
-	changes    []chan struct{} // one for each responder
+	changes    []chan struct{} // one per responder
 	overruns   prometheus.Counter
 	log        *slog.Logger
 	buffer     int
-	boundary   *lb.Boundary // around each update
-	received   func()       // called for each update, by tests; may be nil
+	boundary   *lb.Boundary // wraps the handling of each update
+	received   func()       // called for each update, for tests; may be nil
 }
 
 func newLinkWatcher(responders []*responder, overruns prometheus.Counter, log *slog.Logger) *linkWatcher {
@@ -64,7 +64,7 @@ func (w *linkWatcher) run(ctx context.Context) {
 	}
 }
 
-// follow subscribes to link updates, and returns when the subscription ends: with ctx, or because updates were lost.
+// follow subscribes to link updates and returns when the subscription ends, with ctx or because updates were lost.
 func (w *linkWatcher) follow(ctx context.Context) error {
 	updates, done := make(chan netlink.LinkUpdate, 64), make(chan struct{})
 	end := sync.OnceFunc(func() { close(done) }) // closes the socket
@@ -77,7 +77,7 @@ func (w *linkWatcher) follow(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, c := range w.changes { // what has changed before this subscription
+	for _, c := range w.changes { // for changes before this subscription
 		signal(c)
 	}
 	for u := range updates {
@@ -89,8 +89,8 @@ func (w *linkWatcher) follow(ctx context.Context) error {
 	return nil
 }
 
-// notify tells each responder whose interface the update is about: the one of its name, or the one that it has open,
-// which may have got another name.
+// notify tells each responder whose interface the update is about: the interface with its configured name, or the one
+// it has open, which may have been renamed.
 func notify(u netlink.LinkUpdate, responders []*responder, changes []chan struct{}) {
 	for i, p := range responders {
 		if u.Link == nil {

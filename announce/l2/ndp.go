@@ -23,7 +23,7 @@ var allNodes = netip.MustParseAddr("ff02::1")
 // ndpSocket reads and sends neighbour messages.
 type ndpSocket struct {
 	ifi    *net.Interface
-	source netip.Addr // a link-local address of the interface; zero: it has none
+	source netip.Addr // a link-local address of the interface, or zero if it has none
 	conn   ndpConn
 	in     net.PacketConn
 }
@@ -35,7 +35,7 @@ const (
 	icmpAdvertise  = 136
 )
 
-// neighbourFilter accepts only ICMPv6 solicitations and advertisements with a hop limit of 255: others were routed, so
+// neighbourFilter accepts only ICMPv6 solicitations and advertisements with a hop limit of 255. Others were routed, so
 // they are not from a neighbour (RFC 4861 §7.1).
 var neighbourFilter = []bpf.Instruction{
 	bpf.LoadAbsolute{Off: ethernetHeader + 6, Size: 1}, // next header
@@ -49,7 +49,7 @@ var neighbourFilter = []bpf.Instruction{
 	bpf.RetConstant{Val: 0},
 }
 
-// openNDP opens the sockets. It fails while the interface has no IPv6 address. A link-local address is not required:
+// openNDP opens the sockets. It fails while the interface has no IPv6 address. No link-local address is required:
 // without one, messages are sent from the VIP.
 func openNDP(ifi *net.Interface) (*ndpSocket, error) {
 	source, err := linkLocal(ifi.Index)
@@ -63,7 +63,7 @@ func openNDP(ifi *net.Interface) (*ndpSocket, error) {
 	return &ndpSocket{ifi, source, &ndpFrames{ifi, conn, newGroups(ifi.Index, conn)}, conn}, nil
 }
 
-// linkLocal returns a link-local address of an interface, zero when it has only others.
+// linkLocal returns a link-local address of an interface, or zero if it has none.
 func linkLocal(index int) (netip.Addr, error) {
 	link, err := netlink.LinkByIndex(index)
 	if err != nil {
@@ -79,7 +79,7 @@ func linkLocal(index int) (netip.Addr, error) {
 	return usableSource(all), nil
 }
 
-// usableSource returns the first link-local address that is known to be unique, zero when there is none.
+// usableSource returns the first link-local address known to be unique, or zero if there is none.
 func usableSource(all []netlink.Addr) netip.Addr {
 	for _, a := range all {
 		const unusable = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED
@@ -90,13 +90,13 @@ func usableSource(all []netlink.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// close closes the sockets; in and conn may be one.
+// close closes the sockets. in and conn may be the same socket.
 func (n *ndpSocket) close() {
 	n.conn.Close()
 	n.in.Close()
 }
 
-// neighbourMessage is a solicitation or an advertisement with its sender and destination.
+// neighbourMessage is a solicitation or advertisement with its sender and destination.
 type neighbourMessage struct {
 	from netip.Addr
 	to   netip.Addr
@@ -137,7 +137,7 @@ func parseNeighbour(frame []byte) *neighbourMessage {
 	}
 	from, _ := netip.AddrFromSlice(ip[8:24])
 	to, _ := netip.AddrFromSlice(ip[24:40])
-	if icmp[1] != 0 || from.IsMulticast() { // the code; a source is never a multicast address (RFC 4291 §2.7)
+	if icmp[1] != 0 || from.IsMulticast() { // the code; sources are never multicast addresses (RFC 4291 §2.7)
 		return nil
 	}
 	if s, ok := m.(*ndp.NeighborSolicitation); ok && from.IsUnspecified() && !detectsDuplicates(s, to) {
@@ -157,7 +157,7 @@ func detectsDuplicates(s *ndp.NeighborSolicitation, to netip.Addr) bool {
 
 // icmpChecksum returns 0 for a message with a correct checksum (RFC 4443 §2.3).
 func icmpChecksum(addresses, icmp []byte) uint16 {
-	var rest [8]byte // of the pseudo-header (RFC 8200 §8.1)
+	var rest [8]byte // the rest of the pseudo-header (RFC 8200 §8.1)
 	binary.BigEndian.PutUint32(rest[:], uint32(len(icmp)))
 	rest[7] = unix.IPPROTO_ICMPV6
 	return checksum.Internet(addresses, rest[:], icmp)
@@ -182,7 +182,7 @@ func (r *responder) readNDP(s *sockets) error {
 	}
 }
 
-// heardNDP handles a message.
+// heardNDP handles a received message.
 func (r *responder) heardNDP(s *sockets, n *neighbourMessage) {
 	own := bytes.Equal(n.mac, s.ifi.HardwareAddr)
 	if !own {
@@ -203,8 +203,8 @@ func (r *responder) heardNDP(s *sockets, n *neighbourMessage) {
 	}
 }
 
-// claim returns the address that a message claims, and the MAC address that hosts then have for it: that in the option,
-// not that of the frame, which may be another one.
+// claim returns the address that a message claims and the MAC address that hosts then cache for it. That is the one in
+// the option, which may differ from the frame's.
 func (n *neighbourMessage) claim() (vip netip.Addr, mac net.HardwareAddr) {
 	vip, direction, options := n.from, ndp.Source, []ndp.Option(nil)
 	switch m := n.m.(type) {
@@ -221,8 +221,8 @@ func (n *neighbourMessage) claim() (vip netip.Addr, mac net.HardwareAddr) {
 	return vip, n.mac
 }
 
-// solicited replies to the MAC address of the sender. Duplicate address detection (RFC 4862 §5.4) solicits from the
-// unspecified address; that reply goes to all nodes.
+// solicited replies to the sender's MAC address. Duplicate address detection (RFC 4862 §5.4) solicits from the
+// unspecified address; the reply to that goes to all nodes.
 func (r *responder) solicited(s *sockets, from netip.Addr, mac net.HardwareAddr, vip netip.Addr) {
 	if r.isSilent() {
 		return

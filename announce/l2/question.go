@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	questionInterval = time.Second            // at least, between two questions about the same
+	questionInterval = time.Second            // minimum between questions about the same thing
 	questionRepeats  = 3                      // because frames can be lost
 	questionRepeat   = 100 * time.Millisecond // between them
 )
 
-// question is a request with a random address. A frame does not prove that the host whose MAC address it has sent it:
-// anybody in the segment can write that. Only who receives a question knows its address.
+// question is a request with a random address. A frame's source MAC address does not prove who sent it, because any
+// host in the segment can forge that. Only a host that receives the question knows its address.
 type question struct {
 	random netip.Addr
 	at     time.Time
@@ -27,8 +27,8 @@ type question struct {
 	sent   int // how often
 }
 
-// newQuestion returns a question to a host about an address of either family. The random address is one that no host
-// has: a reserved one (RFC 1112, section 4), or a link-local one.
+// newQuestion returns a question to a host about an address of either family. Its random address is one that no host
+// has: a reserved IPv4 address (RFC 1112, section 4) or a link-local IPv6 address.
 func newQuestion(is4 bool, to net.HardwareAddr, now time.Time) question {
 	q := question{at: now, to: to}
 	if is4 {
@@ -46,12 +46,12 @@ func newQuestion(is4 bool, to net.HardwareAddr, now time.Time) question {
 // due reports whether another question may be asked.
 func (q question) due(now time.Time) bool { return now.Sub(q.at) >= questionInterval }
 
-// has reports whether a frame has the address of the question, and is not too late.
+// has reports whether a is the question's address and the answer is in time.
 func (q question) has(a netip.Addr, now time.Time) bool {
 	return a.IsValid() && a == q.random && !q.due(now)
 }
 
-// next returns when the question is to be sent next; zero: not again.
+// next returns when the question is to be sent again, or zero if it is not.
 func (q question) next() time.Time {
 	if !q.random.IsValid() || q.sent == questionRepeats {
 		return time.Time{}
@@ -59,7 +59,7 @@ func (q question) next() time.Time {
 	return q.at.Add(time.Duration(q.sent) * questionRepeat)
 }
 
-// ask asks a host whether it replies for vip. The reply is to the random address.
+// ask asks a host whether it replies for vip. The reply goes to the random address.
 func (r *responder) ask(ctx context.Context, vip netip.Addr, q question) {
 	s := r.opened()
 	if s == nil || r.isSilent() {

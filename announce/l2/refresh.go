@@ -7,23 +7,24 @@ import (
 	"time"
 )
 
-// This file announces VIPs that this node already has. What it announced when it took over did not reach the hosts
-// behind a link that was down, and frames of another owner may have replaced it in their caches since.
+// This file announces VIPs that this node already has. Its announcements at takeover did not reach hosts behind a link
+// that was down, and another owner's frames may since have replaced its entry in their caches.
 
 const (
-	// againInterval is the least time between two announcements of a VIP, each of which is repeated for four seconds.
+	// againInterval is the minimum time between announcements of a VIP. Each is repeated for four seconds.
 	againInterval = 5 * time.Second
-	// calmAfter is how long another member that claimed a VIP must be silent: it has given the VIP up then.
+	// calmAfter is how long another member that claimed a VIP must be silent before it counts as having given the VIP
+	// up.
 	calmAfter = 2 * time.Second
-	// refreshInterval is how often each VIP is announced once more, for what no event tells: a partition of the segment
-	// that this node's members are all on one side of, or lost frames. It is the longest time for which a host uses a
-	// wrong entry then.
+	// refreshInterval is how often each VIP is announced once more, because of problems that no event reports: lost
+	// frames, or a partition of the segment with all members on one side. It is then the longest time a host uses a
+	// wrong entry.
 	refreshInterval = time.Minute
-	// turnInterval is the time between two turns of refresh: the VIPs are spread over the turns.
+	// turnInterval is the time between turns of refresh. The VIPs are spread over the turns.
 	turnInterval = time.Second
 )
 
-// announceAgain plans another announcement of an owned VIP; a.mu is held.
+// announceAgain schedules another announcement of an owned VIP. a.mu is held.
 func (a *Announcer) announceAgain(vip netip.Addr, o *ownership, at time.Time) {
 	if earliest := o.announced.Add(againInterval); at.Before(earliest) {
 		at = earliest
@@ -33,8 +34,8 @@ func (a *Announcer) announceAgain(vip netip.Addr, o *ownership, at time.Time) {
 	}
 }
 
-// noteReturned plans another announcement of all VIPs when a member is alive that was not: the segment may have been
-// parted, and is no longer. Until then the members tell each other what they have. a.mu is held.
+// noteReturned schedules another announcement of all VIPs when a member is alive again, because a partition of the
+// segment may have ended. Until that announcement the members tell each other what they have. a.mu is held.
 func (a *Announcer) noteReturned(now time.Time) {
 	returned, alive := false, map[netip.Addr]time.Time{}
 	for _, p := range a.o.Members.Peers(netip.Addr{}) {
@@ -54,7 +55,7 @@ func (a *Announcer) noteReturned(now time.Time) {
 	}
 }
 
-// calm returns when an owned VIP is to be announced again that another member claimed until last.
+// calm returns when to announce an owned VIP again that another member claimed until last.
 func (o *ownership) calm(last time.Time) time.Time {
 	at, earliest := last.Add(calmAfter), o.announced.Add(defendInterval)
 	if at.Before(earliest) {
@@ -63,8 +64,8 @@ func (o *ownership) calm(last time.Time) time.Time {
 	return at
 }
 
-// dueAgain adds the VIPs that are to be announced again to s, and returns the least of next and the time until the
-// next one is; a.mu is held.
+// dueAgain adds the VIPs that are due to be announced again to s. It returns the time until the next one is due, at
+// most next. a.mu is held.
 func (a *Announcer) dueAgain(now time.Time, s *steps, next time.Duration) time.Duration {
 	for vip, at := range a.again {
 		switch o := a.owned[vip]; {
@@ -81,9 +82,9 @@ func (a *Announcer) dueAgain(now time.Time, s *steps, next time.Duration) time.D
 	return next
 }
 
-// refresh announces each owned VIP once in refreshInterval, and asks once in Options.ProbeOwn whether another host
-// replies for it, until ctx ends. RFC 5227 §2.4 lets a host detect conflicts at any time: one that replies to requests
-// by unicast, without claiming the address, is heard only when asked.
+// refresh announces each owned VIP once per refreshInterval and probes once per Options.ProbeOwn for another host that
+// replies for it, until ctx ends. RFC 5227 §2.4 lets a host detect conflicts at any time. A host that only replies to
+// requests by unicast, without claiming the address, is heard only when asked.
 func (a *Announcer) refresh(ctx context.Context) {
 	tick := time.NewTicker(turnInterval)
 	defer tick.Stop()
@@ -101,8 +102,8 @@ func (a *Announcer) refresh(ctx context.Context) {
 	}
 }
 
-// turn returns the owned VIPs to be announced again in a turn, without those that were announced a short time ago, and
-// those to be probed for, without those that are left to another member.
+// turn returns the owned VIPs to announce again in a turn, except those announced recently, and the VIPs to probe for,
+// except those being left to another member.
 func (a *Announcer) turn(turn uint64, now time.Time) (announce, probe []netip.Addr) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()

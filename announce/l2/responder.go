@@ -21,27 +21,27 @@ type responder struct {
 	name string // in the configuration
 	log  *slog.Logger
 	sys  system
-	// index is that of the interface, for the goroutine of run; 0: it was not found yet.
+	// index is the interface index, or 0 if it was not found yet. It belongs to the goroutine of run.
 	index int
-	// heard is when a frame of another host was received last, in nanoseconds since 1970.
+	// heard is when a frame from another host was last received, in nanoseconds since 1970.
 	heard atomic.Int64
 
 	mu     sync.Mutex // guards all below; taken after Announcer.mu
 	open   *sockets   // nil while the interface is unusable
 	groups map[netip.Addr]int
-	// replies is the interface earlier in the list that is in the same segment, and replies there; "": none.
+	// replies is an interface earlier in the list that replies in the same segment, or "".
 	replies string
-	segment question // the last probe by which other interfaces notice that they are in the segment of this one
+	segment question // the last probe that tells other interfaces that they are in the same segment
 }
 
-// sockets are the sockets of an interface while it is up and unchanged.
+// sockets are an interface's sockets while it is up and unchanged.
 type sockets struct {
 	ifi *net.Interface
 	arp arpConn
-	ndp *ndpSocket // nil when the interface has no IPv6
+	ndp *ndpSocket // nil if the interface has no IPv6
 }
 
-// retryAfter is the time before a failed interface is tried again, unless it changes earlier.
+// retryAfter is the time until a failed interface is tried again, unless it changes earlier.
 const retryAfter = time.Second
 
 func (r *responder) run(ctx context.Context, changed <-chan struct{}) {
@@ -66,7 +66,7 @@ func (r *responder) run(ctx context.Context, changed <-chan struct{}) {
 	}
 }
 
-// serve replies until ctx ends or the interface changes or fails. It returns nil when the sockets must be opened again.
+// serve replies until ctx ends or the interface changes or fails. It returns nil if the sockets must be opened again.
 func (r *responder) serve(ctx context.Context, changed <-chan struct{}) error {
 	s, err := r.openSockets()
 	if err != nil {
@@ -123,7 +123,7 @@ func (r *responder) serve(ctx context.Context, changed <-chan struct{}) error {
 	}
 }
 
-// find returns the interface, also when it was renamed since it was found by its name.
+// find returns the interface, even if it was renamed after it was found by name.
 func (r *responder) find() (*net.Interface, error) {
 	ifi, err := r.sys.byName(r.name)
 	if err != nil && r.index != 0 {
@@ -165,7 +165,7 @@ func (r *responder) openSockets() (*sockets, error) {
 	return &sockets{ifi, c, n}, nil
 }
 
-// forwards returns why packets that arrive on the interface are not forwarded.
+// forwards returns an error that says why packets arriving on the interface are not forwarded.
 func (r *responder) forwards(index int) error {
 	if r.a.o.Forwards == nil {
 		return nil
@@ -187,7 +187,7 @@ func (s *sockets) close() {
 	}
 }
 
-// use makes s the sockets to send with, and joins the multicast groups of the VIPs.
+// use makes s the sockets to send with and joins the VIPs' multicast groups.
 func (r *responder) use(s *sockets) {
 	r.a.mu.RLock()
 	defer r.a.mu.RUnlock()
@@ -230,14 +230,14 @@ func (r *responder) addToGroup(vip netip.Addr, n int) {
 	}
 }
 
-// opened returns the sockets; nil while the interface is unusable.
+// opened returns the sockets, or nil while the interface is unusable.
 func (r *responder) opened() *sockets {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.open
 }
 
-// gratuitous sends gratuitous frames for those of vips that are still owned.
+// gratuitous sends gratuitous frames for the VIPs that are still owned.
 func (r *responder) gratuitous(ctx context.Context, vips []netip.Addr, pace *bucket) {
 	s := r.opened()
 	if s == nil || r.isSilent() {

@@ -8,15 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A process that does not run for suspendLimit, because it was stopped or the machine suspended, may have lost its VIPs
-// to another node. It then probes for them before it replies again: its sockets are full of requests from that time.
-// The limit is shorter than the fastest take-over.
+// A process that does not run for suspendLimit, because it was stopped or the machine was suspended, may have lost its
+// VIPs to another node. It then probes for them before it replies again, because its sockets are full of requests from
+// that time. The limit is shorter than the fastest takeover.
 const (
 	suspendLimit = 300 * time.Millisecond
 	clockTick    = 50 * time.Millisecond
 )
 
-// boottime returns the time since the boot, including that in suspension. Tests replace it.
+// boottime returns the time since boot, including time in suspension. Tests replace it.
 var boottime = func() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
@@ -32,7 +32,7 @@ func (a *Announcer) wasSuspended() bool {
 	return last != 0 && boottime()-time.Duration(last) > suspendLimit
 }
 
-// watchClock makes claims of the owned VIPs after the process was suspended.
+// watchClock turns owned VIPs into claims after the process was suspended.
 func (a *Announcer) watchClock(ctx context.Context) {
 	tick := time.NewTicker(clockTick)
 	defer tick.Stop()
@@ -59,7 +59,7 @@ func (a *Announcer) linksChanged() {
 	}
 }
 
-// tellMACs tells the members the MAC addresses of this node, and whether it can serve VIPs.
+// tellMACs tells the members this node's MAC addresses and whether it can serve VIPs.
 func (a *Announcer) tellMACs(ctx context.Context) {
 	for {
 		select {

@@ -9,13 +9,13 @@ import (
 	"github.com/mdlayher/ndp"
 )
 
-// system has the interfaces and the sockets. Tests replace it.
+// system gives access to interfaces and sockets. Tests replace it.
 type system struct {
 	byName  func(name string) (*net.Interface, error)
 	byIndex func(index int) (*net.Interface, error)
 	openARP func(ifi *net.Interface) (arpConn, error)
 	openNDP func(ifi *net.Interface) (*ndpSocket, error)
-	// neighbours are the known hosts on the link of an interface.
+	// neighbours returns the known hosts on an interface's link.
 	neighbours func(index int) []knownHost
 }
 
@@ -46,7 +46,7 @@ type ndpConn interface {
 // up are the flags of an interface that is up and has a carrier.
 const up = net.FlagUp | net.FlagRunning
 
-// usable reports whether the sockets of an interface still work: it is up, and not another one of the same name.
+// usable reports whether an interface's sockets still work: it is up and was not replaced by another of the same name.
 func usable(was, now *net.Interface) bool {
 	same := now.Index == was.Index && bytes.Equal(now.HardwareAddr, was.HardwareAddr)
 	return same && now.Flags&up == up

@@ -21,14 +21,14 @@ const (
 )
 
 const (
-	// nodesMax bounds the nodes of a message: memberlist allocates them before it reads them.
+	// nodesMax limits the nodes in a message, because memberlist allocates them before reading them.
 	nodesMax = 5000
-	// depthMax is how deep the values of a message are nested: a node has a list of versions.
+	// depthMax is the nesting depth of a message's values: a node has a list of versions.
 	depthMax = 3
 )
 
-// validPacket reports whether memberlist may get a datagram: it has a type that members send, is not nested, and its
-// content is well formed.
+// validPacket reports whether a datagram may be passed to memberlist: its type is one that members send, it is not
+// nested, and its content is well formed.
 func validPacket(b []byte) bool {
 	if len(b) > 5 && b[0] == msgChecksum {
 		b = b[5:]
@@ -52,7 +52,7 @@ func validPacket(b []byte) bool {
 	return len(parts) == 0
 }
 
-// validPart is validPacket for a datagram of one message.
+// validPart is validPacket for a datagram with one message.
 func validPart(b []byte) bool {
 	if len(b) == 0 {
 		return false
@@ -66,7 +66,7 @@ func validPart(b []byte) bool {
 	return false
 }
 
-// validStream reports whether memberlist may get the message of a stream.
+// validStream reports whether a stream's message may be passed to memberlist.
 func validStream(b []byte) bool {
 	if len(b) == 0 {
 		return false
@@ -80,7 +80,7 @@ func validStream(b []byte) bool {
 	return false
 }
 
-// validState reports whether a header is followed by as many nodes and bytes of state as it says.
+// validState reports whether the header is followed by the numbers of nodes and state bytes that it gives.
 func validState(b []byte) bool {
 	fields, b, ok := mapSize(b)
 	nodes, size := uint64(0), uint64(0)
@@ -122,7 +122,7 @@ func validObject(b []byte) bool {
 	return ok && len(rest) == 0
 }
 
-// mapSize returns the number of entries of a map, and what follows its header.
+// mapSize returns the number of entries of a map and the bytes after its header.
 func mapSize(b []byte) (n int, rest []byte, ok bool) {
 	switch {
 	case len(b) >= 1 && b[0]&0xf0 == 0x80:
@@ -133,7 +133,7 @@ func mapSize(b []byte) (n int, rest []byte, ok bool) {
 	return 0, nil, false
 }
 
-// unsigned returns an integer that is not negative.
+// unsigned returns a non-negative integer.
 func unsigned(b []byte) (uint64, bool) {
 	switch {
 	case b[0] < 0x80:
@@ -148,7 +148,7 @@ func unsigned(b []byte) (uint64, bool) {
 	return 0, false
 }
 
-// skip returns what follows a value of MessagePack that is complete and not nested deeper than depth.
+// skip returns the bytes after a complete MessagePack value that is not nested deeper than depth.
 func skip(b []byte, depth int) (rest []byte, ok bool) {
 	if len(b) == 0 || depth < 0 {
 		return nil, false
@@ -189,7 +189,7 @@ func skip(b []byte, depth int) (rest []byte, ok bool) {
 	return b, true
 }
 
-// length returns a number of n bytes, and what follows it.
+// length returns an n-byte number and the bytes after it.
 func length(b []byte, n int) (int, []byte, bool) {
 	if len(b) < n {
 		return 0, nil, false

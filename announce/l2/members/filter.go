@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// networkHeader is the offset of the IP header for a load (SKF_NET_OFF), and filterMax how many instructions the kernel
-// accepts. With more members than that holds, no filter is set.
+// networkHeader is the offset of the IP header for a load (SKF_NET_OFF), and filterMax the maximum number of
+// instructions. With more members than fit, no filter is set.
 const (
 	networkHeader = 0xfff00000
 	filterMax     = 4096
 )
 
-// filter sets that the kernel drops the datagrams of hosts that are no members. A flood of these, which any host can
-// send, would fill the queue of the socket, and members whose messages are lost are taken for gone.
+// filter makes the kernel drop datagrams from hosts that are not members. A flood of these, which any host can send,
+// would fill the socket's queue, and members whose messages are lost would seem to have failed.
 func (t *transport) filter(peers []netip.Addr) error {
 	program, err := bpf.Assemble(only(peers))
 	if err != nil {
@@ -40,7 +40,7 @@ func (t *transport) filter(peers []netip.Addr) error {
 func attach(fd int, program []bpf.RawInstruction) error {
 	if len(program) >= filterMax {
 		err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0)
-		if errors.Is(err, unix.ENOENT) { // there is none
+		if errors.Is(err, unix.ENOENT) { // no filter is attached
 			return nil
 		}
 		return err

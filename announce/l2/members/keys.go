@@ -9,24 +9,24 @@ import (
 	"errors"
 )
 
-// Messages have the encoding of memberlist: a label; for streams, a type and a length; a version, a nonce, and the
-// sealed text. memberlist itself gets no key: its own decoder ends the process for some messages of a member (those
-// with wrong padding, and empty ones), and it buffers and inflates what it has not checked.
+// Messages have memberlist's encoding: a label; for streams, a type and a length; a version, a nonce, and the sealed
+// text. memberlist itself is not given a key: its decoder crashes the process on some messages from members (those with
+// wrong padding, and empty ones), and it buffers and decompresses data it has not checked.
 const (
 	labelText   = "steelyard"
 	label       = "\xf4\x09" + labelText
 	sealVersion = 1 // AES-GCM without padding
 	streamSeal  = 10
 	nonceSize   = 12
-	sealed      = 1 + nonceSize + 16 // bytes besides the text
+	sealed      = 1 + nonceSize + 16 // bytes in addition to the text
 )
 
-// Unencrypted is the key of members without a secret: everybody knows it.
+// Unencrypted is the publicly known key of members without a secret.
 var Unencrypted = []byte("unencrypted")
 
 var errKey = errors.New("not sealed with a key of the members")
 
-// derive returns the cipher of a key of any length, which may have another use, too.
+// derive returns the cipher for a key of any length, which may also have another use.
 func derive(key []byte) (cipher.AEAD, error) {
 	sum := sha256.Sum256(append([]byte("steelyard members\x00"), key...))
 	block, err := aes.NewCipher(sum[:])
@@ -36,7 +36,8 @@ func derive(key []byte) (cipher.AEAD, error) {
 	return cipher.NewGCM(block)
 }
 
-// SetKeys replaces the keys. The first one seals; a message in any of them is accepted. Keys have any length.
+// SetKeys replaces the keys. The first one seals messages; messages sealed with any of them are accepted. Keys may have
+// any length.
 func (m *Members) SetKeys(keys [][]byte) error {
 	if len(keys) == 0 {
 		return errors.New("no key for the members")

@@ -24,9 +24,9 @@ import (
 // Options configures Members.
 type Options struct {
 	Name    string
-	Address netip.Addr // of this node; its identity
+	Address netip.Addr // of this node, which it identifies
 	Port    uint16     // UDP and TCP, the same on all members
-	// Boundary is around each message. It may be nil.
+	// Boundary wraps the handling of each message. It may be nil.
 	Boundary *lb.Boundary
 	Log      *slog.Logger
 }
@@ -40,28 +40,28 @@ const (
 	streamTimeout  = time.Second
 	joinInterval   = time.Second
 	joinAtOnce     = 8 // peers
-	// joinWait is how long Joined waits for a first peer: the nodes of a site may start at the same time.
+	// joinWait is how long Joined waits for a first peer, because the nodes of a site may start at the same time.
 	joinWait     = 2 * time.Second
 	leaveTimeout = 500 * time.Millisecond
 )
 
-// Members is this node's view of the others.
+// Members is this node's view of the other nodes.
 type Members struct {
 	o      Options
 	table  *table
 	queue  *memberlist.TransmitLimitedQueue
-	keyed  chan struct{} // closed with the first key
+	keyed  chan struct{} // closed once there is a key
 	joined chan struct{} // closed when the view is worth using
 
 	mu      sync.Mutex // guards all below
-	network *transport // nil: Run has not got that far
+	network *transport // nil until Run has created it
 	list    *memberlist.Memberlist
 	keys    []cipher.AEAD
 	macs    []string
-	known   bool // the peers are
+	known   bool // the peers are known
 }
 
-// New returns a Members that does nothing before Run, and neither sends nor accepts anything before SetKeys.
+// New returns a Members that does nothing before Run and neither sends nor accepts anything before SetKeys.
 func New(o Options) *Members {
 	m := &Members{o: o, keyed: make(chan struct{}), joined: make(chan struct{})}
 	m.queue = &memberlist.TransmitLimitedQueue{
@@ -71,14 +71,14 @@ func New(o Options) *Members {
 	return m
 }
 
-// Changed receives when a peer, its state or a claim may have changed.
+// Changed receives a value when a peer, its state or a claim may have changed.
 func (m *Members) Changed() <-chan struct{} { return m.table.changed }
 
-// Joined is closed when a first peer has answered, or none did for a while. An address that is claimed before that
-// might move again at once.
+// Joined is closed when a first peer has answered, or none has for a while. An address claimed earlier might move again
+// at once.
 func (m *Members) Joined() <-chan struct{} { return m.joined }
 
-// SetPeers replaces the addresses of the other members. The own one is skipped.
+// SetPeers replaces the addresses of the other members. This node's own address is skipped.
 func (m *Members) SetPeers(list []netip.Addr) {
 	m.table.setPeers(list)
 	m.mu.Lock()
@@ -87,7 +87,7 @@ func (m *Members) SetPeers(list []netip.Addr) {
 	m.filter()
 }
 
-// filter sets that of the network; m.mu is held.
+// filter sets the network's filter. m.mu is held.
 func (m *Members) filter() {
 	if m.network == nil {
 		return
@@ -97,7 +97,7 @@ func (m *Members) filter() {
 	}
 }
 
-// SetMACs sets the MAC addresses by which this node answers.
+// SetMACs sets the MAC addresses that this node answers from.
 func (m *Members) SetMACs(macs []string) {
 	m.mu.Lock()
 	same := slices.Equal(m.macs, macs)
@@ -128,7 +128,7 @@ func (m *Members) OfMAC(mac string) (Peer, bool) {
 	return Peer{}, false
 }
 
-// Run takes part until ctx ends, and leaves then.
+// Run takes part in the group until ctx ends and then leaves it.
 func (m *Members) Run(ctx context.Context) error {
 	start := time.Now()
 	select {
@@ -199,7 +199,7 @@ func (m *Members) ready() {
 	}
 }
 
-// join asks some of the missing peers for all that they know. It reports whether one answered.
+// join asks some of the missing peers for everything they know. It reports whether any answered.
 func (m *Members) join(list *memberlist.Memberlist) bool {
 	missing := m.table.missing()
 	rand.Shuffle(len(missing), func(i, k int) { missing[i], missing[k] = missing[k], missing[i] })
@@ -229,7 +229,7 @@ func (m *Members) config(network memberlist.Transport) *memberlist.Config {
 	c.AdvertiseAddr, c.AdvertisePort = c.BindAddr, c.BindPort
 	c.ProbeInterval, c.ProbeTimeout, c.IndirectChecks = probeInterval, probeTimeout, 2
 	c.SuspicionMult, c.SuspicionMaxTimeoutMult = 1, 1
-	c.AwarenessMaxMultiplier = 1 // no slower detection on a loaded machine
+	c.AwarenessMaxMultiplier = 1 // do not slow detection on a loaded machine
 	c.GossipInterval, c.PushPullInterval, c.TCPTimeout = gossipInterval, pushPull, streamTimeout
 	c.EnableCompression = false
 	c.Delegate, c.Events, c.Alive, c.Conflict = delegate{m}, delegate{m}, delegate{m}, delegate{m}
@@ -241,7 +241,7 @@ func (m *Members) config(network memberlist.Transport) *memberlist.Config {
 type meta struct {
 	Name  string   `json:"n"`
 	MACs  []string `json:"m"`
-	Epoch uint64   `json:"e"` // of its reports
+	Epoch uint64   `json:"e"` // epoch of its reports
 }
 
 // delegate implements the interfaces of memberlist, which calls it with its own lock held.
@@ -296,7 +296,7 @@ func (d delegate) MergeRemoteState(b []byte, _ bool) {
 	})
 }
 
-// NotifyAlive implements memberlist.AliveDelegate: it accepts configured peers only.
+// NotifyAlive implements memberlist.AliveDelegate: it accepts only configured peers.
 func (d delegate) NotifyAlive(n *memberlist.Node) error {
 	a, ok := addressOf(n)
 	if ok && (a == d.table.self || d.table.isPeer(a)) {
@@ -314,7 +314,7 @@ func (d delegate) NotifyUpdate(n *memberlist.Node) { d.changed(n, true) }
 // NotifyLeave implements memberlist.EventDelegate.
 func (d delegate) NotifyLeave(n *memberlist.Node) { d.changed(n, false) }
 
-// NotifyConflict implements memberlist.ConflictDelegate. Names are addresses, so it means a wrong address.
+// NotifyConflict implements memberlist.ConflictDelegate. Names are addresses, so a conflict means a wrong address.
 func (d delegate) NotifyConflict(_, other *memberlist.Node) {
 	d.o.Log.Warn("a member has the name of another one", "name", other.Name, "address", other.Address())
 }
@@ -338,14 +338,14 @@ func (d delegate) set(n *memberlist.Node, alive bool) {
 	}
 }
 
-// addressOf returns the address of a member; false when its name is another one.
+// addressOf returns a member's address, or false if its name does not match.
 func addressOf(n *memberlist.Node) (netip.Addr, bool) {
 	a, ok := netip.AddrFromSlice(n.Addr)
 	a = a.Unmap()
 	return a, ok && a.String() == n.Name
 }
 
-// message is a memberlist.Broadcast. An older one need not be withdrawn: reports are ordered.
+// message is a memberlist.Broadcast. Older messages need not be withdrawn, because reports are ordered.
 type message []byte
 
 func (message) Invalidates(memberlist.Broadcast) bool { return false }
@@ -355,7 +355,7 @@ func (message) Finished()                             {}
 // UniqueBroadcast marks that messages do not replace each other.
 func (message) UniqueBroadcast() {}
 
-// debugLog writes the lines of memberlist at level debug: what matters of them is logged here.
+// debugLog writes memberlist's lines at debug level. This package logs what matters itself.
 type debugLog struct{ log *slog.Logger }
 
 var _ io.Writer = debugLog{}

@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// report is claims of a member: changes, or all that it has. Its encoding is the version, flags, the address of the
-// member, epoch, seq, the number of claims, and per claim the VIP, flags, term and seq; numbers are big-endian.
+// report contains a member's claims: changes, or all of them. Its encoding is the version, flags, the member's address,
+// epoch, seq, the number of claims, and for each claim the VIP, flags, term and seq. Numbers are big-endian.
 type report struct {
 	member     netip.Addr
 	epoch, seq uint64
-	whole      bool // there are no others up to seq
+	whole      bool // there are no other claims up to seq
 	claims     map[netip.Addr]entry
 }
 
@@ -20,12 +20,12 @@ const (
 	reportVersion = 1
 	headerSize    = 1 + 1 + 16 + 8 + 8 + 4
 	claimSize     = 16 + 1 + 4 + 8
-	// changesMax is how many changes are sent in one datagram.
+	// changesMax is the maximum number of changes in one datagram.
 	changesMax = 36
 )
 
-// epochMax returns the highest epoch that is accepted: one of a clock that is 50 years ahead. It grows, so that a
-// member of which another one reports this epoch can follow it with a higher one. A clock may never have been set.
+// epochMax returns the highest epoch that is accepted, from a clock 50 years ahead. It grows, so that if another member
+// reports this epoch for a member, that member can follow with a higher one. It allows for clocks that were never set.
 func epochMax() uint64 {
 	now := time.Now()
 	if set := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC); now.Before(set) {
@@ -41,7 +41,7 @@ const (
 	flagLocal    = 4
 )
 
-// isAfter reports whether a report has claims of later changes than seq.
+// isAfter reports whether a report has claims from changes later than seq.
 func (r report) isAfter(seq uint64) bool {
 	for _, e := range r.claims {
 		if e.seq > seq {

@@ -10,51 +10,51 @@ import (
 	"time"
 )
 
-// Claim is what a member says about a VIP. The zero Claim is that of a member that has nothing to do with it.
+// Claim is what a member says about a VIP. The zero Claim means that the VIP does not concern the member.
 type Claim struct {
 	Eligible bool // it can serve the VIP
 	Holds    bool // it answers for the VIP
-	Local    bool // it has endpoints of the VIP itself
-	// Term grows with each take-over. Of two that hold a VIP, the one with the higher term took over last.
+	Local    bool // it has local endpoints of the VIP
+	// Term grows with each takeover. If two members hold a VIP, the one with the higher term took over last.
 	Term uint32
 }
 
-// Peer is another member, and its claim to a VIP.
+// Peer is another member with its claim to a VIP.
 type Peer struct {
 	Address netip.Addr
 	Name    string
 	Twin    bool // another member says that it has the same name
 	Alive   bool
-	Since   time.Time // when it became alive or not alive
+	Since   time.Time // when Alive last changed
 	Known   bool      // it has said which VIPs it can serve
 	Claim   Claim
 }
 
-// claimsMax bounds what is accepted from the network.
-const claimsMax = 1 << 16 // of a member
+// claimsMax limits the claims accepted from the network.
+const claimsMax = 1 << 16 // per member
 
-// table is what the members say. It is safe for concurrent use.
+// table holds what the members say. It is safe for concurrent use.
 type table struct {
 	self    netip.Addr
 	name    string        // of this node
 	changed chan struct{} // capacity 1
-	send    func([]byte)  // a message to all members
+	send    func([]byte)  // sends a message to all members
 	alive   atomic.Int32  // number of peers
 
 	mu    sync.Mutex // guards all below
 	own   state
 	said  bool                 // publish was called
-	peers map[netip.Addr]*peer // the configured ones
+	peers map[netip.Addr]*peer // the configured peers
 }
 
-// state is the claims of a member.
+// state holds the claims of a member.
 type state struct {
 	epoch  uint64 // of the process; a later one replaces all claims
 	seq    uint64 // of the last change
 	claims map[netip.Addr]entry
 }
 
-// entry is a claim with its order among the changes of the member.
+// entry is a claim with its position among the member's changes.
 type entry struct {
 	Claim
 	seq uint64
@@ -62,11 +62,11 @@ type entry struct {
 
 type peer struct {
 	state
-	name string // with the address if another member has the same
-	said string // its name
+	name string // with the address if another member has the same name
+	said string // the name it gives
 	twin bool
 	macs []string
-	// started is the epoch of its process; claims of an earlier one do not count.
+	// started is the epoch of its process. Claims from an earlier epoch do not count.
 	started uint64
 	alive   bool
 	since   time.Time
@@ -87,8 +87,8 @@ func (t *table) signal() {
 	}
 }
 
-// setPeers replaces the configured peers, of which only those of the own address family can be reached. What the
-// remaining ones said is kept.
+// setPeers replaces the configured peers. Only peers of this node's address family can be reached. The state of
+// remaining peers is kept.
 func (t *table) setPeers(list []netip.Addr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -107,7 +107,7 @@ func (t *table) setPeers(list []netip.Addr) {
 	t.signal()
 }
 
-// nameAll makes names of the peers that differ; t.mu is held.
+// nameAll gives the peers distinct names. t.mu is held.
 func (t *table) nameAll() {
 	n := map[string]int{t.name: 1}
 	for _, p := range t.peers {
@@ -120,7 +120,7 @@ func (t *table) nameAll() {
 	}
 }
 
-// count counts the peers that are alive; t.mu is held.
+// count counts the live peers. t.mu is held.
 func (t *table) count() {
 	n := int32(0)
 	for _, p := range t.peers {
@@ -131,7 +131,7 @@ func (t *table) count() {
 	t.alive.Store(n)
 }
 
-// epoch returns that of this process.
+// epoch returns the epoch of this process.
 func (t *table) epoch() uint64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -144,7 +144,7 @@ func (t *table) isPeer(a netip.Addr) bool {
 	return t.peers[a] != nil
 }
 
-// addresses returns those of the configured peers.
+// addresses returns the addresses of the configured peers.
 func (t *table) addresses() []netip.Addr {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -163,7 +163,7 @@ func (t *table) missing() (list []netip.Addr) {
 	return list
 }
 
-// setAlive records that a peer is alive or not. It returns whether that is news.
+// setAlive records whether a peer is alive. It reports whether that has changed.
 func (t *table) setAlive(a netip.Addr, alive bool, m meta) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -184,7 +184,7 @@ func (t *table) setAlive(a netip.Addr, alive bool, m meta) bool {
 	return news
 }
 
-// list returns the peers, by address. claim is theirs to vip.
+// list returns the peers by address, with their claims to vip.
 func (t *table) list(vip netip.Addr) []Peer {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -212,7 +212,7 @@ func (t *table) ofMAC(mac string) (Peer, bool) {
 	return Peer{}, false
 }
 
-// publish replaces the own claims, and sends the changes.
+// publish replaces this node's claims and sends the changes.
 func (t *table) publish(claims map[netip.Addr]Claim) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -239,7 +239,7 @@ func (t *table) publish(claims map[netip.Addr]Claim) {
 	t.sendChanges(changed)
 }
 
-// sendChanges sends changes of the own claims; t.mu is held.
+// sendChanges sends changes of this node's claims. t.mu is held.
 func (t *table) sendChanges(changed map[netip.Addr]entry) {
 	for part := range slices.Chunk(slices.Collect(maps.Keys(changed)), changesMax) {
 		d := report{member: t.self, epoch: t.own.epoch, claims: map[netip.Addr]entry{}}
@@ -250,12 +250,13 @@ func (t *table) sendChanges(changed map[netip.Addr]entry) {
 	}
 }
 
-// merge takes a report of a member, which may be late or a copy.
+// merge adds a report about a member, which may be late or a duplicate.
 func (t *table) merge(r report) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if r.member == t.self {
-		// The clock was ahead in an earlier run, or another member has lied: others would ignore what this one says.
+		// The clock was ahead in an earlier run, or another member has lied: the others would ignore this node's
+		// claims.
 		if r.epoch > t.own.epoch || r.epoch == t.own.epoch && r.isAfter(t.own.seq) {
 			t.own.epoch = r.epoch + 1
 			t.sendChanges(t.own.claims)
@@ -291,7 +292,7 @@ func (t *table) merge(r report) {
 	}
 }
 
-// size returns about how many bytes whole returns.
+// size returns the approximate number of bytes that whole returns.
 func (t *table) size() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -314,7 +315,7 @@ func (t *table) whole() []byte {
 		if p.epoch == 0 {
 			continue
 		}
-		// The seq of what was heard may be less than the member's own: its claims are no complete list then.
+		// The last seq heard may be less than the member's own, so these claims may not be a complete list.
 		b = report{a, p.epoch, 0, false, p.claims}.append(b)
 	}
 	return b

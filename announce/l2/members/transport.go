@@ -15,20 +15,20 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Bounds of what other hosts can make a member store.
+// Limits on what other hosts can make a member store.
 const (
-	streamsMax = 4       // from a member at a time
-	streamMin  = 1 << 20 // the state that a member may send; more if this node has as much itself
+	streamsMax = 4       // per member at a time
+	streamMin  = 1 << 20 // the state that a member may send; more if this node itself has as much
 	streamMax  = 20 << 20
 	// receiveBuffer is the size of the buffer of the UDP socket, in bytes.
 	receiveBuffer = 2 << 20
-	// strangerInterval is how often a host that is no member is named in the log.
+	// strangerInterval is how often a host that is not a member is logged.
 	strangerInterval = time.Minute
 )
 
-// transport is the network of memberlist. What memberlist receives is of a configured member, sealed with a key, small
-// and well formed: it parses messages in goroutines of its own, in which a panic ends the process. It sends to
-// configured members only, because a message may name another receiver.
+// transport is memberlist's network. It passes only messages that come from a configured member and are sealed with a
+// key, small and well formed, because memberlist parses messages in its own goroutines, where a panic ends the process.
+// It sends only to configured members, because a message may name another receiver.
 type transport struct {
 	m       *Members
 	tcp     *net.TCPListener
@@ -40,7 +40,7 @@ type transport struct {
 
 	mu       sync.Mutex // guards all below
 	open     map[netip.Addr]int
-	stranger time.Time // when one was logged last
+	stranger time.Time // when one was last logged
 }
 
 func newTransport(m *Members) (*transport, error) {
@@ -91,7 +91,7 @@ func (t *transport) receive() {
 	}
 }
 
-// read returns the text of a datagram; nil: it is not valid.
+// read returns the text of a datagram, or nil if it is invalid.
 func (t *transport) read(b []byte) []byte {
 	sealed, labelled := bytes.CutPrefix(b, []byte(label))
 	text, err := t.m.unseal(sealed, []byte(labelText))
@@ -108,7 +108,7 @@ func (t *transport) accept() {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // no more file descriptors
+		if err != nil { // out of file descriptors
 			select {
 			case <-time.After(10 * time.Millisecond):
 				continue
@@ -132,10 +132,10 @@ func (t *transport) accept() {
 	}
 }
 
-// limit returns how large a message of a member may be: members know about the same.
+// limit returns the maximum size of a member's message. Members all know about the same amount.
 func (t *transport) limit() int { return min(max(streamMin, 2*t.m.table.size()), streamMax) }
 
-// accepts reports whether a host is a configured member. It logs others once in a while.
+// accepts reports whether a host is a configured member. It occasionally logs others.
 func (t *transport) accepts(from netip.Addr) bool {
 	if t.m.table.isPeer(from.Unmap()) {
 		return true
@@ -149,7 +149,7 @@ func (t *transport) accepts(from netip.Addr) bool {
 	return false
 }
 
-// take counts a connection of a member; false: it has too many.
+// take counts a connection from a member, or returns false if it has too many.
 func (t *transport) take(from netip.Addr) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -168,7 +168,7 @@ func (t *transport) give(from netip.Addr) {
 	}
 }
 
-// peer returns the member that an address of memberlist means.
+// peer returns the member that a memberlist address refers to.
 func (t *transport) peer(addr string) (netip.AddrPort, error) {
 	a, err := netip.ParseAddrPort(addr)
 	if err != nil || a.Port() != t.m.o.Port || !t.m.table.isPeer(a.Addr().Unmap()) {
@@ -197,7 +197,7 @@ func (t *transport) PacketCh() <-chan *memberlist.Packet { return t.packets }
 // StreamCh implements memberlist.Transport.
 func (t *transport) StreamCh() <-chan net.Conn { return t.streams }
 
-// DialTimeout implements memberlist.Transport. Members know each other by their addresses, so it binds to the own one.
+// DialTimeout implements memberlist.Transport. Members know each other by address, so it binds to this node's.
 func (t *transport) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
 	to, err := t.peer(addr)
 	if err != nil {
@@ -223,12 +223,12 @@ func (t *transport) Shutdown() error {
 type stream struct {
 	net.Conn
 	m      *Members
-	limit  int // of what is read
+	limit  int // for reading
 	text   io.Reader
 	closed func()
 }
 
-// Read returns a message after it was received as a whole and found to be valid.
+// Read returns a message only after it was received completely and found valid.
 func (s *stream) Read(b []byte) (int, error) {
 	if s.text == nil {
 		text, err := []byte(nil), errors.New("a message that cannot be handled")
@@ -254,7 +254,7 @@ func (s *stream) receive() ([]byte, error) {
 	if size > s.limit {
 		return nil, fmt.Errorf("a message of %d bytes, more than %d", size, s.limit)
 	}
-	var all bytes.Buffer // grows with what arrives
+	var all bytes.Buffer // grows with the data that arrives
 	if n, err := io.CopyN(&all, s.Conn, int64(size)); err != nil {
 		return nil, fmt.Errorf("%d of %d bytes: %w", n, size, err)
 	}
