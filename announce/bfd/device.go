@@ -8,27 +8,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// deviceInterval is how often devices are looked up. One that was removed and added again has another index: nothing
-// arrives by the sockets that are bound to the first one.
+// deviceInterval is how often devices are looked up. A device that was removed and added again has a new index, and
+// sockets bound to the old one no longer receive anything.
 const deviceInterval = time.Second
 
-// A child process that is just being started has a copy of a socket that was closed, until it executes its program: so
-// the port can be in use for a moment after an earlier Run has ended.
+// A child process that is just starting holds copies of closed sockets until it executes its program, so the port can
+// stay in use for a moment after a previous Run has ended.
 const (
 	bindRetries = 20
 	bindRetry   = 10 * time.Millisecond
 )
 
-// device is an interface or a VRF with the sockets that are bound to it, which receive what arrives by it. It is zero
-// but for its listeners for sessions without a device: their sockets receive the rest, and nothing from a VRF.
+// device is an interface or VRF with the sockets bound to it, which receive packets that arrive on it. For sessions
+// without a device it is zero except for its listeners, which receive everything else, but nothing from a VRF.
 type device struct {
-	index     int // 0: it does not exist
-	vrf       int // index of the VRF that it is or is in; 0: none
+	index     int // 0 if it does not exist
+	vrf       int // index of the VRF that it is or is in, or 0
 	listeners []listener
 	err       error // why it has no listeners
 }
 
-// open opens the sockets that are bound to no device.
+// open opens the sockets that are not bound to a device.
 func (m *Monitor) open() error {
 	d := &device{}
 	for range bindRetries {
@@ -104,8 +104,8 @@ func (m *Monitor) bindDevice(name string) {
 	if d.listeners != nil {
 		return
 	}
-	// A port is bound both with and without a device only if all sockets are willing. They are at no other time, so
-	// that no other program has it, too, unnoticed.
+	// A port can be bound both with and without a device only if all sockets allow reuse. They allow it at no other
+	// time, so that another program cannot bind the port unnoticed.
 	for _, l := range m.devices[""].listeners {
 		reuse(l.fd, true)
 		defer reuse(l.fd, false)
@@ -139,7 +139,7 @@ func lookupDevice(name string) (index, vrf int) {
 	return a.Index, vrf
 }
 
-// arrivesOn reports whether a packet has arrived by the device of the session. If both a VRF and an interface in it are
+// arrivesOn reports whether a packet has arrived on the session's device. If both a VRF and an interface in it are
 // devices, the sockets of either may have received it.
 func (s *session) arrivesOn(p *datagram) bool {
 	if s.Device == "" {

@@ -8,20 +8,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel drops what is from no neighbor, so that a flood of the ports, which any host can send, neither fills the
-// queue of the sockets nor takes the time of the thread. While a session is up, it also drops what has come too far;
-// before that, such a packet of the neighbor says why the session does not come up.
+// The kernel drops packets that are not from a neighbor, so that a flood of the ports, which any host can send, neither
+// fills the sockets' queues nor takes up the thread's time. While a session is up, the kernel also drops packets that
+// have come too far; before that, such a packet from the neighbor tells why the session does not come up.
 
-// receiveBuffer is the size of the buffer of a receiving socket in bytes: a few thousand packets.
+// receiveBuffer is the buffer size of a receiving socket, in bytes: room for a few thousand packets.
 const receiveBuffer = 4 << 20
 
 // networkHeader is the offset of the IP header for a load (SKF_NET_OFF).
 const networkHeader = 0xfff00000
 
-// filterMax is how many instructions the kernel accepts. With more neighbors than that holds, only the TTL counts.
+// filterMax is the maximum number of instructions. With more neighbors than fit, only the TTL counts.
 const filterMax = 4096
 
-// attach gives each socket the filter of its sessions; m.mu is held.
+// attach gives each socket the filter of its sessions. m.mu is held.
 func (m *Monitor) attach() {
 	for _, d := range m.devices {
 		for _, l := range d.listeners {
@@ -38,7 +38,7 @@ func (m *Monitor) attach() {
 	}
 }
 
-// filter returns the filter of a socket: it accepts the sources of sessions with at least their TTL.
+// filter returns the filter of a socket. It accepts the neighbors of its sessions with at least their lowest TTL.
 func (m *Monitor) filter(l listener) (program []bpf.Instruction) {
 	ttl, source := bpf.LoadAbsolute{Off: networkHeader + 8, Size: 1}, uint32(networkHeader+12)
 	if l.family == unix.AF_INET6 {
@@ -65,7 +65,7 @@ func (m *Monitor) filter(l listener) (program []bpf.Instruction) {
 	return append(program, bpf.RetConstant{Val: 0})
 }
 
-// lowestTTL is what a packet of the neighbor must have to be received.
+// lowestTTL returns the TTL below which packets from the neighbor are dropped.
 func (s *session) lowestTTL() uint8 {
 	switch {
 	case s.state != Up:
@@ -76,8 +76,8 @@ func (s *session) lowestTTL() uint8 {
 	return maxTTL
 }
 
-// dropped returns how many packets the kernel has dropped at the sockets: by the filter, or because their queue was
-// full. m.mu is held.
+// dropped returns the number of packets that the kernel has dropped at the sockets, because of the filter or a full
+// queue. m.mu is held.
 func (m *Monitor) dropped() (sum uint64) {
 	for _, d := range m.devices {
 		for _, l := range d.listeners {

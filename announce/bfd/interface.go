@@ -6,12 +6,12 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// lookupInterval is the least time between two lookups of the interface of a session. A packet from another interface
-// causes one, because the route may have changed; a flood of them must cost little.
+// lookupInterval is the minimum time between lookups of a session's interface. A packet from another interface triggers
+// a lookup, because the route may have changed, but a flood of them must cost little.
 const lookupInterval = 100 * time.Millisecond
 
-// arrivesBy reports whether this is the interface that leads to the neighbor: over one hop, a session is bound to it
-// (RFC 5881, section 3), so that nobody on another link can send packets of this session.
+// arrivesBy reports whether this is the interface that leads to the neighbor. A single-hop session is bound to it (RFC
+// 5881, section 3), so that hosts on other links cannot send packets for this session.
 func (s *session) arrivesBy(ifindex int) bool {
 	if now := time.Now(); ifindex != s.ifindex && now.Sub(s.lookedUp) >= lookupInterval {
 		s.ifindex, s.lookedUp = s.lookup(), now
@@ -19,7 +19,7 @@ func (s *session) arrivesBy(ifindex int) bool {
 	return ifindex != 0 && ifindex == s.ifindex
 }
 
-// lookup returns the index of the interface that leads to the neighbor; 0: none does.
+// lookup returns the index of the interface that leads to the neighbor, or 0 if none does.
 func (s *session) lookup() int {
 	if zone := s.Addr.Zone(); zone != "" {
 		return int(zoneID(zone))
@@ -28,7 +28,7 @@ func (s *session) lookup() int {
 	return r.LinkIndex
 }
 
-// route returns the route to the neighbor; false: there is none.
+// route returns the route to the neighbor, or false if there is none.
 func (s *session) route() (netlink.Route, bool) {
 	o := netlink.RouteGetOptions{Oif: s.Device}
 	if s.Source.IsValid() {

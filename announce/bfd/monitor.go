@@ -20,34 +20,34 @@ import (
 
 // Neighbor is a router to monitor. Neighbors can be compared with ==.
 type Neighbor struct {
-	Addr       netip.Addr // with a zone when it is link-local
-	Source     netip.Addr // of the family of Addr; zero: the kernel chooses
-	Device     string     // interface or VRF of the session; empty: any interface that is in no VRF
+	Addr       netip.Addr // with a zone if it is link-local
+	Source     netip.Addr // of the family of Addr; if zero, the kernel chooses
+	Device     string     // interface or VRF of the session; empty for any interface outside VRFs
 	Multihop   bool
-	MinTTL     uint8         // with Multihop: the lowest TTL of packets from the neighbor; 0: any
+	MinTTL     uint8         // with Multihop, the lowest TTL of packets from the neighbor; 0 for any
 	Interval   time.Duration // between packets in both directions, at least 10 ms
-	Multiplier uint8         // packets that may be missing, at least 1
+	Multiplier uint8         // lost packets that make the session fail, at least 1
 }
 
 // Status is the state of a session.
 type Status struct {
 	Neighbor   netip.Addr
 	State      State
-	Diag       Diag      // why the session was last down; DiagNone: it was not
-	RemoteDiag Diag      // why the neighbor says that it is
+	Diag       Diag      // why the session was last down; DiagNone if it was not
+	RemoteDiag Diag      // why the neighbor says it was last down
 	Since      time.Time // of the last change of State
-	NotUpSince time.Time // when it was last up, or added; zero: it is up
-	BothUp     time.Time // the last packet of the neighbor by which both sides were up; zero: they never were
-	Problem    string    // why packets cannot be sent; "": they can
-	Discarded  string    // why the last packet from its address, of the last ten seconds, was discarded; "": it was not
+	NotUpSince time.Time // when it was last up, or added; zero if it is up
+	BothUp     time.Time // the last packet from the neighbor with both sides up; zero if they never were
+	Problem    string    // why packets cannot be sent, or ""
+	Discarded  string    // why the last packet from its address in the last ten seconds was discarded, or ""
 }
 
 // Options configures a Monitor.
 type Options struct {
-	// Changed is called after each change of a state, from the goroutine of Run. It must not block, nor call the
-	// Monitor; it may be nil.
+	// Changed is called after each change of a state, from the goroutine of Run. It must neither block nor call the
+	// Monitor. It may be nil.
 	Changed func(before State, s Status)
-	// Boundary is around each packet. It may be nil.
+	// Boundary wraps the handling of each packet. It may be nil.
 	Boundary *lb.Boundary
 	Log      *slog.Logger
 }
@@ -59,55 +59,55 @@ type Monitor struct {
 
 	mu        sync.Mutex // guards the following fields
 	sessions  []*session
-	devices   map[string]*device // of sessions, and "" for those without one; changed by Run only
-	lookedUp  time.Time          // when the devices were; zero: they are before the next step
+	devices   map[string]*device // of sessions, and "" for those without one; changed only by Run
+	lookedUp  time.Time          // when the devices were last looked up; zero to do so before the next step
 	last      uint32             // discriminator
 	discarded map[string]uint64
-	filtered  bool   // the filters of the sockets match the sessions and their states
-	before    uint64 // dropped, when the devices were looked up last
+	filtered  bool   // the sockets' filters match the sessions and their states
+	before    uint64 // dropped, when the devices were last looked up
 }
 
-// discardedTime is how long a discarded packet is the state of a session. A router whose packets are all discarded
-// sends one a second.
+// discardedTime is how long a session's status shows a discarded packet. A router whose packets are all discarded sends
+// one a second.
 const discardedTime = 10 * time.Second
 
 type session struct {
 	Neighbor
 	*machine
-	reported   State // the last one that Changed was told
+	reported   State // the last state passed to Changed
 	since      time.Time
 	notUpSince time.Time
 	problem    string
-	discarded  string    // why the last packet was; "": it was not
-	refusedAt  time.Time // the last packet that was discarded
+	discarded  string    // why the last packet was discarded, or ""
+	refusedAt  time.Time // when the last packet was discarded
 	limit      loglimit.Limit
-	device     *device       // that of Device; nil before the first step
-	socket     int           // -1: none
+	device     *device       // the one named Device; nil before the first step
+	socket     int           // -1 if there is none
 	sent, send time.Time     // the last and the next periodic packet
-	tx         time.Duration // the interval that send is based on
-	ifindex    int           // of the interface that leads to the neighbor, as of lookedUp; 0: none
+	tx         time.Duration // the interval on which send is based
+	ifindex    int           // of the interface that leads to the neighbor, as of lookedUp, or 0
 	lookedUp   time.Time
 }
 
-// New returns a Monitor without neighbors. It opens no socket to the network.
+// New returns a Monitor without neighbors. It opens no network socket.
 func New(o Options) (*Monitor, error) {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		return nil, fmt.Errorf("eventfd: %w", err)
 	}
-	// A discriminator of the last process is not used again at once: its packets may still arrive.
+	// Do not reuse a discriminator of the previous process at once: packets for it may still arrive.
 	return &Monitor{
 		o: o, wake: fd, last: rand.Uint32(), devices: map[string]*device{}, discarded: map[string]uint64{},
 	}, nil
 }
 
-// key is what the neighbors of two sessions differ in. The other parameters of a session can change.
+// key returns the fields that identify a session. The other parameters of a session can change.
 func (n Neighbor) key() Neighbor {
 	n.MinTTL, n.Interval, n.Multiplier = 0, 0, 0
 	return n
 }
 
-// serves reports whether the session is that with n. A Source that the kernel has chosen before is the same.
+// serves reports whether this is the session with n. A Source equal to the one the kernel chose makes no difference.
 func (s *session) serves(n Neighbor) bool {
 	k := s.key()
 	if !k.Source.IsValid() && n.Source.IsValid() && k.Addr == n.Addr {
@@ -119,8 +119,8 @@ func (s *session) serves(n Neighbor) bool {
 	return k == n.key()
 }
 
-// Set makes these the neighbors. Sessions with neighbors that stay go on, also when their Interval, Multiplier or
-// MinTTL changes; the others end as administratively down.
+// Set replaces the neighbors. Sessions with remaining neighbors continue, even if Interval, Multiplier or MinTTL
+// changes; the others end as administratively down.
 func (m *Monitor) Set(neighbors []Neighbor) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -135,7 +135,7 @@ func (m *Monitor) Set(neighbors []Neighbor) {
 		i := slices.IndexFunc(m.sessions, func(s *session) bool { return s.serves(n) })
 		if i >= 0 {
 			if m.sessions[i].Source != n.Source {
-				m.sessions[i].closeSocket() // and bind it to the address that it has already
+				m.sessions[i].closeSocket() // bind it to the address that it already has
 			}
 			m.sessions[i].Neighbor = n
 			m.sessions[i].configure(n.Interval, n.Multiplier)
@@ -197,14 +197,14 @@ func (s *session) status() Status {
 // notify ends the wait of Run. The counter of an eventfd cannot be full here: Run reads it.
 func (m *Monitor) notify() { _, _ = unix.Write(m.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
 
-// Run sends and receives until ctx is done, and then ends all sessions as administratively down. It may be called once.
-// The error is that of a socket for receiving, such as a port in use.
+// Run sends and receives until ctx is done and then ends all sessions as administratively down. It may be called once.
+// It returns an error if it cannot open a receiving socket, for example because the port is in use.
 //
-// One thread does all of it, in a fixed order: what has been received counts before a detection time that has passed
-// meanwhile, however late the thread is scheduled.
+// One thread does everything, in a fixed order: received packets count before an expired detection time, however late
+// the thread is scheduled.
 func (m *Monitor) Run(ctx context.Context) error {
-	runtime.LockOSThread() // it ends with the goroutine, and with it its priority
-	// Without the right to it, the thread has the priority of the others.
+	runtime.LockOSThread() // the thread, and with it its priority, ends with the goroutine
+	// Without the permission, the thread has normal priority.
 	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), -20)
 	if err := m.open(); err != nil {
 		return err
@@ -237,7 +237,7 @@ func timespec(d time.Duration) *unix.Timespec {
 	return &ts
 }
 
-// step receives, expires and sends what is due. It returns the time until the next step.
+// step receives packets, expires sessions and sends packets that are due. It returns the time until the next step.
 func (m *Monitor) step() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -273,7 +273,7 @@ func (m *Monitor) step() time.Duration {
 	return time.Until(next)
 }
 
-// earlier returns the earlier of two times; a zero time is never.
+// earlier returns the earlier of two times. A zero time means never.
 func earlier(a, b time.Time) time.Time {
 	if b.IsZero() || a.Before(b) {
 		return a
@@ -281,8 +281,8 @@ func earlier(a, b time.Time) time.Time {
 	return b
 }
 
-// report tells of a change of the state, after each packet, because the next one may hide it. The neighbor is told in
-// this step.
+// report reports a change of state. It is called after each packet, because the next packet may hide the change. The
+// neighbor is told in this step.
 func (m *Monitor) report(s *session, now time.Time) {
 	before := s.reported
 	if s.state == before {
@@ -314,16 +314,16 @@ func (m *Monitor) report(s *session, now time.Time) {
 	}
 }
 
-// handle is receive in a boundary.
+// handle calls receive in a boundary.
 func (m *Monitor) handle(d datagram) (reason string) {
 	reason = "not handled"
 	m.o.Boundary.Do(lb.PartBFD, d.from.String(), func() { reason = m.receive(d) })
 	return reason
 }
 
-// receive applies a packet to its session (RFC 5880, section 6.8.6). While that is up, a packet without our
-// discriminator is discarded, because everybody can send it: that a neighbor has restarted is then known after the
-// detection time.
+// receive applies a packet to its session (RFC 5880, section 6.8.6). While the session is up, a packet without our
+// discriminator is discarded, because anybody can send one. A neighbor's restart is then noticed after the detection
+// time.
 func (m *Monitor) receive(d datagram) (reason string) {
 	reason = "no session"
 	for _, s := range m.sessions {
@@ -345,7 +345,7 @@ func (m *Monitor) receive(d datagram) (reason string) {
 	return reason
 }
 
-// refuse returns why a packet from the address of the neighbor is not of this session; "": it is.
+// refuse says why a packet from the neighbor's address does not belong to this session, or returns "" if it does.
 func (s *session) refuse(d *datagram) string {
 	switch {
 	case !s.Multihop && d.ttl != maxTTL:

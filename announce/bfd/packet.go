@@ -66,7 +66,7 @@ const (
 	flagAuth, flagDemand, flagMultipoint = 0x04, 0x02, 0x01
 )
 
-// Parse decodes a packet and applies those rules of RFC 5880, section 6.8.6, for which no session is needed.
+// Parse decodes a packet and applies the rules of RFC 5880, section 6.8.6, that need no session.
 func Parse(b []byte) (Packet, error) {
 	if len(b) < packetLen {
 		return Packet{}, fmt.Errorf("%d bytes, want %d", len(b), packetLen)

@@ -2,31 +2,31 @@ package bfd
 
 import "time"
 
-// slowInterval is the least transmit interval while a session is not up (RFC 5880, section 6.8.3).
+// slowInterval is the minimum transmit interval while a session is not up (RFC 5880, section 6.8.3).
 const slowInterval = time.Second
 
-// machine is the state machine of one session (RFC 5880, section 6.8). It has no clock and no socket: time is an
-// argument, and the caller sends what packet returns.
+// machine is the state machine of one session (RFC 5880, section 6.8). It has no clock and no socket: the time is an
+// argument, and the caller sends the packet that packet returns.
 type machine struct {
 	interval   time.Duration // desired minimum transmit and required minimum receive interval while up
 	multiplier uint8
 	// Until the neighbor has confirmed a changed interval, packets are sent at the shortest and expected at the longest
-	// one since the last that it has confirmed (section 6.8.3).
+	// interval since the last confirmed one (section 6.8.3).
 	shortest, longest time.Duration
 
 	state, remoteState State
 	diag, remoteDiag   Diag
 	local, remote      uint32 // discriminators; remote is 0 while unknown
-	polls              int    // final bits to await; the packets until then have the poll bit
+	polls              int    // final bits to wait for; until then packets have the poll bit
 	remoteDemand       bool
 	remoteMultiplier   uint8
 	remoteMinTx        time.Duration
 	remoteMinRx        time.Duration
-	heard              time.Time // the last valid packet; zero: none since the detection time expired
-	bothUp             time.Time // the last packet by which the neighbor is up while this is; zero: none
+	heard              time.Time // the last valid packet; zero if none since the detection time expired
+	bothUp             time.Time // the last packet that said the neighbor is up while we are; zero if none
 }
 
-// newMachine returns a session that is down. local must differ from that of all other sessions, and from 0.
+// newMachine returns a session that is down. local must not be 0 and must differ from that of all other sessions.
 func newMachine(local uint32, interval time.Duration, multiplier uint8) *machine {
 	return &machine{
 		interval: interval, multiplier: multiplier, shortest: interval, longest: interval,
@@ -36,14 +36,15 @@ func newMachine(local uint32, interval time.Duration, multiplier uint8) *machine
 }
 
 // configure changes the parameters without ending the session. A changed multiplier needs no poll sequence (section
-// 6.8.12). A change during one needs another: the final bit that is on its way may confirm the packet before.
+// 6.8.12). A change during a poll sequence needs another one, because a final bit on its way may confirm the earlier
+// packet.
 func (m *machine) configure(interval time.Duration, multiplier uint8) {
 	m.multiplier = multiplier
 	if interval == m.interval {
 		return
 	}
 	m.interval = interval
-	if m.state != Up { // the poll sequence begins when it comes up
+	if m.state != Up { // the poll sequence starts when it comes up
 		m.confirmed()
 		return
 	}
@@ -51,10 +52,10 @@ func (m *machine) configure(interval time.Duration, multiplier uint8) {
 	m.polls = min(m.polls+1, 2)
 }
 
-// confirmed puts the interval in force.
+// confirmed makes the interval effective.
 func (m *machine) confirmed() { m.shortest, m.longest = m.interval, m.interval }
 
-// minTx is the desired minimum transmit interval.
+// minTx returns the desired minimum transmit interval.
 func (m *machine) minTx() time.Duration {
 	if m.state != Up {
 		return max(m.interval, slowInterval)
@@ -95,7 +96,7 @@ func (m *machine) receive(p Packet, now time.Time) (answer bool) {
 	return p.Poll
 }
 
-// enter changes the state. The intervals change with it, so a poll sequence begins when the session comes up (section
+// enter changes the state. This changes the intervals, so a poll sequence starts when the session comes up (section
 // 6.8.3).
 func (m *machine) enter(s State, d Diag) {
 	m.state, m.diag = s, d
@@ -109,12 +110,13 @@ func (m *machine) enter(s State, d Diag) {
 // end makes the session administratively down.
 func (m *machine) end() { m.enter(AdminDown, DiagAdminDown) }
 
-// detectionTime is the time without a packet after which the session fails (section 6.8.4); 0: nothing was received.
+// detectionTime returns the time without a packet after which the session fails (section 6.8.4), or 0 if nothing was
+// received.
 func (m *machine) detectionTime() time.Duration {
 	return time.Duration(m.remoteMultiplier) * max(m.longest, m.remoteMinTx)
 }
 
-// expires is when the session fails unless a packet arrives; zero: it does not.
+// expires returns when the session fails unless a packet arrives, or zero if it does not.
 func (m *machine) expires() time.Time {
 	if m.heard.IsZero() {
 		return time.Time{}
@@ -122,7 +124,7 @@ func (m *machine) expires() time.Time {
 	return m.heard.Add(m.detectionTime())
 }
 
-// expire applies the passing of time.
+// expire handles an expired detection time.
 func (m *machine) expire(now time.Time) {
 	at := m.expires()
 	if at.IsZero() || now.Before(at) {
@@ -140,7 +142,7 @@ func (m *machine) periodic() bool {
 	return m.remoteMinRx > 0 && (m.polls > 0 || !m.remoteDemand || m.state != Up || m.remoteState != Up)
 }
 
-// txInterval is the longest time between two periodic packets.
+// txInterval returns the maximum time between periodic packets.
 func (m *machine) txInterval() time.Duration {
 	own := m.minTx()
 	if m.state == Up {
@@ -149,8 +151,8 @@ func (m *machine) txInterval() time.Duration {
 	return max(own, m.remoteMinRx)
 }
 
-// pause is the time until the next periodic packet. random is in [0, 1): packets are sent up to a quarter earlier, and
-// at least a tenth earlier with a multiplier of 1 (section 6.8.7).
+// pause returns the time until the next periodic packet. random is in [0, 1): packets are sent up to a quarter early,
+// and with a multiplier of 1 at least a tenth early (section 6.8.7).
 func (m *machine) pause(random float64) time.Duration {
 	least, span := 0.75, 0.25
 	if m.multiplier == 1 {
@@ -159,7 +161,7 @@ func (m *machine) pause(random float64) time.Duration {
 	return time.Duration(float64(m.txInterval()) * (least + span*random))
 }
 
-// packet returns the packet to send. final: it answers a poll.
+// packet returns the packet to send. final says that it answers a poll.
 func (m *machine) packet(final bool) Packet {
 	return Packet{
 		State: m.state, Diag: m.diag, Poll: m.polls > 0 && !final, Final: final, Multiplier: m.multiplier,

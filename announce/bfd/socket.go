@@ -17,7 +17,7 @@ const (
 	portMultihop  = 4784 // RFC 5883, section 5
 	maxTTL        = 255
 	trafficClass  = 0xc0 // CS6, network control
-	maxDrain      = 256  // packets in one step: a flood must not keep it from sending
+	maxDrain      = 256  // packets in one step, so that a flood cannot keep it from sending
 )
 
 // listener is a socket for receiving.
@@ -27,8 +27,8 @@ type listener struct {
 	multihop bool
 }
 
-// listen opens the sockets for both families and both kinds of session, bound to a device unless that is empty. With an
-// error, it returns those that are open.
+// listen opens the sockets for both families and both kinds of session, bound to device unless that is empty. Even on
+// error, it returns the sockets that are open.
 func listen(device string) (open []listener, err error) {
 	for _, multihop := range []bool{false, true} {
 		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -52,8 +52,8 @@ func listen(device string) (open []listener, err error) {
 	return open, nil
 }
 
-// bound returns a socket that is bound to a device, unless that is empty, and to an address, or to all of the family,
-// and reports the TTL and the interface of what it receives.
+// bound returns a socket that is bound to device, unless that is empty, and to an address, or to all of the family if
+// addr is zero. The socket reports the TTL and the interface of received packets.
 func bound(family int, device string, addr netip.Addr, port int) (fd int, err error) {
 	fd, err = unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -96,7 +96,7 @@ func bound(family int, device string, addr netip.Addr, port int) (fd int, err er
 	return fd, nil
 }
 
-// sockaddr is that of all addresses of the family when addr is zero.
+// sockaddr returns a socket address, for all addresses of the family if addr is zero.
 func sockaddr(family int, addr netip.Addr, port int) unix.Sockaddr {
 	if family == unix.AF_INET {
 		sa := &unix.SockaddrInet4{Port: port}
@@ -126,17 +126,17 @@ func zoneID(zone string) uint32 {
 	return 0
 }
 
-// datagram is a received packet, with where it came from.
+// datagram is a received packet and its origin.
 type datagram struct {
 	Packet
 	from     netip.Addr // without a zone
 	ttl      int
-	ifindex  int // of the interface by which it arrived
+	ifindex  int // of the interface on which it arrived
 	multihop bool
-	device   *device // whose socket has received it
+	device   *device // whose socket received it
 }
 
-// drain passes the packets that have arrived to receive, and the reasons to ignore a packet to discard.
+// drain passes the packets that have arrived to receive, and the reasons for ignoring packets to discard.
 func (l listener) drain(receive func(datagram) string, discard func(string)) {
 	var data, control [128]byte
 	for range maxDrain {
@@ -171,7 +171,7 @@ func sender(sa unix.Sockaddr) netip.Addr {
 	return netip.Addr{}
 }
 
-// arrival returns the TTL of a packet and the interface by which it arrived; 0 when the control message is missing.
+// arrival returns a packet's TTL and the interface on which it arrived, each 0 if the control message is missing.
 func arrival(control []byte) (ttl, ifindex int) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
@@ -196,7 +196,7 @@ func arrival(control []byte) (ttl, ifindex int) {
 	return ttl, ifindex
 }
 
-// transmit sends a packet. A failure is a problem of the session until a packet was sent.
+// transmit sends a packet. A failure remains the session's problem until a packet is sent.
 func (s *session) transmit(p Packet) {
 	err := s.open()
 	if err == nil {
@@ -223,7 +223,7 @@ func (s *session) port() int {
 	return portSingleHop
 }
 
-// open gives the session a socket with a source port of its own (RFC 5881, section 4).
+// open gives the session a socket with its own source port (RFC 5881, section 4).
 func (s *session) open() (err error) {
 	const first, ports, attempts = 49152, 1 << 14, 16
 	for range attempts {
@@ -238,7 +238,7 @@ func (s *session) open() (err error) {
 	return err
 }
 
-// close tells the neighbor that the session ends as planned, as often as it takes if some packets are lost.
+// close tells the neighbor that the session ends as planned, several times because packets can be lost.
 func (s *session) close() {
 	s.end()
 	for range 3 {
