@@ -11,9 +11,10 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Mux passes each announcement to the announcers in its By field, or to all when By is empty.
+// Mux passes each announcement to the announcers in its By field, or to all if By is empty.
 //
-// An announcement whose announcers are all off is not announced. That is no error here: package config reports it.
+// An announcement whose announcers are all off is not announced. Mux does not report this as an error; package config
+// does.
 type Mux struct {
 	kinds      []lb.AnnouncerKind // sorted
 	announcers map[lb.AnnouncerKind]lb.Announcer
@@ -24,9 +25,8 @@ func NewMux(announcers map[lb.AnnouncerKind]lb.Announcer) *Mux {
 	return &Mux{kinds: slices.Sorted(maps.Keys(announcers)), announcers: maps.Clone(announcers)}
 }
 
-// Set calls Set of every announcer concurrently, each with its part, and waits for all. The errors are joined, each
-// with the name of its announcer; a failure of one does not affect the others. They are lb.VIPErrors when all of them
-// are.
+// Set calls every announcer's Set concurrently, each with its part, and waits for all. It joins the errors, each with
+// the name of its announcer; a failure of one does not affect the others. The result is lb.VIPErrors if all errors are.
 func (m *Mux) Set(ctx context.Context, announcements []lb.Announcement) error {
 	errs := make([]error, len(m.kinds))
 	var calls sync.WaitGroup

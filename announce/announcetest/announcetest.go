@@ -1,5 +1,5 @@
-// Package announcetest is the conformance suite of announcers: it checks the guarantees of package announce from the
-// view of a neighbour.
+// Package announcetest is the conformance suite for announcers: it checks the guarantees of package announce from a
+// neighbour's point of view.
 package announcetest
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// timeout bounds how long a neighbour may take to see a change.
+// timeout limits how long a neighbour may take to see a change.
 const timeout = 20 * time.Second
 
 // Announcer is the announcer under test.
@@ -26,8 +26,8 @@ type Announcer interface {
 // Bench is one announcer and a neighbour.
 type Bench struct {
 	Announcer Announcer
-	// Seen returns the VIPs that the neighbour can reach through the announcer now, in any order. It is polled and must
-	// not cache.
+	// Seen returns the VIPs that the neighbour can currently reach through the announcer, in any order. It is polled
+	// and must not cache.
 	Seen func() []netip.Addr
 	// VIPs are at least three addresses that may be announced.
 	VIPs []netip.Addr
@@ -35,7 +35,7 @@ type Bench struct {
 	Bad netip.Addr
 }
 
-// Run tests announcers made by newBench, a fresh one for each subtest. newBench may call Parallel of the subtest.
+// Run tests announcers from newBench, a fresh one for each subtest. newBench may call the subtest's Parallel.
 func Run(t *testing.T, newBench func(*testing.T) *Bench) {
 	t.Run("set", func(t *testing.T) { testSet(t, newBench(t)) })
 	t.Run("nothing before the first set", func(t *testing.T) { testNothingBeforeSet(t, newBench(t)) })
@@ -96,7 +96,7 @@ func testBad(t *testing.T, b *Bench) {
 	b.await(t, b.VIPs[0])
 }
 
-// A Set after one whose context had ended still has its full effect.
+// A Set after one whose context had ended still takes full effect.
 func testCancelled(t *testing.T, b *Bench) {
 	start(t, b)
 	b.set(t, b.VIPs[:2]...)
@@ -118,7 +118,7 @@ func testRunEnds(t *testing.T, b *Bench) {
 	b.await(t)
 }
 
-// start runs the announcer; stop, or the end of the test, ends it and checks that Run returns nil.
+// start runs the announcer. stop, or the end of the test, ends it and checks that Run returns nil.
 func start(t *testing.T, b *Bench) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

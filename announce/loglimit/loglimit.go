@@ -1,23 +1,23 @@
-// Package loglimit bounds the log about a neighbour: one that changes its state all the time must not fill the disk.
+// Package loglimit limits the log lines about a neighbour, so that one that keeps changing state cannot fill the disk.
 package loglimit
 
 import "time"
 
-// Burst lines are allowed at once, and then one in Interval.
+// Burst lines are allowed at once, then one per Interval.
 const (
 	Burst    = 10
 	Interval = time.Minute
 )
 
-// Limit is the limit of one neighbour. The zero value has allowed no line. It is not safe for concurrent use.
+// Limit is the limit for one neighbour. The zero value has not allowed any line yet. It is not safe for concurrent use.
 type Limit struct {
 	full time.Time // when Burst lines are allowed again
-	left uint64    // lines that were not allowed since the last one that was
-	last string    // the last of them
+	left uint64    // lines suppressed since the last allowed one
+	last string    // the last suppressed line
 }
 
-// Allow reports whether a line may be logged now, and how many were not since the last one. The same line again is not
-// another one.
+// Allow reports whether a line may be logged now, and how many were suppressed since the last one. Repetitions of a
+// suppressed line count once.
 func (l *Limit) Allow(now time.Time, line string) (left uint64, ok bool) {
 	full := l.full
 	if full.Before(now) {
