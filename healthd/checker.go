@@ -14,23 +14,22 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/printable"
 )
 
-// Checker runs one probe. It returns an error when the probe fails; the text of the error is the reason then, and the
-// Result is ignored.
+// Checker runs one probe. If the probe fails, it returns an error whose text is the reason, and the Result is ignored.
 type Checker interface {
 	Probe(ctx context.Context) (Result, error)
 }
 
-// Result is what a successful probe returns.
+// Result is the result of a successful probe.
 type Result struct {
 	Err    error  // why the probe failed; set by the Prober
 	Reason string // "HTTP 200"
-	Weight int    // the weight that the backend reports; -1: none
+	Weight int    // the weight that the backend reports, or -1
 }
 
-// drainingError is the error of a backend that says that it takes no new flows. Those that it has continue.
+// drainingError is the error of a backend that reports that it accepts no new flows. Its existing flows continue.
 type drainingError struct{ error }
 
-// stateFor returns the state that a result is evidence of.
+// stateFor returns the state that a probe's error is evidence of.
 func stateFor(err error) lb.State {
 	switch {
 	case err == nil:
@@ -58,14 +57,14 @@ func ok(reason string) (Result, error) { return Result{Reason: reason, Weight: -
 
 func fail(format string, args ...any) (Result, error) { return Result{}, fmt.Errorf(format, args...) }
 
-// words turns the words of libraries into those of operators.
+// words replaces library terms with operators' terms.
 var words = strings.NewReplacer("net/http: ", "", "HTTP/1.x transport connection broken: ", "",
 	"malformed HTTP ", "not HTTP: malformed ", "readLoopPeekFailLocked: %!w(<nil>)", "sent before the request",
 	"http2: failed reading the frame payload: ", "", "http2: client conn could not be established", "not HTTP/2",
 	"http2: frame too large, note that the frame header looked like an HTTP/1.1 header", "not HTTP/2")
 
-// reason returns a short text for err, without addresses: a reason is shown next to its backend. Some errors quote what
-// the backend has sent.
+// reason returns a short text for err, without addresses because a reason is shown next to its backend. Some errors
+// quote data that the backend has sent.
 func reason(err error, timeout time.Duration) string {
 	var op *net.OpError
 	switch {
@@ -89,8 +88,8 @@ func reason(err error, timeout time.Duration) string {
 	return printable.Cut(words.Replace(line))
 }
 
-// cause returns what a receiver may ask of an error by errors.Is: whether anything listens, and answers. An error as it
-// is may hold a certificate of 256 KiB.
+// cause reduces an error to what a receiver may test with errors.Is: whether anything listens and answers. The original
+// error may hold a certificate of 256 KiB.
 func cause(err error) error {
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
@@ -103,7 +102,7 @@ func cause(err error) error {
 
 var errFailed = errors.New("the probe failed")
 
-// isTimeout is true for the deadlines of contexts and of connections, too.
+// isTimeout reports whether err is a timeout, including deadlines of contexts and connections.
 func isTimeout(err error) bool {
 	var t interface{ Timeout() bool }
 	return errors.As(err, &t) && t.Timeout()

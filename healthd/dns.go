@@ -7,8 +7,8 @@ import (
 	"github.com/miekg/dns"
 )
 
-// dnsChecker sends a query for a name over UDP, and again over TCP when the response is truncated. Without a name it
-// queries the NS records of the root, to which resolvers and most authoritative servers respond.
+// dnsChecker sends a query for a name over UDP, and again over TCP if the response is truncated. Without a name it
+// queries the root's NS records, for which resolvers and most authoritative servers send a response.
 type dnsChecker struct{ target }
 
 func (c dnsChecker) Probe(ctx context.Context) (Result, error) {

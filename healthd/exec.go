@@ -16,9 +16,9 @@ import (
 	"github.com/steelyard-lb/steelyard/healthd/program"
 )
 
-// execChecker runs a program with the address and the port as arguments; exit status 0 is healthy. The program has a
-// session and a process group of its own, which is killed at the timeout. What it leaves is killed, too (supervisor).
-// Its packets are not sent over the path of the traffic.
+// execChecker runs a program with the address and the port as arguments; exit status 0 is healthy. The program has its
+// own session and process group, which is killed at the timeout. Processes that it leaves behind are also killed
+// (supervisor). Its packets do not take the path of service traffic.
 type execChecker struct{ target }
 
 func (c execChecker) Probe(ctx context.Context) (Result, error) {
@@ -53,7 +53,7 @@ func (c execChecker) Probe(ctx context.Context) (Result, error) {
 }
 
 // command returns the command of a probe, which runs as Spec.User without capabilities. An agent that is not root has
-// none to lose.
+// no capabilities to drop.
 func (c execChecker) command(ctx context.Context, args ...string) (*exec.Cmd, error) {
 	u, err := program.Lookup(c.Spec.User)
 	if err != nil {
@@ -82,8 +82,8 @@ func (c execChecker) command(ctx context.Context, args ...string) (*exec.Cmd, er
 	return cmd, nil
 }
 
-// environment has what programs commonly need. The rest of the agent's environment stays with the agent: NOTIFY_SOCKET
-// would let a program report to systemd in its name, and credentials may be among the others.
+// environment returns the variables that programs commonly need. The rest of the agent's environment is not passed on:
+// NOTIFY_SOCKET would let a program report to systemd in the agent's name, and other variables may hold credentials.
 func environment() (env []string) {
 	for _, name := range []string{"PATH", "LANG", "TZ", "TMPDIR"} {
 		if v, ok := os.LookupEnv(name); ok {

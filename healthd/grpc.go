@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// grpcChecker calls grpc.health.v1.Health/Check for the service that Path names; "" is the whole server.
+// grpcChecker calls grpc.health.v1.Health/Check for the service that Path names. "" means the whole server.
 type grpcChecker struct{ target }
 
 func (c grpcChecker) Probe(ctx context.Context) (Result, error) {
@@ -27,7 +27,7 @@ func (c grpcChecker) Probe(ctx context.Context) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	var mu sync.Mutex // guards dialErr and connected: gRPC dials in its own goroutine
+	var mu sync.Mutex // guards dialErr and connected, because gRPC dials in its own goroutine
 	var dialErr error
 	connected := false
 	conn, err := grpc.NewClient("passthrough:///"+to.String(), grpc.WithTransportCredentials(creds),
@@ -54,9 +54,9 @@ func (c grpcChecker) Probe(ctx context.Context) (Result, error) {
 		case s.Code() == codes.DeadlineExceeded || ctx.Err() != nil:
 			return Result{}, context.DeadlineExceeded
 		case connected && c.secondary():
-			return ok("connected, no gRPC health service") // another port than the first may speak another protocol
+			return ok("connected, no gRPC health service") // ports other than the first may speak another protocol
 		case dialErr != nil:
-			return Result{}, dialErr // gRPC converts it to a text
+			return Result{}, dialErr // gRPC would convert it to text
 		}
 		return Result{}, errors.New("gRPC " + s.Code().String() + ": " + s.Message())
 	}

@@ -18,13 +18,13 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// maxHeader and maxBody are how many bytes of a response are read.
+// maxHeader and maxBody are the maximum numbers of bytes read of a response.
 const maxHeader, maxBody = 64 << 10, 64 << 10
 
-// httpChecker requests a path and checks the status and the body of the response.
+// httpChecker requests a path and checks the response's status and body.
 //
-// The first port of a service must speak the configured scheme. Its other ports may be of another kind: there the other
-// scheme is tried, too, and a port that speaks neither need only accept the connection and respond, or close it.
+// The first port of a service must speak the configured scheme. On its other ports the other scheme is tried as well,
+// and a port that speaks neither need only accept the connection and respond or close it.
 type httpChecker struct {
 	target
 	scheme    string
@@ -73,8 +73,8 @@ func (c httpChecker) wants(resp *http.Response) bool {
 	return slices.ContainsFunc(c.Spec.Status, func(r lb.StatusRange) bool { return r.Contains(resp.StatusCode) })
 }
 
-// isOtherProtocol reports whether the server accepted the connection and responded in another protocol. Servers of
-// HTTPS respond to HTTP with status 400.
+// isOtherProtocol reports whether the server accepted the connection and responded in another protocol. HTTPS servers
+// respond to HTTP with status 400.
 func (c httpChecker) isOtherProtocol(resp *http.Response, err error) bool {
 	if err == nil {
 		return resp.StatusCode == http.StatusBadRequest && !c.wants(resp)
@@ -85,8 +85,8 @@ func (c httpChecker) isOtherProtocol(resp *http.Response, err error) bool {
 	return !isDial && !isTimeout(err) && !errors.As(err, &certificate)
 }
 
-// get makes one request over a new connection and follows no redirect. It reads the body of the response only where the
-// check needs it.
+// get makes one request over a new connection and follows no redirects. It reads the response body only if the check
+// needs it.
 func (c httpChecker) get(ctx context.Context, scheme string) (*http.Response, string, error) {
 	u, err := url.Parse(c.Spec.Path)
 	if err != nil {
@@ -140,7 +140,7 @@ func ranges(rs []lb.StatusRange) string {
 // balancer does: only the HTTP status counts, because the port is open on every node. With a Body, "namespace/name",
 // the response must be about that Service. The request is sent to the node's own address, not to the VIP.
 //
-// A node that responds with 503 takes no new flows, and keeps those that it has: its pods terminate, or it will be
+// A node that responds with 503 accepts no new flows but keeps existing ones: its pods are terminating, or it will be
 // removed.
 type nodePortChecker struct{ httpChecker }
 
@@ -171,7 +171,7 @@ func (c nodePortChecker) Probe(ctx context.Context) (Result, error) {
 	return r, nil
 }
 
-// serviceOf returns "namespace/name" of the Service that a response is about, or the body when it names none
+// serviceOf returns the "namespace/name" of the Service that a response is about, or the body if it names none
 // (kubernetes pkg/proxy/healthcheck/service_health.go).
 func serviceOf(body string) string {
 	var resp struct {

@@ -18,23 +18,23 @@ type ownError struct{ error }
 
 func (e ownError) Unwrap() error { return e.error }
 
-// inconclusive reports whether a probe failed for a reason of this node: a shortage, or a lack of permission. Then it
-// says nothing about the backend, which keeps its state.
+// inconclusive reports whether a probe failed because of this node: a shortage or a lack of permission. It then says
+// nothing about the backend, which keeps its state.
 func inconclusive(err error) bool {
 	var own ownError
 	var op *net.OpError
-	if errors.Is(err, syscall.EACCES) { // of a connection: a route of type prohibit, or a host that rejects it so
+	if errors.Is(err, syscall.EACCES) { // from a connection: a prohibit route, or a host that rejects it in this way
 		return errors.As(err, &own) || !errors.As(err, &op) || op.Op == "listen"
 	}
 	return errors.As(err, &own) || slices.ContainsFunc([]syscall.Errno{
-		syscall.EMFILE, syscall.ENFILE, // descriptors, of the process and of the system
+		syscall.EMFILE, syscall.ENFILE, // descriptors of the process and of the system
 		syscall.ENOBUFS, syscall.ENOMEM, syscall.EAGAIN, syscall.ENOSPC, // memory, processes, entries of epoll
-		syscall.EADDRNOTAVAIL, syscall.EADDRINUSE, // local ports; or the source address is gone
+		syscall.EADDRNOTAVAIL, syscall.EADDRINUSE, // no local ports, or the source address is gone
 		syscall.EPERM, // a local firewall
 	}, func(no syscall.Errno) bool { return errors.Is(err, no) })
 }
 
-// ownTrouble has the checks whose last probe was inconclusive, each with the cause.
+// ownTrouble records the checks whose last probe was inconclusive, each with the cause.
 type ownTrouble struct {
 	log    *slog.Logger
 	mu     sync.Mutex // guards all below
@@ -42,7 +42,7 @@ type ownTrouble struct {
 	logged time.Time // the last warning
 }
 
-// logInterval is the least time between two warnings about inconclusive probes.
+// logInterval is the minimum time between warnings about inconclusive probes.
 const logInterval = time.Minute
 
 func (o *ownTrouble) record(k lb.CheckKey, cause string) {
@@ -65,7 +65,7 @@ func (o *ownTrouble) forget(k lb.CheckKey) {
 	delete(o.causes, k)
 }
 
-// Findings returns why probes are inconclusive at present, one per cause.
+// Findings returns the causes of currently inconclusive probes, one finding per cause.
 func (p *Prober) Findings() (list []lb.Finding) {
 	p.own.mu.Lock()
 	defer p.own.mu.Unlock()

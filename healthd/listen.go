@@ -9,8 +9,8 @@ import (
 	"sync"
 )
 
-// listenOn listens on a port of each address that this node has within these prefixes; none: on every address, also on
-// later ones.
+// listenOn listens on a port of each of this node's addresses within these prefixes. Without prefixes it listens on
+// every address, including those added later.
 func listenOn(within []netip.Prefix, port uint16) (net.Listener, error) {
 	if len(within) == 0 {
 		return net.Listen("tcp", fmt.Sprintf(":%d", port)) // both families
@@ -42,7 +42,7 @@ func listenOn(within []netip.Prefix, port uint16) (net.Listener, error) {
 	return j, nil
 }
 
-// joined is several listeners as one.
+// joined combines several listeners.
 type joined struct {
 	all      []net.Listener
 	accepted chan accepted

@@ -12,8 +12,8 @@ import (
 	"syscall"
 )
 
-// notRootError is the error of a check that believes only root, when another user listens at its target. That is as if
-// nobody did: the port may be one that every user can listen at.
+// notRootError is the error of a check that trusts only root if another user listens at its target. That counts as if
+// nobody listened, because any user may be able to listen on the port.
 type notRootError struct{ uid uint64 }
 
 func (e notRootError) Error() string {
@@ -22,15 +22,15 @@ func (e notRootError) Error() string {
 
 func (notRootError) Is(target error) bool { return target == syscall.ECONNREFUSED }
 
-// byRoot returns a notRootError if a socket of another user listens at an address of the loopback interface. Where no
-// socket is found, who answers is not known: it is in another network namespace, or /proc is not readable.
+// byRoot returns a notRootError if another user's socket listens at an address of the loopback interface. If no socket
+// is found, it is in another network namespace or /proc is not readable, and its user is unknown.
 func byRoot(at netip.AddrPort) error {
 	if !at.Addr().IsLoopback() {
 		return nil
 	}
 	tables := []string{"tcp6"}
 	if at.Addr().Is4() {
-		tables = []string{"tcp", "tcp6"} // in the latter those that accept both families
+		tables = []string{"tcp", "tcp6"} // tcp6 has those that accept both families
 	}
 	for _, table := range tables {
 		if uid, found := listenerIn("/proc/self/net/"+table, at); found && uid != 0 {
@@ -58,7 +58,7 @@ func listenerIn(table string, at netip.AddrPort) (uid uint64, found bool) {
 		// sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid …
 		fields := strings.Fields(lines.Text())
 		if len(fields) < 8 || fields[3] != stateListen {
-			return 0, false // sockets that listen are first
+			return 0, false // listening sockets come first
 		}
 		local, ok := parseSocket(fields[1])
 		if !ok || local.Port() != at.Port() || !local.Addr().IsUnspecified() && local.Addr() != at.Addr() {
@@ -70,8 +70,7 @@ func listenerIn(table string, at netip.AddrPort) (uid uint64, found bool) {
 	return 0, false
 }
 
-// parseSocket parses an address and a port in the notation of the tables: words of 32 bits in the byte order of the
-// machine.
+// parseSocket parses an address and port in the tables' notation: 32-bit words in the machine's byte order.
 func parseSocket(s string) (netip.AddrPort, bool) {
 	host, port, _ := strings.Cut(s, ":")
 	b, err := hex.DecodeString(host)

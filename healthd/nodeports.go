@@ -17,16 +17,16 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/httplimit"
 )
 
-// NodePorts serves health check node ports. The responses equal those of kube-proxy byte by byte
-// (pkg/proxy/healthcheck/service_health.go in Kubernetes 1.35): external load balancers use them to determine whether
-// a node has endpoints of a Service.
+// NodePorts serves health check node ports. The responses match kube-proxy's byte for byte
+// (pkg/proxy/healthcheck/service_health.go in Kubernetes 1.35), because external load balancers use them to determine
+// whether a node has endpoints of a Service.
 type NodePorts struct {
-	// Addresses are those on which to listen; none: all. Set before the first Serve.
+	// Addresses are the addresses to listen on, or all if there are none. Set them before the first call of Serve.
 	Addresses []netip.Prefix
 	behind    func() (time.Time, error) // as in ProxyHealth
 	inForce   func(service string) bool // whether the datapath serves a Service
 	log       *slog.Logger
-	// Boundary is around each request; set it before the first call of Serve. It may be nil.
+	// Boundary wraps the handling of each request. Set it before the first call of Serve. It may be nil.
 	Boundary *lb.Boundary
 
 	mu       sync.Mutex // guards services
@@ -44,8 +44,9 @@ type nodePort struct {
 	other     bool // another program serves the Service
 }
 
-// NewNodePorts returns NodePorts without listeners. They call behind and inForce for each request: since when an update
-// of the datapath is pending, or an error when the engine does not respond; and whether the datapath serves a Service.
+// NewNodePorts returns NodePorts without listeners. They call behind and inForce for each request. behind returns since
+// when a datapath update has been pending, or an error if the engine does not respond; inForce reports whether the
+// datapath serves a Service.
 func NewNodePorts(
 	behind func() (time.Time, error), inForce func(service string) bool, log *slog.Logger,
 ) *NodePorts {
@@ -59,9 +60,9 @@ func (n *NodePorts) healthy(service string, other bool) bool {
 	return err == nil && inTime(behind, time.Now()) && (other || n.inForce(service))
 }
 
-// Serve listens for a Service, "namespace/name", on Addresses of the node and responds with this number of ready
-// local endpoints. Other: another program serves the Service, not the datapath. A further call updates these or the
-// port. It fails when the port is in use; call it again to retry.
+// Serve listens for a Service, "namespace/name", on the node's Addresses and responds with this number of ready local
+// endpoints. other says that another program serves the Service, not the datapath. A further call updates these values
+// or the port. Serve fails if the port is in use; call it again to retry.
 func (n *NodePorts) Serve(service string, port uint16, endpoints int, other bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -99,7 +100,7 @@ func (n *NodePorts) Stop(service string) {
 
 func (n *NodePorts) stop(service string) {
 	if p := n.services[service]; p != nil {
-		// The errors have no consequence. A server that does not serve yet does not close its listener.
+		// The errors do not matter. A server that does not serve yet does not close its listener.
 		p.server.Close()
 		p.listener.Close()
 		delete(n.services, service)

@@ -14,17 +14,17 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Options configures a Prober. Registerer may be nil; Way may be nil when no check has a VIP.
+// Options configures a Prober. Registerer may be nil. Way may be nil if no check has a VIP.
 type Options struct {
-	// Report is called on every change. It is never called for one check from two goroutines at once, and never after
-	// Put has removed the check.
+	// Report is called on every change. It is never called for one check from two goroutines at once, nor after Put has
+	// removed the check.
 	Report func(lb.Health)
 	// Way is called before each probe of a check with a VIP.
 	Way func(lb.Check) (Way, error)
-	// Earlier returns the health that a check had when an earlier run ended. It is reported before the first probe, and
-	// only Rise or Fall probes change it. Nil: there is none.
+	// Earlier returns the health that a check had when the previous run ended. It is reported before the first probe,
+	// and only Rise or Fall probes change it. It may be nil.
 	Earlier func(lb.CheckKey) (lb.Health, bool)
-	// Boundary is around each probe. It may be nil.
+	// Boundary wraps each probe. It may be nil.
 	Boundary   *lb.Boundary
 	Log        *slog.Logger
 	Registerer prometheus.Registerer
@@ -42,7 +42,7 @@ type Prober struct {
 	mu     sync.Mutex                       // guards all below
 	ctx    context.Context                  // of Run; nil before
 	epoch  time.Time                        // the origin of the schedule
-	count  int                              // of the checks
+	count  int                              // number of checks
 	checks map[string]map[lb.CheckKey]*loop // by service
 	loops  sync.WaitGroup
 }
@@ -61,18 +61,18 @@ func New(o Options) *Prober {
 type loop struct {
 	check   lb.Check
 	cancel  context.CancelFunc // nil before Run
-	failing bool               // the last probe did not succeed; of the goroutine of the loop
-	warned  time.Time          // the last warning about a weight; of the goroutine of the loop
+	failing bool               // the last probe did not succeed; owned by the loop's goroutine
+	warned  time.Time          // the last warning about a weight; owned by the loop's goroutine
 	mu      sync.Mutex         // guards all below; held while reporting
 	ended   bool
 	health  lb.Health
-	streak  int  // consecutive probes that contradict the state in one way
-	working bool // whether they were those of a working backend
-	earlier bool // health is that of an earlier run, and not reported yet
+	streak  int  // consecutive probes that contradict the state in the same way
+	working bool // whether their results were those of a working backend
+	earlier bool // health is from the previous run and not reported yet
 }
 
-// Put implements lb.Prober. An unchanged check continues; a changed one starts anew and keeps its state until Rise or
-// Fall probes contradict it.
+// Put implements lb.Prober. An unchanged check continues. A changed one restarts and keeps its state until Rise or Fall
+// probes contradict it.
 func (p *Prober) Put(service string, checks []lb.Check) {
 	p.mu.Lock()
 	old := p.checks[service]
@@ -123,7 +123,7 @@ func (p *Prober) Put(service string, checks []lb.Check) {
 	}
 }
 
-// start runs l if Run runs; p.mu is held.
+// start starts l if Run is running. p.mu is held.
 func (p *Prober) start(l *loop) {
 	if p.ctx == nil {
 		return
@@ -133,7 +133,7 @@ func (p *Prober) start(l *loop) {
 	p.loops.Go(func() { p.run(ctx, l) })
 }
 
-// end stops l: after it returns, nothing more is reported.
+// end stops l. Once it returns, nothing more is reported.
 func (l *loop) end() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -166,7 +166,7 @@ func (p *Prober) run(ctx context.Context, l *loop) {
 	var checker Checker
 	object := l.check.Key.Service + " " + l.check.Key.BackendName()
 	if !p.o.Boundary.Do(lb.PartProbe, object, func() { checker = p.make(l.check) }) {
-		return // the backend keeps its state until the check is another one
+		return // the backend keeps its state until the check is replaced
 	}
 	interval := l.check.Spec.Interval
 	next := func() time.Time { return slotAfter(time.Now(), p.epoch, phaseOf(l.check.Key), interval) }
@@ -178,7 +178,7 @@ func (p *Prober) run(ctx context.Context, l *loop) {
 	l.failing = l.health.State == lb.StateUnhealthy || l.health.State == lb.StateDraining
 	known := l.health.State != lb.StateUnknown
 	l.mu.Unlock()
-	// A start waits for the first result of a check without a state: that probe does not wait for its slot.
+	// At startup others wait for the first result of a check without a state, so that probe does not wait for its slot.
 	first := time.Duration(phaseOf(l.check.Key) * float64(p.firstWindow(interval)))
 	if known {
 		first = time.Until(next())
@@ -195,10 +195,10 @@ func (p *Prober) run(ctx context.Context, l *loop) {
 	}
 }
 
-// errPanicked is the error of a probe that has panicked. The backend keeps its state.
+// errPanicked is the error of a probe that panicked. The backend keeps its state.
 var errPanicked = ownError{errors.New("the check failed by itself; see the log")}
 
-// probe runs one probe that is due, and applies its result.
+// probe runs one due probe and applies its result.
 func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.Time) {
 	release, ok := p.slots.take(ctx, l.failing)
 	if !ok {
@@ -240,8 +240,8 @@ func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.T
 	}
 }
 
-// warnOfWeight logs a change of the weight that a backend reports by more than a factor of two, at most once a minute:
-// it may be broken, or taken over.
+// warnOfWeight logs a change by more than a factor of two in the weight that a backend reports, at most once a minute.
+// The backend may be broken or compromised.
 func (p *Prober) warnOfWeight(l *loop, weight int) {
 	was := l.health.Weight // only this goroutine changes it
 	if low, high := min(was, weight), max(was, weight); low < 0 || high <= 2*low || time.Since(l.warned) < logInterval {
@@ -252,7 +252,7 @@ func (p *Prober) warnOfWeight(l *loop, weight int) {
 		"backend", l.check.Key.BackendName(), "was", was, "weight", weight)
 }
 
-// apply counts a result towards Rise or Fall, and reports a change of state, weight or reason. It returns whether the
+// apply counts a result towards Rise or Fall and reports changes of state, weight or reason. It returns whether the
 // state has changed.
 func (l *loop) apply(report func(lb.Health), r Result, state lb.State) bool {
 	l.mu.Lock()
@@ -282,7 +282,7 @@ func (l *loop) apply(report func(lb.Health), r Result, state lb.State) bool {
 	case l.streak >= need:
 	case h.State == lb.StateUnknown && h.Reason != r.Reason:
 		h.Reason, h.Err = r.Reason, r.Err
-		report(*h) // a start need not wait for this backend if others suffice
+		report(*h) // startup need not wait for this backend if others suffice
 		return false
 	default:
 		return false
@@ -293,7 +293,7 @@ func (l *loop) apply(report func(lb.Health), r Result, state lb.State) bool {
 	return true
 }
 
-// undecided reports why a check without a state has none.
+// undecided reports why a check still has no state.
 func (l *loop) undecided(report func(lb.Health), why string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -303,7 +303,7 @@ func (l *loop) undecided(report func(lb.Health), why string) {
 	}
 }
 
-// Health returns the health of every check that has a state, in no order.
+// Health returns the health of every check that has a state, in no particular order.
 func (p *Prober) Health() []lb.Health {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -320,5 +320,5 @@ func (p *Prober) Health() []lb.Health {
 	return all
 }
 
-// Changes returns a number that differs after a change of a state.
+// Changes returns a number that increases with every change of a state.
 func (p *Prober) Changes() uint64 { return p.changes.Load() }

@@ -18,29 +18,29 @@ import (
 // ProxyHealthPort is the port of the health endpoints of a service proxy (kubernetes pkg/cluster/ports).
 const ProxyHealthPort = 10256
 
-// connections bounds the connections of clients to the health ports of this node, all together.
+// connections limits client connections to all health ports of this node together.
 var connections = httplimit.New(512)
 
-// syncTimeout is how long an update of the datapath may be pending before the service proxy counts as unhealthy: twice
+// syncTimeout is how long a datapath update may be pending before the service proxy counts as unhealthy: twice
 // kube-proxy's sync period.
 const syncTimeout = 60 * time.Second
 
-// ProxyHealth serves the health port of a service proxy with the responses of kube-proxy
-// (pkg/proxy/healthcheck/proxy_health.go in Kubernetes 1.35): /healthz reports whether external load balancers may
-// send traffic to the node, /livez whether the proxy works.
+// ProxyHealth serves the health port of a service proxy with kube-proxy's responses
+// (pkg/proxy/healthcheck/proxy_health.go in Kubernetes 1.35): /healthz reports whether external load balancers may send
+// traffic to the node, /livez whether the proxy works.
 type ProxyHealth struct {
-	// Addresses are those on which to listen; none: all.
+	// Addresses are the addresses to listen on, or all if there are none.
 	Addresses []netip.Prefix
-	// Behind returns since when an update of the datapath is pending; zero: none is. An error means that the proxy does
-	// not work.
+	// Behind returns since when a datapath update has been pending, or zero if none is. An error means that the proxy
+	// does not work.
 	Behind func() (time.Time, error)
-	// Applied reports whether the first complete state was applied. Until then /healthz fails; /livez does not, because
-	// a slow start is no reason for a restart.
+	// Applied reports whether the first complete state was applied. Until then /healthz fails, but /livez does not,
+	// because a slow start does not call for a restart.
 	Applied func() bool
 	// Eligible reports whether the node may receive traffic from outside the cluster (KEP-3836): the Node exists and is
 	// not being deleted.
 	Eligible func() bool
-	// Boundary is around each request. It may be nil.
+	// Boundary wraps the handling of each request. It may be nil.
 	Boundary *lb.Boundary
 	Log      *slog.Logger
 }
@@ -70,7 +70,7 @@ func (p *ProxyHealth) Handler() http.Handler {
 	return mux
 }
 
-// inTime reports whether an update that is pending since then is not late; zero: none is pending.
+// inTime reports whether an update pending since behind is not late. Zero means that none is pending.
 func inTime(behind, now time.Time) bool { return behind.IsZero() || now.Sub(behind) < syncTimeout }
 
 func (p *ProxyHealth) respond(w http.ResponseWriter, eligible *bool, applied bool) {
@@ -96,7 +96,7 @@ func (p *ProxyHealth) respond(w http.ResponseWriter, eligible *bool, applied boo
 	w.Write(body)
 }
 
-// portRetry is the time between two attempts to listen while the port is in use.
+// portRetry is the time between attempts to listen while the port is in use.
 const portRetry = 5 * time.Second
 
 // Run serves on Addresses until ctx ends. While the port is in use it logs that once and retries.

@@ -16,20 +16,20 @@ func phaseOf(k lb.CheckKey) float64 {
 	h.Write([]byte(k.Service))
 	h.Write([]byte(k.Backend.String()))
 	h.Write([]byte(k.Port.Name()))
-	// The upper bits of FNV hardly depend on the last bytes; a multiplication mixes them (Knuth, 6.4).
+	// The upper bits of FNV hardly depend on the last bytes. Multiplication mixes them (Knuth, 6.4).
 	return float64(h.Sum64()*0x9e3779b97f4a7c15>>11) / (1 << 53)
 }
 
-// slotAfter returns the first start of a probe after t: all are a whole number of intervals after the phase of the
-// check in the interval that begins at epoch. So the checks of one interval stay spread over it at all times, whenever
-// they were added and however long their probes take.
+// slotAfter returns the first probe start after t. Probes start a whole number of intervals after the check's phase in
+// the interval that begins at epoch. So checks with the same interval always stay spread over it, whenever they were
+// added and however long their probes take.
 func slotAfter(t, epoch time.Time, phase float64, interval time.Duration) time.Time {
 	first := epoch.Add(time.Duration(phase*float64(interval)) - interval) // not after t
 	return first.Add((t.Sub(first)/interval + 1) * interval)
 }
 
-// firstWindow is the time over which the first probes of checks are spread: a tenth of the interval, at most 200 ms,
-// but 100 µs per check.
+// firstWindow returns the time over which the checks' first probes are spread: a tenth of the interval, at most 200 ms,
+// but at least 100 µs per check.
 func (p *Prober) firstWindow(interval time.Duration) time.Duration {
 	p.mu.Lock()
 	load := time.Duration(p.count) * 100 * time.Microsecond
@@ -48,7 +48,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// maxProbes returns how many probes may run at once: half of the descriptors that the process may have.
+// maxProbes returns how many probes may run at once: half of the process's descriptor limit.
 func maxProbes() int {
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
@@ -57,15 +57,15 @@ func maxProbes() int {
 	return int(min(max(files.Cur/2, 16), 32768))
 }
 
-// slots bounds the probes that run at once. Probes of backends that do not respond last until their timeout. Those that
-// have failed before get only one half of the slots, so that they do not delay the others.
+// slots limits the probes that run at once. Probes of unresponsive backends last until their timeout. Checks whose last
+// probe failed may use only half of the slots, so that they do not delay the others.
 type slots struct{ healthy, failing chan struct{} }
 
 func newSlots(n int) slots {
 	return slots{make(chan struct{}, n-n/2), make(chan struct{}, n/2)}
 }
 
-// take waits for a slot. It returns the function that returns the slot; false when ctx has ended.
+// take waits for a slot. It returns a function that releases the slot, or false if ctx has ended.
 func (s slots) take(ctx context.Context, failing bool) (release func(), ok bool) {
 	healthy := s.healthy
 	if failing {

@@ -16,19 +16,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// programs is the supervisor of the programs of all exec checks: of the process, because processes that lose their
+// programs supervises the programs of all exec checks. There is one for the process, because processes that lose their
 // parent become children of the process.
 var programs = supervisor{start: make(chan starting), ended: make(chan ending)}
 
-// supervisor starts programs, and ends and reaps what they leave behind.
+// supervisor starts programs, and kills and reaps the processes they leave behind.
 //
-// This process is a subreaper (PR_SET_CHILD_SUBREAPER): a process whose parent ends becomes its child, whatever group
-// and session it has moved to. A child that is neither a program that runs, nor in the group of one, nor in the group
-// of this process, is of a program that has ended, and is killed; its own children follow. So processes that leave the
-// group of a program and their parent are ended when any program ends, and not with their own.
+// This process is a subreaper (PR_SET_CHILD_SUBREAPER): a descendant whose parent ends becomes its child, whatever
+// group and session it has moved to. A child that is neither a running program, nor in the process group of one, nor in
+// this process's group, is left over from a program that has ended. It is killed, and its own children follow. So
+// processes that leave both their program's group and their parent are killed when any program ends, not only their
+// own.
 //
-// All of that is done by one thread that never ends: it has no_new_privs, so that no file gives a program privileges,
-// and the kernel kills the programs when it ends, which is when this process does (Pdeathsig).
+// One thread that never ends does all this. It has no_new_privs, so that no file gives a program privileges. The kernel
+// kills the programs when the thread ends, which is when this process ends (Pdeathsig).
 type supervisor struct {
 	once  sync.Once
 	start chan starting
@@ -45,7 +46,7 @@ type ending struct {
 	log *slog.Logger // may be nil
 }
 
-// run is cmd.Run.
+// run runs cmd like cmd.Run.
 func (s *supervisor) run(cmd *exec.Cmd, log *slog.Logger) error {
 	s.once.Do(func() { go s.supervise() })
 	done := make(chan error)
@@ -61,7 +62,7 @@ func (s *supervisor) run(cmd *exec.Cmd, log *slog.Logger) error {
 func (s *supervisor) supervise() {
 	runtime.LockOSThread()
 	refused := cmp.Or(unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
-		unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) // a seccomp filter may
+		unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) // a seccomp filter may refuse
 	running := map[int]bool{}
 	var log *slog.Logger
 	var warned time.Time
@@ -86,7 +87,7 @@ func (s *supervisor) supervise() {
 		}
 		again = nil
 		if killed := endOrphans(running); killed > 0 {
-			again = time.After(10 * time.Millisecond) // to reap them, and to find their children
+			again = time.After(10 * time.Millisecond) // to reap them and find their children
 			if log != nil && time.Since(warned) > logInterval {
 				warned = time.Now()
 				log.Warn("processes that programs of exec checks left were killed", "count", killed)
@@ -95,9 +96,10 @@ func (s *supervisor) supervise() {
 	}
 }
 
-// endOrphans reaps and kills children of this process that are of no program that runs. It returns how many it killed.
+// endOrphans reaps and kills children of this process that do not belong to a running program. It returns the number of
+// processes it killed.
 func endOrphans(running map[int]bool) (killed int) {
-	// Its format is that of proc_pid_children(5). Errors are of threads that have ended.
+	// proc_pid_children(5) describes the format. Errors come from threads that have ended.
 	lists, _ := filepath.Glob("/proc/self/task/*/children")
 	for _, list := range lists {
 		text, _ := os.ReadFile(list)
@@ -107,7 +109,7 @@ func endOrphans(running map[int]bool) (killed int) {
 				continue // os/exec waits for it
 			}
 			group, err := unix.Getpgid(pid)
-			if err != nil || group == unix.Getpgrp() { // not of an exec check: its parent waits for it
+			if err != nil || group == unix.Getpgrp() { // not from an exec check: its parent waits for it
 				continue
 			}
 			if reaped, _ := unix.Wait4(pid, nil, unix.WNOHANG, nil); reaped == pid || running[group] {
@@ -121,7 +123,7 @@ func endOrphans(running map[int]bool) (killed int) {
 	return killed
 }
 
-// lacking returns which capabilities the agent lacks to run programs as another user and to end them; "": none.
+// lacking names the capabilities that the agent lacks to run programs as another user and to kill them, or returns "".
 func lacking() string {
 	var have [2]unix.CapUserData
 	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &have[0]); err != nil {

@@ -11,7 +11,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Way has the socket options with which packets to a VIP reach one server, although many servers have the VIP.
+// Way holds the socket options that make packets to a VIP reach one particular server although many servers have the
+// VIP.
 type Way struct {
 	Mark uint32     // SO_MARK
 	From netip.Addr // source address
@@ -24,11 +25,11 @@ type target struct {
 	log *slog.Logger
 }
 
-// secondary reports whether the target is not the first port of the service that the type of the check can probe. Such
+// secondary reports whether the target is not the first of the service's ports that this type of check can probe. Such
 // a port may speak another protocol.
 func (t target) secondary() bool { return t.Key.Port != lb.Port{} && t.Key.Port != t.Spec.ServicePort }
 
-// dialer returns a dialer and the address to dial. A server that replies to clients itself (dsr, tunnel) is probed at
+// dialer returns a dialer and the address to dial. A server that replies to clients directly (dsr, tunnel) is probed at
 // the VIP over the path of clients' packets, because that path must work.
 func (t target) dialer(network string) (*net.Dialer, netip.AddrPort, error) {
 	if !t.VIP.IsValid() {

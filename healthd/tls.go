@@ -9,9 +9,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// tlsConfig returns how a check connects by TLS. It verifies the certificate only when the configuration names what the
-// certificate must carry, because the target is an address. Servers with several certificates choose by the name that
-// is sent (RFC 6066 server_name), so Host is sent in any case.
+// tlsConfig returns a check's TLS configuration. It verifies the certificate only if the check gives a server name or a
+// CA, because the target is an address. Servers with several certificates choose by the name that is sent (RFC 6066
+// server_name), so Host is sent in any case.
 func tlsConfig(s lb.CheckSpec) *tls.Config {
 	host := s.Host
 	if name, _, err := net.SplitHostPort(host); err == nil {

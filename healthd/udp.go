@@ -9,12 +9,13 @@ import (
 )
 
 // udpChecker sends a datagram. An ICMP error is a failure. With a Body, a response that contains it is required.
-// Without one, no error until shortly before the timeout is success: UDP provides no further evidence.
+// Without one, the probe succeeds if there is no error until shortly before the timeout, because UDP provides no
+// further evidence.
 //
 // A server may answer with several datagrams, but not with a flood of them.
 type udpChecker struct{ target }
 
-// maxDatagrams is how many datagrams of one response are read.
+// maxDatagrams is the maximum number of datagrams read of one response.
 const maxDatagrams = 16
 
 func (c udpChecker) Probe(ctx context.Context) (Result, error) {
@@ -29,8 +30,8 @@ func (c udpChecker) Probe(ctx context.Context) (Result, error) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
 	if deadline, set := ctx.Deadline(); set {
-		// The read ends before the probe does, so that silence is not taken for a timeout of the probe. On a busy
-		// machine this goroutine may run after both.
+		// The read ends before the probe does, so that silence is not mistaken for a probe timeout. On a busy machine
+		// this goroutine may run after both deadlines.
 		conn.SetReadDeadline(deadline.Add(-time.Until(deadline) / 10))
 	}
 	if _, err := conn.Write([]byte(c.Spec.Send)); err != nil {

@@ -1,4 +1,4 @@
-// Package program decides whether the program of an exec check may run, and as whom. It changes nothing.
+// Package program decides whether the program of an exec check may run, and as which user. It changes nothing.
 package program
 
 import (
@@ -13,13 +13,13 @@ import (
 	"syscall"
 )
 
-// User is a user and its primary group. Programs run without its other groups.
+// User is a user with its primary group. Programs run without the user's other groups.
 type User struct {
 	Name     string
 	UID, GID uint32
 }
 
-// nobody is the user of that name where /etc/passwd has none, as in most containers.
+// nobody is the user of that name if /etc/passwd has none, as in most containers.
 var nobody = User{"nobody", 65534, 65534}
 
 // Lookup returns a user by name or number.
@@ -42,22 +42,22 @@ func Lookup(name string) (User, error) {
 	return User{found.Username, uint32(uid), uint32(gid)}, errors.Join(err1, err2)
 }
 
-// maxLinks is how many symbolic links are followed, as by the kernel.
+// maxLinks is the maximum number of symbolic links followed, as in the kernel.
 const maxLinks = 40
 
-// Find returns the path of a program without symbolic links. It is an error if anybody but root could replace the
-// program, because then they would decide what runs on this machine, or if u cannot execute it.
+// Find returns a program's path without symbolic links. It returns an error if u cannot execute the program, or if
+// anybody but root could replace it and so decide what runs on this machine.
 func Find(path string, u User) (string, error) {
 	path = filepath.Clean(path)
 	for range maxLinks {
-		link := "" // the first one of the path
+		link := "" // the first link in the path
 		for p := path; ; p = filepath.Dir(p) {
 			info, err := os.Lstat(p)
 			if err != nil {
 				return "", err
 			}
 			if info.Mode()&fs.ModeSymlink != 0 {
-				link = p // who can change it can write to the directory
+				link = p // changing the link requires writing to the directory
 			} else if err := check(p, info, p == path, u); err != nil {
 				return "", err
 			}
@@ -80,20 +80,20 @@ func Find(path string, u User) (string, error) {
 	return "", fmt.Errorf("%s: too many symbolic links", path)
 }
 
-// check returns why the program, or a directory above it, must not be used.
+// check returns an error that says why the program, or a directory above it, must not be used.
 func check(path string, info fs.FileInfo, isProgram bool, u User) error {
 	mode := info.Mode()
 	if isProgram && !mode.IsRegular() {
 		return fmt.Errorf("%s is not a file", path)
 	}
 	stat := info.Sys().(*syscall.Stat_t)
-	// In a directory with the sticky bit, others cannot replace a file of root. That a mount is read-only says nothing:
-	// it may be so for this process only, as /usr is by systemd's ProtectSystem.
+	// In a directory with the sticky bit, others cannot replace root's files. A read-only mount proves nothing: it may
+	// be read-only for this process only, like /usr with systemd's ProtectSystem.
 	others := mode&0o002 != 0 || mode&0o020 != 0 && stat.Gid != 0
 	if others && (isProgram || mode&fs.ModeSticky == 0) {
 		return fmt.Errorf("%s can be written by others than root (mode %04o)", path, mode.Perm())
 	}
-	if stat.Uid != 0 && (os.Geteuid() == 0 || stat.Uid != u.UID) { // an agent that is not root has its own programs
+	if stat.Uid != 0 && (os.Geteuid() == 0 || stat.Uid != u.UID) { // an agent that is not root may use its own programs
 		return fmt.Errorf("%s belongs to user %d and not to root", path, stat.Uid)
 	}
 	var x fs.FileMode = 0o001
