@@ -24,7 +24,7 @@ func prefixOf(r lb.AddrRange) (netip.Prefix, bool) {
 	return netip.Prefix{}, false
 }
 
-// formatRange returns "203.0.113.0/28", or "203.0.113.40-203.0.113.50", or the address if it is only one.
+// formatRange returns "203.0.113.0/28", "203.0.113.40-203.0.113.50", or a single address.
 func formatRange(r lb.AddrRange) string {
 	if r.From == r.To {
 		return r.From.String()
@@ -47,7 +47,7 @@ func last(p netip.Prefix) netip.Addr {
 
 const likeAddr = "192.0.2.1"
 
-// addr returns an address without zone, never an IPv4-mapped one.
+// addr returns an address without a zone, never IPv4-mapped.
 func (i item) addr() (netip.Addr, bool) {
 	s, ok := i.str(likeAddr)
 	if !ok {
@@ -79,7 +79,7 @@ func (i item) parseAddr(s string) (netip.Addr, bool) {
 	return a, true
 }
 
-// specialRange are addresses that other hosts cannot send to: none can be a VIP or a backend.
+// specialRange is a range of addresses that other hosts cannot send to, so they can be neither VIPs nor backends.
 type specialRange struct {
 	lb.AddrRange
 	what string
@@ -103,7 +103,7 @@ func specialPrefix(text, what string) specialRange {
 	return specialRange{lb.AddrRange{From: p.Addr(), To: last(p)}, what}
 }
 
-// specialIn returns which special addresses are in r; "" when none are.
+// specialIn names the special addresses in r, or returns "" if there are none.
 func specialIn(r lb.AddrRange) string {
 	for _, s := range special {
 		if overlap(r, s.AddrRange) {
@@ -113,7 +113,7 @@ func specialIn(r lb.AddrRange) string {
 	return ""
 }
 
-// unicast is addr for an address that other hosts send to.
+// unicast is addr for an address that other hosts can send to.
 func (i item) unicast() (netip.Addr, bool) {
 	a, ok := i.addr()
 	if ok {
@@ -130,7 +130,7 @@ func (i item) isUnicast(a netip.Addr) bool {
 	return what == ""
 }
 
-// host is addr for the address of a machine; loopback and link-local are allowed.
+// host is addr for a machine's address. Loopback and link-local addresses are allowed.
 func (i item) host() (netip.Addr, bool) {
 	a, ok := i.addr()
 	if ok && (a.IsUnspecified() || a.IsMulticast()) {
@@ -140,7 +140,7 @@ func (i item) host() (netip.Addr, bool) {
 	return a, ok
 }
 
-// prefix returns a CIDR; a single address is a prefix of full length.
+// prefix returns a CIDR prefix. A single address is a prefix of full length.
 func (i item) prefix() (netip.Prefix, bool) {
 	s, ok := i.str("192.0.2.0/24")
 	if !ok {
@@ -166,7 +166,7 @@ func (i item) prefix() (netip.Prefix, bool) {
 	return p, true
 }
 
-// addrRange returns "a.b.c.d/n", "a-b" or a single address, none of it special.
+// addrRange returns "a.b.c.d/n", "a-b" or a single address, without special addresses.
 func (i item) addrRange() (lb.AddrRange, bool) {
 	s, ok := i.str("203.0.113.0/28")
 	if !ok {

@@ -24,7 +24,7 @@ const (
 	extended
 )
 
-// wellKnown are names of standard communities (IANA "BGP Well-known Communities").
+// wellKnown maps names to standard communities (IANA "BGP Well-known Communities").
 var wellKnown = map[string]uint32{
 	"graceful-shutdown":   0xffff0000, // RFC 8326
 	"accept-own":          0xffff0001, // RFC 7611
@@ -36,16 +36,16 @@ var wellKnown = map[string]uint32{
 	"no-peer":             0xffffff04, // RFC 3765
 }
 
-// Standard returns the value of a standard community; false when c is another one.
+// Standard returns the value of a standard community, or false if c is another kind.
 func (c Community) Standard() (uint32, bool) { return c.parts[0], c.kind == standard }
 
-// Large returns the three parts of a large community; false when c is another one.
+// Large returns the three parts of a large community, or false if c is another kind.
 func (c Community) Large() ([3]uint32, bool) { return c.parts, c.kind == large }
 
-// Extended returns the bytes of an extended community; false when c is another one.
+// Extended returns the bytes of an extended community, or false if c is another kind.
 func (c Community) Extended() ([8]byte, bool) { return c.extended, c.kind == extended }
 
-// String is the form ParseCommunity reads: "64512:100", "64512:1:2", "rt:64512:100" or "no-export".
+// String returns the form that ParseCommunity reads: "64512:100", "64512:1:2", "rt:64512:100" or "no-export".
 func (c Community) String() string {
 	if c.kind == extended {
 		return extendedText(c.extended)
@@ -61,10 +61,10 @@ func (c Community) String() string {
 	return fmt.Sprintf("%d:%d", c.parts[0]>>16, c.parts[0]&0xffff)
 }
 
-// MarshalText is String.
+// MarshalText returns String.
 func (c Community) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 
-// UnmarshalText is ParseCommunity.
+// UnmarshalText calls ParseCommunity.
 func (c *Community) UnmarshalText(b []byte) (err error) {
 	*c, err = ParseCommunity(string(b))
 	return err

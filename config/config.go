@@ -28,41 +28,43 @@ type Config struct {
 	Log        Log
 	// Warnings are legal but useless settings, one line each in the form of an Error.
 	Warnings []string
-	// Force is the word that allows one change that a reload would refuse; "": none.
+	// Force is the word that allows one change that a reload would otherwise refuse, or "".
 	Force string
-	// Text is the file.
+	// Text is the content of the file.
 	Text string
-	// Empty: the file has white space at most. This is legal, and also what an editor leaves on a full disk.
+	// Empty says that the file contains only white space. This is legal, but also what an editor leaves behind on a
+	// full disk.
 	Empty bool
 }
 
 // Node describes this node. Zero fields are derived from the system.
 type Node struct {
-	Name     string     // default: NODE_NAME, else the host name
+	Name     string     // default: NODE_NAME, or otherwise the host name
 	RouterID netip.Addr // IPv4; default: the address of the interface of the default route
 	Address  netip.Addr // used by peers and tunnels; default: RouterID
 }
 
 // Modes of attaching the datapath.
 const (
-	ModeAuto       = "auto" // native XDP where the driver has it, else tc
+	ModeAuto       = "auto" // native XDP if the driver supports it, otherwise tc
 	ModeXDP        = "xdp"
 	ModeXDPGeneric = "xdp-generic"
 	ModeTC         = "tc"
 )
 
-// Datapath is how packets are forwarded.
+// Datapath configures how packets are forwarded.
 type Datapath struct {
-	Interfaces []string    // uplinks; empty: the interface of the default route
+	Interfaces []string    // uplinks; empty means the interface of the default route
 	Mode       string      // ModeAuto, ModeXDP, ModeXDPGeneric or ModeTC
 	MaxFlows   int         // entries of the table of established flows, 1 to 100,000,000
-	SNATPorts  []PortRange // source ports used when forwarding by nat; they do not overlap
+	SNATPorts  []PortRange // source ports for nat; they do not overlap
 	TunnelPort uint16      // UDP port of tunnels
-	// TunnelSources are the sources whose GUE tunnels this node accepts; empty: none.
+	// TunnelSources are the sources whose GUE tunnels this node accepts. Empty means none.
 	TunnelSources []netip.Prefix
-	// TunnelKeys are the keys of tunnels between nodes: the first one is sent, all are accepted. None: no file.
+	// TunnelKeys are the keys for tunnels between nodes. The first one is sent, all are accepted. There are none
+	// without a file.
 	TunnelKeys []Secret
-	HashSeed   Secret // of the hashes that choose a backend; not set: a constant
+	HashSeed   Secret // for the hashes that choose a backend; a constant if not set
 	Timeouts   Timeouts
 }
 
@@ -76,29 +78,30 @@ type Timeouts struct {
 	HalfOpen    time.Duration // the handshake is not complete
 	Established time.Duration // TCP and SCTP
 	Closing     time.Duration // one side has sent a FIN
-	Closed      time.Duration // both sides have
+	Closed      time.Duration // both sides have sent one
 	UDP         time.Duration
 }
 
 // BGP configures the BGP speaker.
 type BGP struct {
 	ASN         uint32
-	ListenPort  int // -1: do not listen, only connect
+	ListenPort  int // -1 means do not listen, only connect
 	Peers       []Peer
 	Communities []Community
 	LocalPref   uint32
 	// AggregateV4 and AggregateV6 are the announced prefix lengths. All addresses they cover are in pools announced
-	// by BGP, or they are 32 and 128.
+	// over BGP, or they are 32 and 128.
 	AggregateV4, AggregateV6 int
-	// RestartTime is how long peers keep the routes while the agent is down; 0: not at all. Whole seconds up to 4095 s.
+	// RestartTime is how long peers keep the routes while the agent is down, in whole seconds up to 4095 s. 0 means not
+	// at all.
 	RestartTime time.Duration
-	// LongLivedRestartTime is how long peers keep the routes after RestartTime, with the lowest preference (RFC 9494);
-	// 0: not at all. Whole seconds of 24 bits; RestartTime is not 0.
+	// LongLivedRestartTime is how long peers keep the routes after RestartTime, with the lowest preference (RFC 9494),
+	// in whole seconds of 24 bits. 0 means not at all; otherwise RestartTime is not 0.
 	LongLivedRestartTime time.Duration
-	// MaxRoutes is how many prefixes are announced at most.
+	// MaxRoutes is the maximum number of announced prefixes.
 	MaxRoutes int
 	// GracefulShutdown is how long routes have the lowest preference before they are withdrawn because of a drain or
-	// the end of the agent, up to 10 s; 0: they are withdrawn at once.
+	// agent shutdown, up to 10 s. 0 means that they are withdrawn at once.
 	GracefulShutdown time.Duration
 	Weighted         lb.Weighted
 }
@@ -106,62 +109,63 @@ type BGP struct {
 // Attributes are path attributes of routes, in addition to those of BGP. The zero value changes nothing.
 type Attributes struct {
 	Communities []Community
-	LocalPref   *uint32 // nil: that of BGP
-	MED         *uint32 // nil: none
+	LocalPref   *uint32 // nil for BGP.LocalPref
+	MED         *uint32 // nil for none
 }
 
 // Peer is one BGP neighbour.
 type Peer struct {
-	// One of the three: the address, which may have a zone when it is link-local; the interface on which the only
-	// router is the peer; addresses from which peers connect to this node.
+	// Exactly one is set: the address, which may have a zone if it is link-local; an interface whose only router is the
+	// peer; or the addresses from which peers connect to this node.
 	Address         netip.Addr
 	Interface       string
 	ListenRange     netip.Prefix
 	ASN             uint32 // 0 with External
-	External        bool   // any AS but the own
-	LocalASN        uint32 // towards the peer; 0: that of BGP
+	External        bool   // any AS but this node's
+	LocalASN        uint32 // towards the peer; 0 for that of BGP
 	Passive         bool
-	ConnectRetry    time.Duration // between two attempts to connect, in the mean
-	Keepalive       time.Duration // between two KEEPALIVEs; 0: a third of the hold time
+	ConnectRetry    time.Duration // mean time between attempts to connect
+	Keepalive       time.Duration // time between KEEPALIVEs; 0 for a third of the hold time
 	Port            uint16
-	Password        Secret        // TCP MD5 (RFC 2385), 1 to 80 bytes; zero: none configured
+	Password        Secret        // TCP MD5 (RFC 2385), 1 to 80 bytes; zero for none
 	HoldTime        time.Duration // 0, or whole seconds from 3 to 65535 (RFC 4271 §4.2)
-	MaxReceived     uint32        // of routes before it is reported; 0: any number
-	Multihop        int           // TTL of a multihop eBGP session; 0: directly connected
+	MaxReceived     uint32        // routes before it is reported; 0 for any number
+	Multihop        int           // TTL of a multihop eBGP session; 0 if directly connected
 	TTLSecurity     bool          // RFC 5082; never together with Multihop
-	Source          netip.Addr    // of the family of Address; zero: the kernel chooses
-	Device          string        // interface or VRF of the session; empty: any interface that is in no VRF
+	Source          netip.Addr    // of the family of Address; if zero, the kernel chooses
+	Device          string        // interface or VRF of the session; empty for any interface outside VRFs
 	GracefulRestart bool
 	BFD             BFD
-	NodeSelector    string   // label selector; "": every node
-	Pools           []string // names of the pools whose routes it gets; empty: all routes
+	NodeSelector    string   // label selector; "" for every node
+	Pools           []string // names of the pools whose routes it receives; empty for all routes
 	Attributes      Attributes
-	Prepend         int // how often ASN is in front of the AS path once more; 0 for a peer of the same AS
+	Prepend         int // how many more times ASN is prepended to the AS path; 0 for a peer in the same AS
 }
 
-// BFD configures the detection of failures of a peer (RFC 5880). The zero value is off.
+// BFD configures the detection of peer failures (RFC 5880). The zero value turns it off.
 type BFD struct {
 	Interval   time.Duration // between packets in both directions
-	Multiplier int           // packets that may be missing, 1 to 255
+	Multiplier int           // lost packets that make the session fail, 1 to 255
 	Multihop   bool          // RFC 5883
-	MinTTL     int           // with Multihop: the lowest TTL of received packets; 0: any
+	MinTTL     int           // with Multihop, the lowest TTL of received packets; 0 for any
 }
 
-// L2 configures announcements by ARP and NDP.
+// L2 configures announcements with ARP and NDP.
 type L2 struct {
-	Interfaces []string // empty: the uplinks
-	// Members are the other machines with the same addresses. Empty: there are none, or they are the nodes of the
-	// cluster.
+	Interfaces []string // empty means the uplinks
+	// Members are the other machines with the same addresses. Empty means that there are none, or that they are the
+	// nodes of the cluster.
 	Members []netip.Addr
 	Port    uint16 // membership, UDP and TCP
-	// Secrets encrypt the messages of members: the first one those that are sent; all are accepted. Each has 16 to 80
-	// bytes. Empty: the tunnel keys do.
+	// Secrets encrypt the messages between members, of 16 to 80 bytes each. The first one encrypts sent messages; all
+	// are accepted. If there are none, the tunnel keys are used.
 	Secrets []Secret
-	// Unencrypted: there is no key, and messages are not authenticated.
+	// Unencrypted says that there is no key and messages are not authenticated.
 	Unencrypted bool
-	// ProbeOwn is how often the link is asked whether another host has an address of this node; 0: never.
+	// ProbeOwn is how often this node probes for other hosts that have its addresses. 0 means never.
 	ProbeOwn time.Duration
-	// SpreadLocal: the node that has an address spreads over all nodes with endpoints under the policy Local, too.
+	// SpreadLocal says that the owner of an address spreads connections over all nodes with endpoints even under the
+	// policy Local.
 	SpreadLocal bool
 }
 
@@ -169,20 +173,20 @@ type L2 struct {
 type Pool struct {
 	Name   string
 	Ranges []lb.AddrRange // disjoint, within one pool and between pools
-	// Announce are the announcers, all of them on; empty: all that are on.
+	// Announce are the announcers, all of which are on. Empty means all that are on.
 	Announce        []lb.AnnouncerKind
 	AutoAssign      bool // assign its addresses to services that do not request a pool
 	AvoidBuggyIPs   bool // skip addresses that end in .0 or .255
 	Namespaces      []string
 	ServiceSelector string
-	Priority        int  // lower first
-	ExternalIPs     bool // Services may have its addresses as spec.externalIPs
+	Priority        int  // lower comes first
+	ExternalIPs     bool // Services may use its addresses as spec.externalIPs
 	ShareAcross     bool // Services of all namespaces may share its addresses by key
-	// Grace is how long an address of a Service of the cluster is served after it was removed from the pool.
+	// Grace is how long a cluster Service's address is still served after it was removed from the pool.
 	Grace      time.Duration
 	Attributes Attributes
-	Prepend    int // as that of a Peer, for peers that have none
-	// AggregateV4 and AggregateV6 are the announced prefix lengths, of prefixes that are in the pool; 0: those of BGP.
+	Prepend    int // like Peer.Prepend, for peers without one
+	// AggregateV4 and AggregateV6 are the announced prefix lengths, for prefixes within the pool. 0 means as in BGP.
 	AggregateV4, AggregateV6 int
 }
 
@@ -196,31 +200,33 @@ func (p *Pool) Contains(addr netip.Addr) bool {
 	return false
 }
 
-// Service is a service of the file: everything an lb.Service needs.
+// Service is a service in the file, with everything an lb.Service needs.
 type Service struct {
 	Name string
-	// Addresses are those in the file; empty: one is allocated per family that both Pool and Backends have.
+	// Addresses are the addresses in the file. If there are none, one is allocated per family that both Pool and
+	// Backends have.
 	Addresses []netip.Addr
-	// Pool is the requested pool; "": Addresses are requested.
+	// Pool is the requested pool, or "" if Addresses are requested.
 	Pool       string
 	Ports      []lb.Port // in the order of the file
 	Backends   []lb.Backend
 	Algorithm  lb.Algorithm
 	Method     lb.Method
 	Encap      lb.Encap
-	SNAT       bool // with MethodNAT; false: backends receive the address of the client
+	SNAT       bool // with MethodNAT; if false, backends see the client's address
 	Affinity   time.Duration
 	Allow      []netip.Prefix
 	MinHealthy int
-	OnAllDown  string // OnAllDownWithdraw or OnAllDownKeep: of an address without healthy backends
+	OnAllDown  string // OnAllDownWithdraw or OnAllDownKeep, for an address without healthy backends
 	Check      lb.CheckSpec
-	// Announce is that of the pool that has the addresses; empty: all announcers that are on.
+	// Announce is from the pool that contains the addresses. Empty means all announcers that are on.
 	Announce []lb.AnnouncerKind
-	// AddressPerNode: the service is to have an address of each family for each member of L2, on different members.
+	// AddressPerNode says that the service should have one address of each family per member of L2, on different
+	// members.
 	AddressPerNode bool
 }
 
-// AnnouncesL2 reports whether addresses with these announcers are announced by L2; empty: all that are on.
+// AnnouncesL2 reports whether addresses with these announcers are announced by L2. Empty means all that are on.
 func (c *Config) AnnouncesL2(by []lb.AnnouncerKind) bool {
 	return c.L2 != nil && (len(by) == 0 || slices.Contains(by, lb.AnnounceL2))
 }
@@ -228,33 +234,34 @@ func (c *Config) AnnouncesL2(by []lb.AnnouncerKind) bool {
 // Values of Kubernetes.Proxy.
 const (
 	ProxyAuto      = "auto"
-	ProxyKubeProxy = "kube-proxy" // it serves health check node ports and ClusterIPs
+	ProxyKubeProxy = "kube-proxy" // kube-proxy serves health check node ports and ClusterIPs
 	ProxyReplace   = "replace"    // the agent serves them
 )
 
-// Kubernetes configures the source of services from a cluster.
+// Kubernetes configures a cluster as a source of services.
 type Kubernetes struct {
-	Kubeconfig        string // "": the credentials of the pod
-	LoadBalancerClass string // "": Services that name no class
+	Kubeconfig        string // "" means the pod's credentials
+	LoadBalancerClass string // "" means Services without a class
 	Allocate          bool
 	Proxy             string    // ProxyAuto, ProxyKubeProxy or ProxyReplace
 	Forward           lb.Method // to pods on other nodes: MethodTunnel or MethodNAT
-	// ExcludeNodes are states of this node, beside those of Kubernetes itself, in which it announces nothing.
+	// ExcludeNodes are node states, in addition to Kubernetes' own, in which this node announces nothing.
 	ExcludeNodes []string
-	// IgnoreExcludeLabel: nodes announce although they have the label that excludes them from external load balancers.
+	// IgnoreExcludeLabel says that nodes announce even if they have the label that excludes them from external load
+	// balancers.
 	IgnoreExcludeLabel bool
-	HealthAddresses    []netip.Prefix // where health check node ports and 10256 listen; empty: on all
-	// MaxEndpointsPerService bounds the pairs of endpoint and port that a Service gets; at least 1.
+	HealthAddresses    []netip.Prefix // where health check node ports and 10256 listen; empty means everywhere
+	// MaxEndpointsPerService limits a Service's pairs of endpoint and port. It is at least 1.
 	MaxEndpointsPerService int
 }
 
-// The states of a node that may be excluded.
+// The states in which a node may be excluded.
 const (
 	NodeNotReady      = "not-ready"
 	NodeUnschedulable = "unschedulable" // cordoned
 )
 
-// Probe configures the probes of health check node ports and of the service proxy.
+// Probe configures the probes of health check node ports and the service proxy.
 type Probe struct {
 	Interval, Timeout time.Duration // Timeout ≤ Interval
 	Fall, Rise        int
@@ -270,25 +277,25 @@ const (
 	OnAllDownWithdraw = "withdraw"
 )
 
-// Admin has the addresses of the API of the agent.
+// Admin configures the agent's API.
 type Admin struct {
 	Socket string   // absolute path, at most 107 bytes
-	Hosts  []string // names of the node in requests to Listen
-	Listen string   // "address:port", read-only; "": nowhere
-	// Token is what requests to Listen must bear; not set: none.
+	Hosts  []string // the node's names in requests to Listen
+	Listen string   // "address:port", read-only; "" for nowhere
+	// Token is the bearer token that requests to Listen must have, if it is set.
 	Token Secret
-	Allow []netip.Prefix // sources that Listen accepts; empty: all
-	// TLSCert and TLSKey are files in PEM for Listen; "": no TLS. They were a pair when the configuration was read.
+	Allow []netip.Prefix // sources that Listen accepts; empty for all
+	// TLSCert and TLSKey are PEM files for Listen, or "" for no TLS. They matched when the configuration was read.
 	TLSCert, TLSKey string
 }
 
-// Log configures the log of the agent.
+// Log configures the agent's log.
 type Log struct {
 	Level  slog.Level
 	Format string // "text" or "json"
 }
 
-// Default is the configuration of an empty file.
+// Default returns the configuration of an empty file.
 func Default() *Config {
 	return &Config{
 		Datapath: Datapath{
@@ -308,7 +315,7 @@ func Default() *Config {
 	}
 }
 
-// Load reads and parses a file, and validates it by further rules. The error is an Errors with all errors of the file.
+// Load reads and parses a file and applies additional rules. The error is an Errors with all errors in the file.
 func Load(file string, rules ...Rule) (*Config, error) {
 	text, err := Read(file)
 	if err != nil {
@@ -317,7 +324,7 @@ func Load(file string, rules ...Rule) (*Config, error) {
 	return Parse(file, text, rules...)
 }
 
-// maxSize is the size of the largest file that is read, in bytes: an endless one would use all memory.
+// maxSize is the maximum file size, in bytes. An endless file would use all memory.
 const maxSize = 64 << 20
 
 var errTooLarge = fmt.Errorf("it is larger than %d MiB", maxSize>>20)
@@ -351,13 +358,14 @@ func unreadable(file string, err error) Error {
 	return e
 }
 
-// Parse parses text. file is used in errors; relative names of secret files are relative to its directory, and
-// nothing else is read. The error is an Errors with all errors of the text.
+// Parse parses text. file is used in errors; relative names of secret files are relative to its directory, and nothing
+// else is read. The error is an Errors with all errors in the text.
 func Parse(file string, text []byte, rules ...Rule) (*Config, error) {
 	return newDecoder(file).decode(text, rules...)
 }
 
-// ParseElsewhere is Parse of the configuration of another machine: secret files that this one lacks are no errors.
+// ParseElsewhere is Parse for another machine's configuration: it is not an error if this machine lacks the secret
+// files.
 func ParseElsewhere(file string, text []byte, rules ...Rule) (*Config, error) {
 	d := newDecoder(file)
 	d.elsewhere = true

@@ -13,25 +13,26 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// decoder turns one file into a Config. It holds what all sections share: the positions of keys, and the errors.
+// decoder turns one file into a Config. It holds the state that all sections share: the positions of keys and the
+// errors.
 type decoder struct {
 	file string
-	// elsewhere: the file is for another machine, which has its secrets.
+	// elsewhere says that the file is for another machine, which has its secrets.
 	elsewhere bool
 	text      string
 	scanner   *scanner       // of text
-	lines     map[string]int // by path, of what was scanned
+	lines     map[string]int // by path, of the part scanned so far
 	errs      Errors
 	warnings  Errors
-	onAbsent  func(path string) // of a key in the schema but not in the file, for a test; may be nil
+	onAbsent  func(path string) // called for a key in the schema but not in the file, for a test; may be nil
 
 	config *Config
 	own    []ownAddress
 	pools  poolTable
-	names  map[string]string // of services: path
+	names  map[string]string // paths of services by name
 	claims map[netip.Addr][]claim
 
-	objects map[string]string // names of what tables describe, such as service "web", by path
+	objects map[string]string // names of the objects that tables describe, such as service "web", by path
 }
 
 func newDecoder(file string) *decoder {
@@ -65,7 +66,7 @@ func (d *decoder) decode(text []byte, rules ...Rule) (*Config, error) {
 	return d.config, nil
 }
 
-// root reads the sections in an order in which each is read after those that it is checked against.
+// root reads each section after the sections it is checked against.
 func (d *decoder) root(t *table) {
 	c := d.config
 	c.Force = t.str("force", "", "7f3a51c0")
@@ -133,7 +134,7 @@ func (d *decoder) add(to *Errors, path, object, problem, hint string) {
 	*to = append(*to, Error{File: d.file, Line: d.line(path), Key: path, Object: object, Problem: problem, Hint: hint})
 }
 
-// line returns the line of a path, or of its nearest parent in the file; 0 when there is none.
+// line returns the line of a path, or of its nearest parent in the file, or 0 if there is none.
 func (d *decoder) line(path string) int {
 	for ok := true; ok; path, ok = parentPath(path) {
 		if n := d.lineOf(path); n > 0 {
@@ -143,8 +144,8 @@ func (d *decoder) line(path string) int {
 	return 0
 }
 
-// lineOf returns the line of a path in the file; 0 when it is not there. It scans the text as far as it must: a file
-// without findings needs no positions.
+// lineOf returns the line of a path in the file, or 0 if it is not there. It scans only as much text as necessary,
+// because a file without findings needs no positions.
 func (d *decoder) lineOf(path string) int {
 	for d.lines[path] == 0 {
 		found, more := d.scanner.next()
@@ -152,7 +153,7 @@ func (d *decoder) lineOf(path string) int {
 			break
 		}
 		for _, p := range found {
-			// A table without a header, as a in [a.b], has the position of its first part.
+			// A table without its own header, like a in [a.b], has the position of its first part.
 			for path, ok := p.Path, true; ok && d.lines[path] == 0; path, ok = parentPath(path) {
 				d.lines[path] = p.Line
 			}
@@ -161,7 +162,7 @@ func (d *decoder) lineOf(path string) int {
 	return d.lines[path]
 }
 
-// parentPath returns the path of the table or list that has path.
+// parentPath returns the path of the table or list that contains path.
 func parentPath(path string) (string, bool) {
 	cut := strings.LastIndexAny(path, ".[")
 	return path[:max(cut, 0)], cut > 0
@@ -172,7 +173,7 @@ func sortedByLine(errs Errors) Errors {
 	return errs
 }
 
-// syntaxHints are hints by a part of the error text of the TOML parser.
+// syntaxHints are hints for parts of the TOML parser's error texts.
 var syntaxHints = []struct{ part, hint string }{
 	{"already been defined", "remove one of the two"},
 	{"already exists", "remove one of the two"},
@@ -196,7 +197,7 @@ func (d *decoder) syntaxError(err error) Error {
 		start := min(max(pe.Position.Start, 0), len(d.text))
 		e.Line = 1 + strings.Count(d.text[:start], "\n")
 		e.Problem = "not TOML: " + strings.TrimSuffix(pe.Message, ".")
-		// The parser names the key without indices; the scan has it with indices if it got that far.
+		// The parser names the key without indices. The scan has it with indices if it got that far.
 		for _, p := range scan(d.text) {
 			if p.Line <= e.Line && p.Key != "" && p.Key == pe.LastKey {
 				e.Key = p.Path
@@ -225,13 +226,13 @@ type table struct {
 // item is one value and its position.
 type item struct {
 	d      *decoder
-	path   string // of the value, or with key of the table that has it
+	path   string // of the value or, if key is set, of the table that contains it
 	key    string
 	object string
 	value  any
 }
 
-// where returns the path of the value. Most items need none, so it is not put together before.
+// where returns the path of the value. Most items need none, so it is built on demand.
 func (i item) where() string {
 	if i.key == "" {
 		return i.path
@@ -256,7 +257,7 @@ func (t *table) at(key string) item {
 	return i
 }
 
-// get returns the value of a key of the schema, if the file has it.
+// get returns the value of a schema key if the file has it.
 func (t *table) get(key string) (item, bool) {
 	if !slices.Contains(t.keys, key) {
 		t.keys = append(t.keys, key)
@@ -283,7 +284,7 @@ func (t *table) has(key string) bool {
 	return ok
 }
 
-// section reads a section that has defaults: read is called with an empty table if the file does not have it.
+// section reads a section that has defaults. If the file does not have it, read is called with an empty table.
 func (t *table) section(key string, read func(*table)) {
 	sub := t.sub(key)
 	if sub == nil {
@@ -293,7 +294,7 @@ func (t *table) section(key string, read func(*table)) {
 	sub.done()
 }
 
-// sub returns the table of a key; nil when the file does not have it or it is no table.
+// sub returns the table of a key, or nil if the file does not have it or it is not a table.
 func (t *table) sub(key string) *table {
 	i, ok := t.get(key)
 	if !ok {
@@ -360,7 +361,7 @@ func (i item) elements() ([]item, bool) {
 	return items, true
 }
 
-// done reports keys that the schema does not have. elsewhere are keys of other sections that users may expect here.
+// done reports keys that are not in the schema. elsewhere are keys of other sections that users may expect here.
 func (t *table) done(elsewhere ...string) {
 	var unknown []string
 	for key := range t.values {

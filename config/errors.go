@@ -10,21 +10,22 @@ import (
 // Error is one error in a configuration file.
 type Error struct {
 	File string
-	// Line is its line, counted from 1; for a missing key, the line where its section begins. 0: unknown.
+	// Line is the line, counted from 1, or 0 if it is unknown. For a missing key, it is the line where the section
+	// begins.
 	Line int
-	// Key is the path of the key, such as service[0].check.interval; "" when the file itself is the problem.
+	// Key is the path of the key, such as service[0].check.interval, or "" if the file itself is the problem.
 	Key string
-	// Object names what the key belongs to, such as service "web"; may be "".
+	// Object names the object that the key belongs to, such as service "web". It may be "".
 	Object string
-	// Problem is what is wrong.
+	// Problem says what is wrong.
 	Problem string
-	// Hint is what would be right.
+	// Hint says what would be right.
 	Hint string
 
 	cause error
 }
 
-// Error is "file:line: key (object): problem; hint", without the parts that are empty.
+// Error returns "file:line: key (object): problem; hint" without empty parts.
 func (e Error) Error() string {
 	var b strings.Builder
 	b.WriteString(e.File)
@@ -52,7 +53,7 @@ func (e Error) Unwrap() error { return e.cause }
 // Errors are all errors of a configuration file, sorted by line.
 type Errors []Error
 
-// Error has one line for each error, and no newline at the end.
+// Error returns one line per error, without a newline at the end.
 func (e Errors) Error() string {
 	lines := make([]string, len(e))
 	for i := range e {
@@ -61,7 +62,7 @@ func (e Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Unwrap makes errors.Is and errors.As see each error.
+// Unwrap lets errors.Is and errors.As see each error.
 func (e Errors) Unwrap() []error {
 	errs := make([]error, len(e))
 	for i := range e {
@@ -70,11 +71,11 @@ func (e Errors) Unwrap() []error {
 	return errs
 }
 
-// suggest returns the word that was probably meant by written: the nearest by edit distance, or "" when none is near.
+// suggest returns the word that was probably meant: the nearest to written by edit distance, or "" if none is near.
 func suggest(written string, words []string) string {
 	best, bestDistance := "", len(written)/3+2
 	for _, w := range words {
-		// The last part of a key is enough: interval for check.interval.
+		// The last part of a key is enough, such as interval for check.interval.
 		last := w[strings.LastIndexByte(w, '.')+1:]
 		d := smetrics.WagnerFischer(normal(written[:min(len(written), 64)]), normal(last), 1, 1, 1) // no key is longer
 		if short := min(len(written), len(last)); short >= 3 && written[:short] == last[:short] {
@@ -87,7 +88,7 @@ func suggest(written string, words []string) string {
 	return best
 }
 
-// normal removes differences that do not count: hold-time and HoldTime are hold_time.
+// normal removes differences that do not count: hold-time and HoldTime become hold_time.
 func normal(s string) string {
 	s = strings.NewReplacer("-", "", "_", "", " ", "").Replace(s)
 	return strings.ToLower(s)

@@ -110,7 +110,7 @@ type claim struct {
 	path, object string
 }
 
-// claimFrontends reports frontends that an earlier service of the file uses.
+// claimFrontends reports frontends that an earlier service in the file uses.
 func (d *decoder) claimFrontends(vips []placed[netip.Addr], ports []lb.Port) {
 	for _, v := range vips {
 		path, _, _ := strings.Cut(v.item.where(), ".")
@@ -129,7 +129,8 @@ func (d *decoder) claimFrontends(vips []placed[netip.Addr], ports []lb.Port) {
 	}
 }
 
-// rangesMeet reports backends with a port of their own in a service with a range of ports: one port cannot serve it.
+// rangesMeet reports backends with their own port in a service with a port range, because one port cannot serve the
+// range.
 func rangesMeet(ports []placed[lb.Port], backends []placed[lb.Backend]) {
 	for _, p := range ports {
 		if p.v.Last == 0 {

@@ -10,15 +10,15 @@ import (
 // position is the position of a key or of an element of a list.
 type position struct {
 	Path string // with indices: service[1].check.interval
-	Key  string // as toml.MetaData.Keys names it: service.check.interval; "" for an element of a list
+	Key  string // as in toml.MetaData.Keys: service.check.interval; "" for a list element
 	Line int
 }
 
 // scan returns the positions of all keys and list elements of a TOML document, in document order. For a text that is
 // not valid TOML the result is a best effort; scan never fails and always ends.
 //
-// It exists because BurntSushi/toml 1.6.0 keeps positions by dotted key without index, so that it has the lines of the
-// last of several [[service]] only, and because it has no positions of unknown keys.
+// It exists because BurntSushi/toml 1.6.0 keeps positions by dotted key without index, and so only has the lines of the
+// last of several [[service]], and because it has no positions of unknown keys.
 func scan(text string) (all []position) {
 	sc := newScanner(text)
 	for {
@@ -45,7 +45,7 @@ type scanner struct {
 	i          int
 	line       int
 	found      []position     // by next
-	elements   map[string]int // number of elements seen of each array of tables, by path
+	elements   map[string]int // number of elements seen so far in each array of tables, by path
 	table, key string         // of the last header
 }
 
@@ -53,8 +53,8 @@ func newScanner(text string) *scanner {
 	return &scanner{s: stripBOM(text), line: 1, elements: map[string]int{}}
 }
 
-// next returns the positions of the next header, or of the next key and what is in its value; false at the end. They
-// are valid until it is called again.
+// next returns the positions of the next header, or of the next key and the contents of its value, or false at the end.
+// They are valid until the next call.
 func (sc *scanner) next() (found []position, more bool) {
 	sc.found = sc.found[:0]
 	sc.blank(true)
@@ -126,14 +126,14 @@ func (sc *scanner) value(path, key string) {
 			sc.pair(path, key)
 		}
 	default:
-		sc.i++ // always advance, also in invalid TOML
+		sc.i++ // always advance, even in invalid TOML
 		for sc.i < len(sc.s) && !strings.ContainsRune(",]}\n#", rune(sc.s[sc.i])) {
 			sc.i++
 		}
 	}
 }
 
-// more skips the opening bracket or a comma, and reports whether another element follows before the closing bracket.
+// more skips the opening bracket or a comma and reports whether another element follows before the closing bracket.
 func (sc *scanner) more(closing byte) bool {
 	if rest := sc.s[min(sc.i, len(sc.s)):]; closing == ']' && strings.HasPrefix(rest, "[") ||
 		closing == '}' && strings.HasPrefix(rest, "{") {

@@ -5,17 +5,17 @@ import (
 	"strings"
 )
 
-// Rule is a further validation of a configuration: of what this version implements, or of the machine. It also gets
-// configurations with errors, in which parts may be missing; Report.Valid tells.
+// Rule is an additional validation of a configuration, against what this version implements or against the machine. It
+// also runs on configurations with errors, in which parts may be missing (see Report.Valid).
 type Rule func(c *Config, r *Report)
 
-// Report takes the findings of a Rule. Keys are paths as in Error.Key; an element of a list is key[0].
+// Report collects the findings of a Rule. Keys are paths as in Error.Key; an element of a list is key[0].
 type Report struct{ d *decoder }
 
 // Valid reports whether the configuration has no errors so far.
 func (r *Report) Valid() bool { return len(r.d.errs) == 0 }
 
-// Errorf reports an error. hint is what would be right.
+// Errorf reports an error. hint says what would be right.
 func (r *Report) Errorf(key, hint, problem string, args ...any) {
 	r.item(key).errorf(hint, problem, args...)
 }
@@ -25,8 +25,8 @@ func (r *Report) Warnf(key, hint, problem string, args ...any) {
 	r.item(key).warnf(hint, problem, args...)
 }
 
-// item returns the item of a key. Of a list with one element that is written without brackets, as in
-// address = "192.0.2.1", that is the key without [0].
+// item returns the item of a key. For a list with one element written without brackets, as in address = "192.0.2.1",
+// this is the key without [0].
 func (r *Report) item(key string) item {
 	if list, ok := strings.CutSuffix(key, "[0]"); ok && r.d.lineOf(key) == 0 {
 		key = list

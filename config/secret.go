@@ -17,7 +17,7 @@ const redacted = "[redacted]"
 // Secret is a password or key from a file. Printed, logged or marshalled it is [redacted]; only Reveal returns the
 // value. The zero Secret is "none". Equal secrets are equal with ==, so that a reload can compare them.
 type Secret struct {
-	// A handle and not a string: fmt does not call methods of a value in an unexported field, and would print a string.
+	// This is a handle because fmt does not call methods of values in unexported fields, and would print a string.
 	handle unique.Handle[string]
 }
 
@@ -29,7 +29,7 @@ func NewSecret(value string) Secret {
 	return Secret{handle: unique.Make(value)}
 }
 
-// Reveal returns the value; "" when there is none.
+// Reveal returns the value, or "" if there is none.
 func (s Secret) Reveal() string {
 	if !s.IsSet() {
 		return ""
@@ -57,11 +57,11 @@ func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 // Format prints the same for every verb.
 func (s Secret) Format(f fmt.State, _ rune) { fmt.Fprint(f, s.String()) }
 
-// secretMax is above the limit of every use. It bounds how much of a wrong file is read.
+// secretMax exceeds the limit of every use. It limits how much of a wrong file is read.
 const secretMax = 4096
 
-// secret reads the secret file that a key names. An empty file is an error: a session without a password must not
-// result from a wrong password file. low and high bound its length in bytes.
+// secret reads the secret file that a key names. An empty file is an error, because a wrong password file must not
+// result in a session without a password. low and high limit the secret's length in bytes.
 func (t *table) secret(key, like string, low, high int) Secret {
 	i, name, text, ok := t.secretText(key, like)
 	if !ok {
@@ -83,7 +83,7 @@ func (t *table) secret(key, like string, low, high int) Secret {
 	return Secret{}
 }
 
-// secrets reads the secret file that a key names, with one secret a line, at most n.
+// secrets reads the secret file that a key names, with one secret per line, at most n.
 func (t *table) secrets(key, like string, low, high, n int) (list []Secret) {
 	i, name, text, ok := t.secretText(key, like)
 	if !ok {
@@ -135,10 +135,10 @@ func (t *table) secretText(key, like string) (i item, name string, text []byte, 
 	return i, name, text, ok
 }
 
-// placeholder is a secret that fits every key, in place of one that only another machine has.
+// placeholder is a secret valid for every key. It replaces one that only another machine has.
 const placeholder = "0123456789abcdef"
 
-// isElsewhere reports whether the configuration is for another machine, and this one lacks a file of it.
+// isElsewhere reports whether the configuration is for another machine and this machine lacks the file.
 func (i item) isElsewhere(name string) bool {
 	if !i.d.elsewhere {
 		return false

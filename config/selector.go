@@ -17,7 +17,7 @@ var selectorSyntax = func() *regexp.Regexp {
 	return regexp.MustCompile(`^` + space + one + `(` + space + `,` + space + one + `)*` + space + `$`)
 }()
 
-// selector reads a label selector; "" selects all.
+// selector reads a label selector. "" selects everything.
 func (t *table) selector(key string) string {
 	const like = "rack=a"
 	i, ok := t.get(key)

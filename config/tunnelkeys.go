@@ -7,19 +7,19 @@ import (
 	"unicode/utf8"
 )
 
-// Limits of the file of tunnel keys. Three keys are what the datapath accepts, and what a rotation needs.
+// Limits for the tunnel key file. The datapath accepts three keys, as many as a rotation needs.
 const (
 	tunnelKeysMax = 3
-	tunnelKeyMin  = 16 // bytes, of each key and of the seed
+	tunnelKeyMin  = 16 // bytes, for each key and the seed
 )
 
 // seedWord begins the line with the hash seed.
 const seedWord = "seed:"
 
-// otherWord is what a line begins with whose writer took another word for seedWord: no key, although text.
+// otherWord matches the start of a line with a wrong word in place of seedWord. Such a line is not a key.
 var otherWord = regexp.MustCompile(`^[A-Za-z_-]+:\s`)
 
-// tunnelKeys reads the file of tunnel keys that a key names: one key a line, and at most one line with the hash seed.
+// tunnelKeys reads the tunnel key file that a key names: one key per line, and at most one line with the hash seed.
 // Empty lines and lines that begin with # are skipped.
 func (t *table) tunnelKeys(key string) (keys []Secret, seed Secret) {
 	if i, ok := t.get(key); ok && i.value == "" {

@@ -73,8 +73,8 @@ func (i item) backend() (lb.Backend, bool) {
 // unused reports whether a backend accepts no new connections.
 func unused(b lb.Backend) bool { return b.Drain || b.Weight == 0 }
 
-// minHealthy reads min_healthy. With a value above the number of backends the address would never be announced;
-// families count separately. Backends that accept no new connections do not count as healthy ones.
+// minHealthy reads min_healthy. If it exceeded the number of backends, the address would never be announced. Families
+// count separately. Backends that accept no new connections do not count as healthy.
 func minHealthy(t *table, s *Service, f families) int {
 	n := integer(t, "min_healthy", s.MinHealthy, 1, 65535)
 	for _, c := range []struct {
@@ -83,7 +83,7 @@ func minHealthy(t *table, s *Service, f families) int {
 	}{{f.v4, true, "IPv4"}, {f.v6, false, "IPv6"}} {
 		of := slices.DeleteFunc(slices.Clone(s.Backends), func(b lb.Backend) bool { return b.Addr.Is4() != c.is4 })
 		if len(of) == 0 && s.Method == lb.MethodTunnel {
-			of = slices.Clone(s.Backends) // also those of the other family
+			of = slices.Clone(s.Backends) // including the other family
 		}
 		have := len(of)
 		used := len(slices.DeleteFunc(of, unused))
@@ -99,8 +99,8 @@ func minHealthy(t *table, s *Service, f families) int {
 	return n
 }
 
-// checkFamilies reports backends without an address of their family, addresses without a backend of their family, and
-// backends that are an address of the service. A tunnel can carry either family to either.
+// checkFamilies reports backends without a VIP of their family, VIPs without a backend of their family, and backends
+// that are a VIP of the service. A tunnel can carry either family over either.
 func checkFamilies(vips []placed[netip.Addr], backends []placed[lb.Backend], f families, method lb.Method) {
 	for _, b := range backends {
 		if slices.ContainsFunc(vips, func(v placed[netip.Addr]) bool { return v.v == b.v.Addr }) {

@@ -51,7 +51,7 @@ func (d *decoder) bgp(t *table) *BGP {
 	return b
 }
 
-// weighted reads which routes have weights.
+// weighted reads the key that selects the routes with weights.
 func (t *table) weighted(def lb.Weighted) lb.Weighted {
 	i, ok := t.get("weighted")
 	switch {
@@ -65,8 +65,8 @@ func (t *table) weighted(def lb.Weighted) lb.Weighted {
 	return lb.WeightedNever
 }
 
-// aggregates reads prefix lengths. The lower bounds are the largest allocations, a /8 and a /16: no typing error
-// results in a default route.
+// aggregates reads prefix lengths. The lower bounds are the largest allocations, a /8 and a /16, so that a typo cannot
+// result in a default route.
 func (t *table) aggregates(v4, v6 int) (int, int) {
 	return integer(t, "aggregate_v4", v4, 8, 32), integer(t, "aggregate_v6", v6, 16, 128)
 }
@@ -95,11 +95,11 @@ func (i item) asn() uint32 {
 	return uint32(n)
 }
 
-// peerASN reads the AS number of a peer, or which one it may be.
+// peerASN reads the AS number of a peer, or the word for the numbers it may have.
 func (t *table) peerASN(own uint32) (asn uint32, external bool) {
 	i := t.at("asn")
 	text, ok := i.value.(string)
-	if _, err := strconv.ParseUint(text, 10, 64); !ok || err == nil { // a number in quotes is an error of its own
+	if _, err := strconv.ParseUint(text, 10, 64); !ok || err == nil { // a quoted number is a separate error
 		return t.asn(), false
 	}
 	i, _ = t.get("asn")
@@ -157,7 +157,7 @@ func (t *table) attributes() Attributes {
 	return a
 }
 
-// optionalUint32 returns nil when the file does not have the key.
+// optionalUint32 returns nil if the file does not have the key.
 func (t *table) optionalUint32(key string) *uint32 {
 	if _, ok := t.get(key); !ok { // get makes the key known to suggestions
 		return nil
@@ -166,7 +166,7 @@ func (t *table) optionalUint32(key string) *uint32 {
 	return &n
 }
 
-// bfd is true, false, or a table. hops is the greatest distance of the peer; 0: it is not known, or one.
+// bfd reads true, false or a table. hops is the maximum distance of the peer, or 0 if it is unknown or one hop.
 func (t *table) bfd(hops int) BFD {
 	i, ok := t.get("bfd")
 	values, isTable := i.value.(map[string]any)
@@ -202,7 +202,7 @@ func (t *table) bfd(hops int) BFD {
 	return b
 }
 
-// peerAddress is host for a neighbour; a link-local address needs a zone.
+// peerAddress is host for a neighbour. A link-local address needs a zone.
 func (i item) peerAddress(seen map[netip.Addr]string) netip.Addr {
 	s, ok := i.str(likeAddr)
 	if !ok {
@@ -242,13 +242,13 @@ func (d *decoder) source(i item, peer netip.Addr) netip.Addr {
 	return a
 }
 
-// restartTime has 12 bits of seconds in the capability (RFC 4724 §3).
+// restartTime reads a time that has 12 bits of seconds in the capability (RFC 4724 §3).
 func (t *table) restartTime(def time.Duration) time.Duration {
 	return t.seconds("restart_time", def, 4095*time.Second)
 }
 
-// longLivedRestartTime has 24 bits of seconds in the capability (RFC 9494, section 3.1), which needs that of graceful
-// restart.
+// longLivedRestartTime reads a time that has 24 bits of seconds in the capability (RFC 9494, section 3.1). That
+// capability requires the one for graceful restart.
 func (t *table) longLivedRestartTime(restart time.Duration) time.Duration {
 	key := "long_lived_restart_time"
 	if other := "long_lived"; t.has(other) {
@@ -265,7 +265,7 @@ func (t *table) longLivedRestartTime(restart time.Duration) time.Duration {
 	return r
 }
 
-// keepalive is the time between KEEPALIVEs; 0: a third of the hold time.
+// keepalive reads the time between KEEPALIVEs. 0 means a third of the hold time.
 func (t *table) keepalive(hold time.Duration) time.Duration {
 	k := t.duration("keepalive", 0, 0, 65535*time.Second)
 	i := t.at("keepalive")
@@ -284,7 +284,7 @@ func (t *table) keepalive(hold time.Duration) time.Duration {
 	return 0
 }
 
-// holdTime is 0 or at least 3 s, and is encoded as two bytes of seconds (RFC 4271 §4.2).
+// holdTime reads the hold time: 0 or at least 3 s, encoded as two bytes of seconds (RFC 4271 §4.2).
 func (t *table) holdTime(def time.Duration) time.Duration {
 	const most = 65535 * time.Second
 	h := t.duration("hold_time", def, 0, most)

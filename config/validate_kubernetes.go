@@ -12,7 +12,7 @@ func defaultKubernetes() *Kubernetes {
 	}
 }
 
-// className is what the API server accepts as a load balancer class: a label-style name with or without a prefix.
+// className matches load balancer classes that the API server accepts: a label-style name with or without a prefix.
 var className = regexp.MustCompile(`^([a-z0-9][-a-z0-9.]*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
 
 func (d *decoder) kubernetes(t *table) *Kubernetes {

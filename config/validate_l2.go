@@ -7,7 +7,7 @@ import (
 
 func defaultL2() *L2 { return &L2{Port: 7946, SpreadLocal: true, ProbeOwn: 15 * time.Second} }
 
-// l2SecretsMax is what a rotation needs: the secret before, the one in use and the next one.
+// l2SecretsMax is the number of secrets that a rotation needs: the previous, the current and the next one.
 const l2SecretsMax = 3
 
 // l2 reads [l2]. A cluster has keys for its members.

@@ -5,7 +5,7 @@ import (
 	"regexp"
 )
 
-// hostName is a DNS name; underscores are allowed because machines are named with them.
+// hostName matches a DNS name. Underscores are allowed, because some machine names have them.
 var hostName = regexp.MustCompile(`^[A-Za-z0-9_]([-A-Za-z0-9_]{0,62})(\.[A-Za-z0-9_]([-A-Za-z0-9_]{0,62}))*\.?$`)
 
 const hostNameMax = 253

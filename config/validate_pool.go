@@ -10,10 +10,10 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// poolTable has the properties of pools that other sections use.
+// poolTable holds the properties of pools that other sections use.
 type poolTable struct {
-	names  map[string]string // path by name
-	broken bool              // a pool has errors: that an address is in no pool is not reported
+	names  map[string]string // paths by name
+	broken bool              // a pool has errors, so addresses outside pools are not reported
 	ranges []pooledRange
 }
 
@@ -28,7 +28,7 @@ var (
 	namespaceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 )
 
-// name reads the unique name of a pool or service, and adds it to the errors of the table.
+// name reads the unique name of a pool or service and adds it to the table's errors.
 func (t *table) name(kind string, taken map[string]string) string {
 	i, ok := t.need("name", fmt.Sprintf("write name = %q", "web"))
 	if !ok {
@@ -80,7 +80,7 @@ func (d *decoder) pool(t *table) {
 	d.config.Pools = append(d.config.Pools, p)
 }
 
-// poolRanges reads addresses and compares them with those of the pools read before.
+// poolRanges reads addresses and compares them with the pools read before.
 func (d *decoder) poolRanges(t *table) []lb.AddrRange {
 	var ranges []lb.AddrRange
 	for _, e := range t.some("addresses", "203.0.113.0/28", `write addresses = ["203.0.113.0/28"]`) {
@@ -112,7 +112,7 @@ func (d *decoder) poolRanges(t *table) []lb.AddrRange {
 	return ranges
 }
 
-// announce reads the announcers of a pool; they must be on.
+// announce reads the announcers of a pool, which must be on.
 func (d *decoder) announce(t *table) []lb.AnnouncerKind {
 	return distinct(t.list("announce", "bgp"), func(i item) (lb.AnnouncerKind, bool) {
 		s, ok := i.word("announcer", words(lb.AnnouncerKinds))
@@ -130,7 +130,7 @@ func (d *decoder) announce(t *table) []lb.AnnouncerKind {
 	})
 }
 
-// poolOf returns the pool that has addr.
+// poolOf returns the pool that contains addr.
 func (d *decoder) poolOf(addr netip.Addr) *Pool {
 	for n := range d.config.Pools {
 		if p := &d.config.Pools[n]; p.Contains(addr) {
@@ -150,7 +150,7 @@ func (d *decoder) poolNamed(name string) *Pool {
 	return nil
 }
 
-// describePools is "public (203.0.113.0/28, 2001:db8:1::/124), office (198.51.100.0/24)".
+// describePools returns a text like "public (203.0.113.0/28, 2001:db8:1::/124), office (198.51.100.0/24)".
 func (d *decoder) describePools() string {
 	list := make([]string, len(d.config.Pools))
 	for n, p := range d.config.Pools {

@@ -10,7 +10,7 @@ const (
 	intervalMin = 10 * time.Millisecond
 	intervalMax = time.Hour
 	timeoutMin  = time.Millisecond
-	countMax    = 100 // of rise and fall
+	countMax    = 100 // for rise and fall
 )
 
 func (d *decoder) probe(t *table) {
@@ -32,8 +32,8 @@ func (d *decoder) probe(t *table) {
 	}
 }
 
-// rhythm reads interval and timeout. A timeout that is not given is at most the interval, so that a short interval
-// needs no further key.
+// rhythm reads interval and timeout. The default timeout is at most the interval, so that a short interval needs no
+// further key.
 func (t *table) rhythm(interval, timeout time.Duration) (time.Duration, time.Duration) {
 	before := len(t.d.errs)
 	interval = t.duration("interval", interval, intervalMin, intervalMax)

@@ -9,8 +9,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// aggregates reports announced prefixes with addresses that are in no pool, or in another pool although that has a
-// length of its own or only some peers get it.
+// aggregates reports announced prefixes with addresses outside all pools, or in another pool although the pool has its
+// own prefix length or peers choose pools.
 func (d *decoder) aggregates() {
 	b := d.config.BGP
 	if b == nil || d.pools.broken {
@@ -22,12 +22,12 @@ func (d *decoder) aggregates() {
 
 func (d *decoder) bgpItem(key string) item { return item{d: d, path: joinKey("bgp", key)} }
 
-// prefixRule is which prefixes may be announced: those of this length that are in one of the ranges.
+// prefixRule says which prefixes may be announced: prefixes of this length within one of the ranges.
 type prefixRule struct {
 	item       item
 	bits, full int
 	ranges     []lb.AddrRange
-	own        bool // the ranges are of one pool
+	own        bool // the ranges belong to one pool
 }
 
 // allows reports the prefix of addr if it may not be announced.
@@ -47,7 +47,7 @@ func (r *prefixRule) allows(addr netip.Addr) bool {
 	return false
 }
 
-// aggregatesOf applies the rule of [bgp] for a family, and those of the pools instead where they have their own.
+// aggregatesOf applies [bgp]'s rule for a family, or the pools' own rules where they have them.
 func (d *decoder) aggregatesOf(v4 bool, global prefixRule) {
 	for n := range d.config.Pools {
 		p, rule, only := &d.config.Pools[n], global, joined(d.config.Pools[n:n+1], v4)
@@ -75,7 +75,7 @@ func (d *decoder) aggregatesOf(v4 bool, global prefixRule) {
 		}
 	}
 	if len(d.config.Pools) > 0 || global.bits == global.full {
-		return // the addresses of services are in pools
+		return // all service addresses are in pools
 	}
 	for _, s := range d.config.Services {
 		for _, a := range s.Addresses {
@@ -86,7 +86,7 @@ func (d *decoder) aggregatesOf(v4 bool, global prefixRule) {
 	}
 }
 
-// aggregate is the length of announced prefixes of a family; 0: that of [bgp].
+// aggregate returns the length of announced prefixes of a family, or 0 for that of [bgp].
 func (p *Pool) aggregate(v4 bool) int {
 	if v4 {
 		return p.AggregateV4
@@ -94,12 +94,12 @@ func (p *Pool) aggregate(v4 bool) int {
 	return p.AggregateV6
 }
 
-// choosesPools reports whether a peer gets the routes of some pools only.
+// choosesPools reports whether any peer receives the routes of only some pools.
 func (d *decoder) choosesPools() bool {
 	return slices.ContainsFunc(d.config.BGP.Peers, func(p Peer) bool { return len(p.Pools) > 0 })
 }
 
-// poolsOfPeers reports pools of peers that do not exist, or that are not announced by BGP.
+// poolsOfPeers reports pools named by peers that do not exist or are not announced over BGP.
 func (d *decoder) poolsOfPeers() {
 	if d.config.BGP == nil || d.pools.broken {
 		return
@@ -123,7 +123,7 @@ func (d *decoder) poolsOfPeers() {
 	}
 }
 
-// joined returns the ranges of the pools announced by BGP, joined where they are adjacent.
+// joined returns the ranges of the pools announced over BGP, with adjacent ones joined.
 func joined(pools []Pool, v4 bool) []lb.AddrRange {
 	var ranges []lb.AddrRange
 	for _, p := range pools {

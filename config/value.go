@@ -10,7 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// what describes a value of the wrong type, for errors.
+// what describes a value of the wrong type for errors.
 func (i item) what() string {
 	switch v := i.value.(type) {
 	case string:
@@ -36,10 +36,10 @@ func (i item) str(like string) (string, bool) {
 	if !ok {
 		i.errorf(fmt.Sprintf("write one like %q", like), "%s, must be a string", i.what())
 	}
-	return strings.Clone(s), ok // the decoded one refers to the text of the whole file
+	return strings.Clone(s), ok // the decoded string refers to the text of the whole file
 }
 
-// digits is str with a hint for a number without quotes, as in ports = [80].
+// digits is str with a hint for an unquoted number, as in ports = [80].
 func (i item) digits(like string) (string, bool) {
 	if n, ok := i.value.(int64); ok {
 		i.errorf(fmt.Sprintf(`write "%d"`, n), "%s, must be a string", i.what())
@@ -129,7 +129,7 @@ func (t *table) duration(key string, def, low, high time.Duration) time.Duration
 	return d
 }
 
-// seconds is duration for a time in whole seconds.
+// seconds is duration for whole seconds.
 func (t *table) seconds(key string, def, high time.Duration) time.Duration {
 	d := t.duration(key, def, 0, high)
 	if d%time.Second != 0 {
@@ -153,7 +153,7 @@ func short(d time.Duration) string {
 	return s
 }
 
-// list returns the elements of a list; nil when the file does not have it. like is an example of an element.
+// list returns the elements of a list, or nil if the file does not have it. like is an example of an element.
 func (t *table) list(key, like string) []item {
 	i, ok := t.get(key)
 	if !ok {
@@ -183,7 +183,7 @@ func (t *table) some(key, like, hint string) []item {
 	return items
 }
 
-// oneOrMore is list for a key that may also have a single value.
+// oneOrMore is list for a key whose value may also be a single element.
 func (t *table) oneOrMore(key, like string) []item {
 	if i, ok := t.get(key); ok {
 		if _, isList := i.elements(); !isList {
@@ -193,7 +193,7 @@ func (t *table) oneOrMore(key, like string) []item {
 	return t.list(key, like)
 }
 
-// distinct reads a list with read and reports duplicates.
+// distinct reads the elements of a list with read and reports duplicates.
 func distinct[T comparable](items []item, read func(item) (T, bool)) []T {
 	var list []T
 	for _, i := range items {
@@ -226,7 +226,7 @@ func (i item) word(what string, allowed []string) (string, bool) {
 	return allowed[k], true
 }
 
-// words returns the words of lb as strings.
+// words returns words defined in lb as strings.
 func words[T ~string](list []T) []string {
 	return strings.Split(lb.Words(list), ", ")
 }

@@ -39,7 +39,8 @@ func (d *decoder) warn(t *table) {
 	}
 }
 
-// warnNested warns of backends that are an address of another service. Packets from this machine are not balanced.
+// warnNested warns about backends that are a VIP of another service, because packets from this machine are not
+// balanced.
 func (d *decoder) warnNested() {
 	vips := map[netip.Addr]string{}
 	for _, s := range d.config.Services {
@@ -49,7 +50,7 @@ func (d *decoder) warnNested() {
 	}
 	for n, s := range d.config.Services {
 		for k, b := range s.Backends {
-			if of := vips[b.Addr]; of != "" && of != s.Name { // its own is an error
+			if of := vips[b.Addr]; of != "" && of != s.Name { // the service's own VIP is an error
 				i := item{d: d, path: "service" + index(n) + ".backends" + index(k), object: `service "` + s.Name + `"`}
 				i.warnf("write the addresses of its servers",
 					"%s is an address of service %q, and forwarded packets are not balanced again", b.Addr, of)
@@ -58,7 +59,7 @@ func (d *decoder) warnNested() {
 	}
 }
 
-// warnTunnels warns of sources without keys and of keys without sources. In a cluster there are always both.
+// warnTunnels warns about sources without keys and keys without sources. A cluster always has both.
 func (d *decoder) warnTunnels() {
 	c := d.config.Datapath
 	if d.config.Kubernetes != nil {
@@ -78,8 +79,8 @@ func (d *decoder) warnTunnels() {
 	}
 }
 
-// warnKeyless warns of services by GUE to whose servers no key is sent, and reports whether there are any. A balancer
-// sends it to the servers in its own tunnel_sources.
+// warnKeyless warns about GUE services whose servers are sent no key, and reports whether there are any. A balancer
+// sends the key only to servers in its own tunnel_sources.
 func (d *decoder) warnKeyless() (warned bool) {
 	keyed := func(b lb.Backend) bool {
 		return slices.ContainsFunc(d.config.Datapath.TunnelSources,
@@ -98,7 +99,7 @@ func (d *decoder) warnKeyless() (warned bool) {
 	return warned
 }
 
-// needsKubernetes warns of keys that have no effect without Kubernetes.
+// needsKubernetes warns about keys that have no effect without Kubernetes.
 func (d *decoder) needsKubernetes() {
 	const hint, problem = "add [kubernetes], or leave it out", "has no effect without Kubernetes"
 	if d.config.BGP != nil {
