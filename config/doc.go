@@ -8,8 +8,8 @@
 //   - A file whose effect differs from its apparent meaning is rejected: an unknown key, a key without effect where it
 //     stands, a missing or empty password file, a check key that the check type does not use.
 //   - Legal but useless settings are in Config.Warnings.
-//   - Only the operator's addresses can be announced: pools do not overlap and contain no machine address in the
-//     file, an aggregate never covers more addresses than the pools, and a default route cannot be configured.
+//   - Only the operator's addresses can be announced: pools do not overlap and contain no address that the file gives
+//     to a machine, an aggregate never covers more addresses than the pools, and a default route cannot be configured.
 //   - A Secret never prints its value.
 //
 // The result depends only on the files. The package reads no interface, route or host name, and opens no file except

@@ -23,7 +23,7 @@
 //
 // A peer's goroutine (peer.go) owns its state. Each connection, outgoing or accepted, has a goroutine (conn.go) that
 // exchanges OPEN and then asks the peer's goroutine for permission to continue, which resolves collisions (RFC 4271,
-// section 6.8). A later connection is refused, unless the peer has a password: then it replaces the session
+// section 6.8). A later connection is refused, unless the peer has a password: then it may replace the session
 // (conn.replaces).
 //
 // After the peer's KEEPALIVE three goroutines run: one reads from the peer, one from the backend, and one sends
