@@ -17,7 +17,11 @@ import (
 // Interfaces of the file that do not exist: check names each with its line, and the start of the agent warns.
 func TestMissingInterfacesAreReported(t *testing.T) {
 	const text = "[datapath]\ninterfaces = [\"none-0\", \"lo\",\n  \"none-1\"]\n"
-	path := writeConfig(t, "", text+`[l2]
+	path := writeConfig(t, "", text+`[bgp]
+asn = 64512
+peers = [{ address = "192.0.2.1", asn = 64500 }]
+[node]
+router_id = "192.0.2.2"
 [[service]]
 name = "web"
 address = "203.0.113.10"

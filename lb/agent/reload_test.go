@@ -132,17 +132,18 @@ func TestReloadApplies(t *testing.T) {
 // Tables in the kernel keep their size over a restart: that is said in the answer and in the status.
 func TestReloadOfMaxFlows(t *testing.T) {
 	l, _ := newTestReloader(t, new(slog.LevelVar), discard)
-	for _, tt := range []struct{ text, want string }{
-		{"[datapath]\nmax_flows = 99\n", sizeKept}, {"[datapath]\nmax_flows = 1000000\n", ""},
-	} {
+	for _, tt := range []struct {
+		text string
+		want bool
+	}{{"[datapath]\nmax_flows = 99\n", true}, {"[datapath]\nmax_flows = 1000000\n", false}} {
 		writeConfig(t, l.file, webTOML+tt.text)
 		done, err := l.reload("")
 		if err != nil {
 			t.Fatal(err)
 		}
 		got, status := strings.Join(done.Warnings, "; "), strings.Join(l.state.Load().warnings, "; ")
-		if got != tt.want || status != tt.want {
-			t.Errorf("%s: warnings %q, in the status %q; want %q", tt.text, got, status, tt.want)
+		if strings.Contains(got, sizeKept) != tt.want || status != got {
+			t.Errorf("%s: warnings %q, in the status %q; want %q: %t", tt.text, got, status, sizeKept, tt.want)
 		}
 	}
 }
