@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// capabilities are those of the systemd unit that the datapath uses.
+// capabilities lists the systemd unit's capabilities that the datapath uses.
 var capabilities = []struct {
 	name     string
 	bit      int

@@ -165,7 +165,7 @@ func (d *Datapath) open(t *pin.Transaction) (err error) {
 func (d *Datapath) Held() ([]lb.Frontend, error) { return d.services.Held(), nil }
 
 // Apply implements lb.Datapath. Flows to a backend that is down end at once: their packets are treated as packets of
-// unknown flows. Run removes these flows, and those of removed frontends, within seconds.
+// unknown flows. Run removes these flows, and the flows of removed frontends, within seconds.
 func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]error {
 	failed := map[lb.Frontend]error{}
 	for _, f := range delta.Delete {

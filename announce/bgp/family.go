@@ -61,7 +61,7 @@ func (w *withdrawalTracker) writtenOf(is4 bool) bool {
 	return false
 }
 
-// notAccepted names those of these families that the peer of an established session does not accept, or returns "".
+// notAccepted names the given families that the peer of an established session does not accept, or returns "".
 func (n *session) notAccepted(families ...netip.Addr) string {
 	if n.state != stateEstablished || !n.attached {
 		return ""

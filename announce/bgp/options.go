@@ -103,7 +103,7 @@ type Peer struct {
 	GracefulRestart bool
 	// Pools are the names of the pools whose routes the peer receives. Empty means all routes.
 	Pools []string
-	// Attributes are for this peer and take precedence over those of pools. Prepend is how many more times ASN appears
+	// Attributes are for this peer and take precedence over pool attributes. Prepend is how many more times ASN appears
 	// in the AS path, for a peer in another AS.
 	Attributes
 	Prepend int

@@ -153,7 +153,7 @@ func lostNextHop(before, after nextHops) bool {
 	return lost(netip.IPv4Unspecified()) || lost(netip.IPv6Unspecified())
 }
 
-// Findings returns problems other than those of BGP sessions.
+// Findings returns problems that are not part of a session's state.
 func (s *Speaker) Findings() (all []lb.Finding) {
 	for at, err := range s.guard.Problems() {
 		device := ""

@@ -1,11 +1,12 @@
 # talk.pl serve ADDRESS PORT: answers each line with the same line.
-# talk.pl ask ADDRESS PORT FILE: says a line every 50 ms in one connection until FILE exists, and fails when an answer does
-# not come in 5 s. Prints the number of answers.
+# talk.pl ask ADDRESS PORT FILE: sends a line every 50 ms over one connection until FILE exists, and fails if an answer
+# takes longer than 5 s. Prints the number of answers.
 use strict;
 use IO::Socket::INET;
 my ($do, $address, $port, $end) = @ARGV;
 if ($do eq "serve") {
-	my $l = IO::Socket::INET->new(LocalAddr => $address, LocalPort => $port, Listen => 9, ReuseAddr => 1) or die "listen: $@";
+	my $l = IO::Socket::INET->new(LocalAddr => $address, LocalPort => $port, Listen => 9, ReuseAddr => 1)
+		or die "listen: $@";
 	while (my $c = $l->accept) {
 		next if fork;
 		$c->autoflush(1);

@@ -1,6 +1,7 @@
 #!/bin/bash
-# Tests "make release" on this architecture, root: builds the last commit in two folders of different lengths, with another
-# time zone and umask, and compares all files; installs, upgrades and removes the packages. It builds with the cache of Go.
+# Tests "make release" for this architecture, as root: builds the last commit in two directories of different lengths,
+# with different time zones and umasks, and compares all files; installs, upgrades and removes the packages. Both builds
+# use Go's cache.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 (cd e2e/release && go test -count 1 .)

@@ -156,7 +156,7 @@ func (c *conn) session(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	for _, m := range []*Messages{&c.received, &c.sent} { // those of the handshake
+	for _, m := range []*Messages{&c.received, &c.sent} { // the handshake's messages
 		m.count(typeOpen)
 		m.count(typeKeepalive)
 	}

@@ -138,8 +138,8 @@ func (r *Routers) first(all []Router) []Router {
 	return all[:min(maxAsked, len(all))]
 }
 
-// Fault returns why packets to a client or backend do not arrive, or "" if nothing is known. While one of several
-// routers answers, there is no fault.
+// Fault returns why packets to a client or backend do not arrive, or "" if nothing is known. One of several
+// routers that answers is enough.
 func (r *Routers) Fault(to netip.Addr, whose string, routes *Cache) string {
 	fault, known := r.faults[to]
 	if !known {

@@ -224,8 +224,8 @@ func (s *Settings) write() error {
 	return nil
 }
 
-// Restore restores all settings. It ignores those of deleted interfaces, and skips those that already have the old
-// value, because in a container settings cannot be written.
+// Restore restores all settings. It ignores settings of deleted interfaces and skips settings that already have the
+// old value, because a container cannot write them.
 func (s *Settings) Restore() error {
 	var errs []error
 	for path, value := range s.old {

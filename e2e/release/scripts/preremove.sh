@@ -1,5 +1,6 @@
 #!/bin/sh
-# Before the removal, not before an upgrade. The agent withdraws its routes and ends; then nothing is left in the kernel.
+# Runs before a removal, not before an upgrade. The agent withdraws its routes and stops; then everything is removed
+# from the kernel.
 # It is an error when an agent runs that systemd does not know, and the package stays.
 set -e
 case "$1" in remove | 0) ;; *) exit 0 ;; esac
