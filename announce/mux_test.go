@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/steelyard-lb/steelyard/announce"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // recorder is an Announcer that records its last set. It can fail or block.
@@ -65,9 +66,7 @@ func announcements() []lb.Announcement {
 func TestMuxFiltersByAnnouncer(t *testing.T) {
 	bgp, l2 := &recorder{}, &recorder{}
 	m := announce.NewMux(map[lb.AnnouncerKind]lb.Announcer{lb.AnnounceBGP: bgp, lb.AnnounceL2: l2})
-	if err := m.Set(t.Context(), announcements()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.Set(t.Context(), announcements()))
 	want := map[*recorder][]netip.Addr{
 		bgp: addrs("203.0.113.1", "203.0.113.2", "203.0.113.4"),
 		l2:  addrs("203.0.113.1", "203.0.113.3", "203.0.113.4"),
@@ -77,9 +76,7 @@ func TestMuxFiltersByAnnouncer(t *testing.T) {
 			t.Errorf("announced, -want +got:\n%s", diff)
 		}
 	}
-	if err := m.Set(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.Set(t.Context(), nil))
 	if len(bgp.got()) != 0 || len(l2.got()) != 0 {
 		t.Errorf("after an empty set: bgp %v, l2 %v", bgp.got(), l2.got())
 	}
@@ -89,9 +86,7 @@ func TestMuxFiltersByAnnouncer(t *testing.T) {
 func TestMuxOffAnnouncer(t *testing.T) {
 	bgp := &recorder{}
 	m := announce.NewMux(map[lb.AnnouncerKind]lb.Announcer{lb.AnnounceBGP: bgp})
-	if err := m.Set(t.Context(), announcements()[2:3]); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.Set(t.Context(), announcements()[2:3]))
 	if len(bgp.got()) != 0 {
 		t.Errorf("bgp announces %v, which is for l2 only", bgp.got())
 	}
@@ -132,9 +127,7 @@ func TestMuxConcurrent(t *testing.T) {
 	both.Add(2)
 	meet := announcerFunc(func() { both.Done(); both.Wait() })
 	m := announce.NewMux(map[lb.AnnouncerKind]lb.Announcer{lb.AnnounceBGP: meet, lb.AnnounceL2: meet})
-	if err := m.Set(t.Context(), announcements()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.Set(t.Context(), announcements()))
 }
 
 type announcerFunc func()

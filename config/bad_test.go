@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 var update = flag.Bool("update", false, "rewrite the want lines of testdata/bad; review the difference")
@@ -41,19 +43,13 @@ func secrets(t *testing.T) string {
 		{"huge.key", strings.Repeat("x", secretMax+1), 0o600},
 	} {
 		name := filepath.Join(dir, f.name)
-		if err := os.WriteFile(name, []byte(f.text), f.mode); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(name, []byte(f.text), f.mode))
 		if err := os.Chmod(name, f.mode); err != nil { // whatever the umask
 			t.Fatal(err)
 		}
 	}
-	if err := os.Mkdir(filepath.Join(dir, "directory.key"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Mkfifo(filepath.Join(dir, "pipe.key"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(filepath.Join(dir, "directory.key"), 0o700))
+	must.Do(t, syscall.Mkfifo(filepath.Join(dir, "pipe.key"), 0o600))
 	return dir
 }
 
@@ -73,10 +69,7 @@ func TestBad(t *testing.T) {
 	mistakes := 0
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := must.Get(os.ReadFile(file))(t)
 			var want strings.Builder
 			for _, m := range wantLine.FindAllSubmatch(text, -1) {
 				want.Write(append(m[1], '\n'))
@@ -128,7 +121,5 @@ func rewrite(t *testing.T, file string, text []byte, got string) {
 	if first != nil && first[0] == 0 {
 		out = wants.String() + bare
 	}
-	if err := os.WriteFile(file, []byte(out), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte(out), 0o644))
 }

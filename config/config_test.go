@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 var exact = cmp.Options{
@@ -30,19 +31,13 @@ var exact = cmp.Options{
 // mustParse parses a file of this package, with its secrets in a directory of the test.
 func mustParse(t *testing.T, file string) *Config {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(file))(t)
 	return mustParseText(t, string(text))
 }
 
 func mustParseText(t *testing.T, text string) *Config {
 	t.Helper()
-	c, err := Parse("steelyard.toml", []byte(strings.ReplaceAll(text, "/etc/steelyard/", secrets(t)+"/")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(Parse("steelyard.toml", []byte(strings.ReplaceAll(text, "/etc/steelyard/", secrets(t)+"/"))))(t)
 	return c
 }
 
@@ -69,15 +64,10 @@ func TestReferenceHasTheDefaults(t *testing.T) {
 }
 
 func TestReferenceHasEveryKey(t *testing.T) {
-	text, err := os.ReadFile("reference.toml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("reference.toml"))(t)
 	d := newDecoder("reference.toml")
 	d.onAbsent = func(path string) { t.Errorf("reference.toml does not have %s", path) }
-	if _, err := d.decode([]byte(strings.ReplaceAll(string(text), "/etc/steelyard/", secrets(t)+"/"))); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(d.decode([]byte(strings.ReplaceAll(string(text), "/etc/steelyard/", secrets(t)+"/"))))(t)
 }
 
 // The contract: the file of DESIGN §2 as it stands there.
@@ -379,9 +369,7 @@ func TestLoad(t *testing.T) {
 	dir = secrets(t)
 	file := filepath.Join(dir, "steelyard.toml")
 	text := "[bgp]\nasn = 1\npeers = [{ address = \"192.0.2.1\", asn = 2, password_file = \"peer.key\" }]\n"
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte(text), 0o644))
 	c, err := Load(file)
 	if err != nil || c.BGP.Peers[0].Password.Reveal() != "good password" {
 		t.Errorf("got %+v, %v", c, err)

@@ -3,6 +3,8 @@ package config
 import (
 	"strings"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A configuration of another machine, with all keys that name secrets, is valid without these files.
@@ -28,17 +30,14 @@ backends = ["10.0.0.1"]
 forward = "tunnel"
 check = { type = "https", host = "www.example.com", tls_ca_file = "/nowhere/ca.pem" }
 `
-	c, err := ParseElsewhere("steelyard.toml", []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(ParseElsewhere("steelyard.toml", []byte(text)))(t)
 	said := strings.Join(c.Warnings, "\n")
 	for _, name := range []string{"tunnel.key", "peer.key", "gossip.key", "token", "tls.key", "ca.pem"} {
 		if !strings.Contains(said, "/nowhere/"+name+" is not on this machine: its content is not checked") {
 			t.Errorf("%s is not named in the warnings:\n%s", name, said)
 		}
 	}
-	_, err = Parse("steelyard.toml", []byte(text))
+	_, err := Parse("steelyard.toml", []byte(text))
 	if err == nil || strings.Count(err.Error(), "cannot be read") != 6 {
 		t.Errorf("here: %v; want an error about each of 6 files", err)
 	}

@@ -4,14 +4,13 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // Each key of the reference with any value: a configuration, or complete errors.
 func FuzzValues(f *testing.F) {
-	b, err := os.ReadFile("reference.toml")
-	if err != nil {
-		f.Fatal(err)
-	}
+	b := must.Get(os.ReadFile("reference.toml"))(f)
 	var keys []int // the lines "key = value"
 	lines := strings.Split(string(b), "\n")
 	for i, line := range lines {

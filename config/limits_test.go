@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // withService is a file with one service; %s are further keys of it.
@@ -287,9 +288,7 @@ func TestSecretsOfMembers(t *testing.T) {
 		{[]string{one, "\x00 is not text at all"}, false},
 	} {
 		text := strings.Join(tt.lines, "\n") + "\n"
-		if err := os.WriteFile(filepath.Join(dir, "s"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, "s"), []byte(text), 0o600))
 		c, err := Parse(filepath.Join(dir, "f"), []byte("[l2]\nsecret_file = \"s\""))
 		if (err == nil) != tt.ok {
 			t.Errorf("%q: %v", tt.lines, err)
@@ -329,9 +328,7 @@ func TestSecretLengths(t *testing.T) {
 		{fmt.Sprintf(withPeer, "password_file = \"s\""), 80, true},
 		{fmt.Sprintf(withPeer, "password_file = \"s\""), 81, false},
 	} {
-		if err := os.WriteFile(filepath.Join(dir, "s"), []byte(strings.Repeat("x", c.size)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, "s"), []byte(strings.Repeat("x", c.size)), 0o600))
 		_, err := Parse(filepath.Join(dir, "steelyard.toml"), []byte(c.text))
 		if (err == nil) != c.ok {
 			t.Errorf("%d bytes in %q: %v, want accepted: %t", c.size, c.text, err, c.ok)

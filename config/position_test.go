@@ -9,6 +9,8 @@ import (
 
 	"github.com/BurntSushi/toml"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 const positions = `# comment
@@ -128,10 +130,7 @@ func tomlFiles(t testing.TB) []string {
 			t.Fatalf("%s: no files: %v", pattern, err)
 		}
 		for _, f := range files {
-			text, err := os.ReadFile(f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := must.Get(os.ReadFile(f))(t)
 			texts = append(texts, string(text))
 		}
 	}

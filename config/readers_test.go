@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // tableOf returns a table with the key k.
@@ -151,9 +152,7 @@ func TestSecretMax(t *testing.T) {
 	for size, want := range map[int]string{
 		secretMax: "s has more than 80 bytes", secretMax + 1: "s has 4097 bytes, more than 4096",
 	} {
-		if err := os.WriteFile(filepath.Join(dir, "s"), []byte(strings.Repeat("x", size)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, "s"), []byte(strings.Repeat("x", size)), 0o600))
 		_, err := Parse(filepath.Join(dir, "steelyard.toml"), []byte("[l2]\nsecret_file = \"s\""))
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%d bytes: %v, want %s", size, err, want)

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestSecretDoesNotPrint(t *testing.T) {
@@ -26,9 +28,7 @@ func TestSecretDoesNotPrint(t *testing.T) {
 	for _, h := range []slog.Handler{slog.NewTextHandler(&out, nil), slog.NewJSONHandler(&out, nil)} {
 		slog.New(h).Info("peer", "password", p.Password, "peer", p, "list", []Peer{p})
 	}
-	if err := json.NewEncoder(&out).Encode(p); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.NewEncoder(&out).Encode(p))
 	for _, form := range []string{hidden, fmt.Sprintf("%x", hidden)} {
 		if strings.Contains(out.String(), form) {
 			t.Errorf("%q is in:\n%s", form, &out)
@@ -57,15 +57,10 @@ func TestSecretIsAValue(t *testing.T) {
 
 func TestSecretOpenToAllWorksWithAWarning(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "open.key"), []byte("password\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, "open.key"), []byte("password\n"), 0o644))
 	const text = "[bgp]\nasn = 64512\n" +
 		"peers = [{ address = \"192.0.2.1\", asn = 64500, password_file = \"open.key\" }]\n"
-	c, err := Parse(filepath.Join(dir, "steelyard.toml"), []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(Parse(filepath.Join(dir, "steelyard.toml"), []byte(text)))(t)
 	if got := c.BGP.Peers[0].Password.Reveal(); got != "password" {
 		t.Errorf("password %q", got)
 	}

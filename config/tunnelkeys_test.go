@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestTunnelKeyFile(t *testing.T) {
@@ -31,9 +33,7 @@ func TestTunnelKeyFile(t *testing.T) {
 		{a + "\x00", "", "", "k is not text"},
 	} {
 		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, "k"), []byte(tt.text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, "k"), []byte(tt.text), 0o600))
 		cfg, err := Parse(filepath.Join(dir, "steelyard.toml"), []byte("[datapath]\ntunnel_key_file = \"k\"\n"))
 		if tt.err != "" {
 			if err == nil || !strings.Contains(err.Error(), tt.err) || strings.Contains(err.Error(), a) {
@@ -59,9 +59,7 @@ func TestTunnelKeyFile(t *testing.T) {
 // A key that is sent to no server of a service by GUE is warned of.
 func TestKeysWithoutTunnelSources(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "k")
-	if err := os.WriteFile(file, []byte("aaaaaaaaaaaaaaaa\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte("aaaaaaaaaaaaaaaa\n"), 0o600))
 	const warning = `service[0].tunnel (service "s"): the key of datapath.tunnel_key_file is sent to none of its ` +
 		`backends; add those that run Steelyard to datapath.tunnel_sources here, too`
 	const gue = "forward = \"tunnel\"\ntunnel = \"gue\""

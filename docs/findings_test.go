@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The page has every kind of finding.
@@ -22,9 +23,7 @@ func TestFindingsAreDocumented(t *testing.T) {
 		fmt.Fprintf(&page, "| `%s` | %s | %s | %s |\n", k.Code, k.Severity, k.Meaning, k.Remedy)
 	}
 	if *update {
-		if err := os.WriteFile("findings.md", []byte(page.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile("findings.md", []byte(page.String()), 0o644))
 	}
 	if have, err := os.ReadFile("findings.md"); err != nil || string(have) != page.String() {
 		t.Errorf("docs/findings.md is not the table of lb/findings.go (%v); run go test ./docs -update", err)

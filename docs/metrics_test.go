@@ -23,6 +23,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath"
 	"github.com/steelyard-lb/steelyard/healthd"
 	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 var update = flag.Bool("update", false, "rewrite docs/metrics.md")
@@ -58,10 +59,7 @@ func collectors(t *testing.T) []prometheus.Collector {
 	t.Helper()
 	var r registry
 	healthd.New(healthd.Options{Registerer: &r, Log: slog.New(slog.DiscardHandler)})
-	onLink, err := l2.New(l2.Options{Interfaces: []string{"eth0"}, Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	onLink := must.Get(l2.New(l2.Options{Interfaces: []string{"eth0"}, Log: slog.New(slog.DiscardHandler)}))(t)
 	r.MustRegister((*datapath.Datapath)(nil), (*bgp.Speaker)(nil), onLink)
 	r.MustRegister(admin.NewCallMetrics(), admin.NewStateMetrics(nil), admin.NewPanicMetrics(nil))
 	r.MustRegister(admin.NewFindingMetrics(nil))
@@ -113,9 +111,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 		fmt.Fprintf(&page, "| `%s` | %s | %s | %s |\n", m.name, strings.ToLower(m.kind().String()), labels, m.help)
 	}
 	if *update {
-		if err := os.WriteFile("metrics.md", []byte(page.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile("metrics.md", []byte(page.String()), 0o644))
 	}
 	if have, err := os.ReadFile("metrics.md"); err != nil || string(have) != page.String() {
 		t.Errorf("docs/metrics.md is not what the collectors describe (%v); run go test ./docs -update", err)
@@ -132,10 +128,7 @@ func TestMetricNames(t *testing.T) {
 		}
 		families = append(families, f)
 	}
-	problems, err := promlint.NewWithMetricFamilies(families).Lint()
-	if err != nil {
-		t.Fatal(err)
-	}
+	problems := must.Get(promlint.NewWithMetricFamilies(families).Lint())(t)
 	for _, p := range problems {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}
@@ -152,7 +145,7 @@ func TestNamedMetricsExist(t *testing.T) {
 	for _, m := range metrics(t) {
 		known[m.name] = true
 	}
-	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+	must.Do(t, filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != ".." {
 			if err == nil {
 				err = filepath.SkipDir
@@ -174,8 +167,5 @@ func TestNamedMetricsExist(t *testing.T) {
 			}
 		}
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 var (
@@ -38,10 +40,7 @@ func pages(t *testing.T) map[string]string {
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(path))(t)
 	return string(text)
 }
 
@@ -114,15 +113,12 @@ func TestREADMELinksToEveryPage(t *testing.T) {
 
 func TestNamedTestsExist(t *testing.T) {
 	var tests strings.Builder
-	err := filepath.WalkDir("..", func(path string, _ os.DirEntry, err error) error {
+	must.Do(t, filepath.WalkDir("..", func(path string, _ os.DirEntry, err error) error {
 		if err == nil && strings.HasSuffix(path, "_test.go") {
 			tests.WriteString(read(t, path))
 		}
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	named := pages(t)
 	named["../e2e/kernels/tests"] = read(t, "../e2e/kernels/tests") // a name that matches no test runs nothing
 	for page, text := range named {

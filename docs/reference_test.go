@@ -3,6 +3,8 @@ package docs
 import (
 	"os"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The page has config/reference.toml as it is.
@@ -11,9 +13,7 @@ func TestReferenceIsDocumentedWhole(t *testing.T) {
 		"[Configuration](configuration.md) describes how to use them.\n\n" +
 		"```toml\n" + read(t, "../config/reference.toml") + "```\n"
 	if *update {
-		if err := os.WriteFile("reference.md", []byte(page), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile("reference.md", []byte(page), 0o644))
 	}
 	if have, err := os.ReadFile("reference.md"); err != nil || string(have) != page {
 		t.Errorf("docs/reference.md is not config/reference.toml (%v); run go test ./docs -update", err)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // Rates, in packets a second: attacker, balancer, servers and clients share the CPUs.
@@ -169,28 +170,22 @@ func (s *site) attack(t *testing.T, ctx context.Context, all *sync.WaitGroup, v 
 	t.Helper()
 	balancer := s.Balancers[0]
 	var to net.HardwareAddr
-	err := balancer.Do(func() error {
+	must.Do(t, balancer.Do(func() error {
 		nic, err := net.InterfaceByName("eth0")
 		if err == nil {
 			to = nic.HardwareAddr
 		}
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	socket, index := -1, 0
-	err = s.Topology.Router.Do(func() (err error) {
+	must.Do(t, s.Topology.Router.Do(func() (err error) {
 		nic, err := net.InterfaceByName(balancer.Port)
 		if err == nil {
 			index = nic.Index
 			socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 		}
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	a := &attacker{rand: rand.New(rand.NewPCG(1, 2)), balancer: balancer, servers: s.Servers}
 	for _, c := range v.long {
 		a.live = append(a.live, c.Clients()...)

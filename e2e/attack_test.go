@@ -17,6 +17,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // TestAttack: all attacks of attack_packets_test.go at once, while servers come and go and the agent is killed, end no
@@ -75,9 +76,7 @@ func (s *site) withstandsAttack(t *testing.T, took time.Duration, services func(
 	if err := s.Balancers[0].SoftwareChecksums("eth0"); err != nil { // veth receives frames from XDP only with GRO
 		t.Fatal(err)
 	}
-	if err := s.Delay(s.Clients[0], roundTrip); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Delay(s.Clients[0], roundTrip))
 	for _, net := range []string{invented4.String(), invented6.String()} { // answers to invented sources
 		if out, err := s.Topology.Router.Run(t.Context(), "ip", "route", "add", "blackhole", net); err != nil {
 			t.Fatalf("%v\n%s", err, out)
@@ -196,10 +195,7 @@ type udpFlow struct {
 func (s *site) openUDP(t *testing.T, vip netip.Addr) *udpFlow {
 	t.Helper()
 	f := &udpFlow{to: netip.AddrPortFrom(vip, 5353)}
-	conn, err := s.Client().Dial(t.Context(), "udp", f.to.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(s.Client().Dial(t.Context(), "udp", f.to.String()))(t)
 	t.Cleanup(func() { conn.Close() })
 	buf, n := make([]byte, 256), 0
 	f.ask = func(ctx context.Context) (string, error) {
@@ -220,9 +216,7 @@ func (s *site) openUDP(t *testing.T, vip netip.Addr) *udpFlow {
 		}
 		return "", fmt.Errorf("no answer: %w", ctx.Err())
 	}
-	if f.server, err = f.ask(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	f.server = must.Get(f.ask(t.Context()))(t)
 	return f
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // tunnelKeyFile is where hosts have their keys.
@@ -16,9 +17,7 @@ const keyA, keyB = "the first key of the tests", "the second key of the tests"
 
 func writeTunnelKeys(t *testing.T, n lab.Node, keys ...string) {
 	t.Helper()
-	if err := n.WriteFile(tunnelKeyFile, strings.Join(keys, "\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, n.WriteFile(tunnelKeyFile, strings.Join(keys, "\n"), 0o600))
 }
 
 // rotatesKeys: in the documented order of the steps all packets are accepted; servers with another key refuse them.
@@ -28,9 +27,7 @@ func (s *site) rotatesKeys(t *testing.T) {
 		for i, a := range agents {
 			before := loadedAt(t, a)
 			writeTunnelKeys(t, nodes[i], keys...)
-			if err := a.Reload(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, a.Reload())
 			labtest.Until(t, lab.Ready, "the configuration is reloaded", func() error {
 				if loadedAt(t, a) == before {
 					return errors.New("not yet")
@@ -60,9 +57,7 @@ func loadedAt(t *testing.T, a *lab.Agent) string {
 	var status struct {
 		Loaded string `json:"loaded"`
 	}
-	if err := a.Get(t.Context(), "/v1/status", &status); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, a.Get(t.Context(), "/v1/status", &status))
 	return status.Loaded
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // method is a forward method with direct server return.
@@ -80,18 +81,14 @@ func (s *site) startReceiver(t *testing.T, n lab.Node, m method, sources []netip
 	t.Helper()
 	n.V4, n.V6 = vip4, vip6 // the servers listen on the VIPs
 	for _, vip := range vips {
-		if err := traffic.OwnVIP(n.Host, vip); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, traffic.OwnVIP(n.Host, vip))
 	}
 	s.web = append(s.web, labtest.HTTP(t, n, 80))
 	s.echo = append(s.echo, labtest.TCPEcho(t, n, 9000))
 	labtest.UDPEcho(t, n, 5353)
 	switch m.extra {
 	case ipip:
-		if err := traffic.EndIPIP(t.Context(), n.Host); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, traffic.EndIPIP(t.Context(), n.Host))
 	case gue:
 		c := lab.AgentConfig{Name: n.Name(), Interfaces: []string{"eth0"}, Mode: "tc", TunnelSources: sources}
 		if m.keyed {
@@ -188,18 +185,14 @@ func (s *site) keepsConnections(t *testing.T, m method) {
 	established := func() {
 		t.Helper()
 		b := s.Balancers[0]
-		if err := s.Daemon.WaitEstablished(t.Context(), lab.Ready, b.V4, b.V6); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Daemon.WaitEstablished(t.Context(), lab.Ready, b.V4, b.V6))
 	}
 	for _, active := range []int{3, 2, 3} {
 		established()
 		s.waitRoutes(t, s.Balancers...) // a router that changes next hops moves flows
 		for i, a := range s.Agents {
 			s.Config[i].Services = []lab.AgentService{s.directService(m, active)}
-			if err := errors.Join(a.Configure(s.Config[i].TOML()), a.Reload()); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(a.Configure(s.Config[i].TOML()), a.Reload()))
 		}
 		for _, vip := range vips {
 			labtest.Until(t, lab.Ready, fmt.Sprintf("%d servers get requests", active), func() error {
@@ -215,12 +208,8 @@ func (s *site) keepsConnections(t *testing.T, m method) {
 			continue
 		}
 		s.Agents[0].Kill()
-		if err := s.Agents[0].Start(); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Agents[0].WaitReady(t.Context(), lab.Ready); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Agents[0].Start())
+		must.Do(t, s.Agents[0].WaitReady(t.Context(), lab.Ready))
 		labtest.Exchange(t, four, "after a kill")
 		labtest.Exchange(t, six, "after a kill")
 	}
@@ -236,14 +225,10 @@ func (s *site) balancerTerminates(t *testing.T) {
 	s.waitRoutes(t, s.Balancers...)
 	four := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 100)
 	six := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip6, 9000), 100)
-	if err := s.Agents[0].Terminate(t.Context(), lab.Ready); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Agents[0].Terminate(t.Context(), lab.Ready))
 	labtest.Exchange(t, four, "after a balancer has terminated")
 	labtest.Exchange(t, six, "after a balancer has terminated")
-	if err := s.Agents[0].Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Agents[0].Start())
 	s.waitRoutes(t, s.Balancers...)
 	labtest.Exchange(t, four, "after it has started again")
 	labtest.Exchange(t, six, "after it has started again")
@@ -258,9 +243,7 @@ func (s *site) checksThePath(t *testing.T, m method) {
 			func() error { return backends(t, a, "healthy", healthy) })
 	}
 	for _, vip := range vips {
-		if err := traffic.DisownVIP(broken.Host, vip); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, traffic.DisownVIP(broken.Host, vip))
 	}
 	for _, a := range s.Agents {
 		labtest.Until(t, lab.Ready, "the check has failed", func() error {

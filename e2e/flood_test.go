@@ -15,6 +15,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 const (
@@ -35,13 +36,9 @@ func TestFlood(t *testing.T) {
 func (s *site) withstandsFlood(t *testing.T) {
 	conns := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 500)
 	six := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip6, 9000), 500)
-	if err := s.Delay(s.Clients[0], roundTrip); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Delay(s.Clients[0], roundTrip))
 	// veth receives frames from XDP only while GRO is on.
-	if err := s.Balancers[0].SoftwareChecksums("eth0"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Balancers[0].SoftwareChecksums("eth0"))
 	// The router drops replies to the random source addresses.
 	for _, net := range []string{"198.18.0.0/15", "2001:db8:bad::/48"} {
 		if out, err := s.Topology.Router.Run(t.Context(), "ip", "route", "add", "blackhole", net); err != nil {
@@ -98,17 +95,14 @@ func (s *site) withstandsFlood(t *testing.T) {
 func (s *site) flood(t *testing.T, ctx context.Context, vip netip.Addr, rate int) (sent int) {
 	balancer := s.Balancers[0]
 	var to net.HardwareAddr
-	err := balancer.Do(func() error {
+	must.Do(t, balancer.Do(func() error {
 		nic, err := net.InterfaceByName("eth0")
 		if err == nil {
 			to = nic.HardwareAddr
 		}
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = s.Topology.Router.Do(func() error {
+	}))
+	err := s.Topology.Router.Do(func() error {
 		nic, err := net.InterfaceByName(balancer.Port)
 		if err != nil {
 			return err

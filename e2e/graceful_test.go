@@ -15,6 +15,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // pair is two balancers behind a router each. The first router prefers the first balancer, and does not know the path
@@ -41,11 +42,8 @@ func newPair(t *testing.T, kind peers.RouterKind) *pair {
 	}
 	link := func(a *lab.Host, nameA, addrA string, b *lab.Host, nameB, addrB string) {
 		t.Helper()
-		err := l.Link(lab.End{Host: a, Name: nameA, Addresses: []netip.Prefix{netip.MustParsePrefix(addrA)}},
-			lab.End{Host: b, Name: nameB, Addresses: []netip.Prefix{netip.MustParsePrefix(addrB)}}, lab.LinkOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, l.Link(lab.End{Host: a, Name: nameA, Addresses: []netip.Prefix{netip.MustParsePrefix(addrA)}},
+			lab.End{Host: b, Name: nameB, Addresses: []netip.Prefix{netip.MustParsePrefix(addrB)}}, lab.LinkOptions{}))
 	}
 	link(p.client, "eth0", "198.51.100.11/24", p.r1, "eth0", "198.51.100.1/24")
 	link(p.r1, "eth1", "10.1.0.1/30", p.r2, "eth0", "10.1.0.2/30")
@@ -60,14 +58,10 @@ func newPair(t *testing.T, kind peers.RouterKind) *pair {
 		{p.client, "0.0.0.0/0", "198.51.100.1"}, {p.a, "0.0.0.0/0", "192.0.2.1"}, {p.b, "0.0.0.0/0", "192.0.2.5"},
 		{p.r2, "198.51.100.0/24", "10.1.0.1"},
 	} {
-		if err := r.h.AddRoute(netip.MustParsePrefix(r.dst), netip.MustParseAddr(r.via)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.h.AddRoute(netip.MustParsePrefix(r.dst), netip.MustParseAddr(r.via)))
 	}
-	if _, err := traffic.ServeUDPEcho(p.server, "server", netip.MustParseAddrPort("10.2.1.2:5353"),
-		netip.MustParseAddrPort("10.2.2.2:5353")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(traffic.ServeUDPEcho(p.server, "server", netip.MustParseAddrPort("10.2.1.2:5353"),
+		netip.MustParseAddrPort("10.2.2.2:5353")))(t)
 	neighbor := func(a string, asn uint32, transit bool) peers.Neighbor {
 		return peers.Neighbor{Address: netip.MustParseAddr(a), ASN: asn, Transit: transit}
 	}
@@ -119,10 +113,7 @@ func (p *pair) wait(t *testing.T, router *lab.Host, via string) {
 // which of them were not answered.
 func (p *pair) numbered(t *testing.T) (stop func() (sent int, lost []int)) {
 	t.Helper()
-	c, err := p.client.Dial(t.Context(), "udp", netip.AddrPortFrom(vip4, 5353).String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(p.client.Dial(t.Context(), "udp", netip.AddrPortFrom(vip4, 5353).String()))(t)
 	var wg sync.WaitGroup
 	quit := make(chan struct{})
 	n, answered := 0, map[int]bool{}
@@ -185,9 +176,7 @@ func TestGracefulShutdown(t *testing.T) {
 			}
 			terminate := func() error { return p.agent.Process().Signal(syscall.SIGTERM) }
 			t.Run("drain", func(t *testing.T) { p.gives(t, node("drain"), "route withdrawn", true) })
-			if err := node("undrain")(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, node("undrain")())
 			p.wait(t, p.r1, "192.0.2.2")
 			p.wait(t, p.r2, "10.1.0.1")
 			t.Run("SIGTERM", func(t *testing.T) { p.gives(t, terminate, "announcements ended", true) })
@@ -207,9 +196,7 @@ func (p *pair) gives(t *testing.T, up func() error, logged string, lossless bool
 	stop := p.numbered(t)
 	time.Sleep(200 * time.Millisecond)
 	began := time.Now()
-	if err := up(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, up())
 	p.wait(t, p.r1, "10.1.0.2")
 	t.Logf("the router has chosen the other balancer after %v", time.Since(began))
 	labtest.Until(t, lab.Ready, "the route is withdrawn", func() error {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // uplinkRecreated: an uplink that is deleted and created again, as by a driver reload, is attached again.
@@ -33,11 +34,8 @@ func (s *site) uplinkRecreated(t *testing.T, mode string) {
 		lab.End{Host: balancer.Host, Name: "eth0", Addresses: near},
 		lab.End{Host: router, Name: balancer.Port, Addresses: far},
 		lab.LinkOptions{SoftwareChecksums: mode == "xdp"})
-	err = errors.Join(err, balancer.AddRoute(lab.Default, balancer.Gateway4),
-		balancer.AddRoute(lab.Default6, balancer.Gateway6))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(err, balancer.AddRoute(lab.Default, balancer.Gateway4),
+		balancer.AddRoute(lab.Default6, balancer.Gateway6)))
 	labtest.Until(t, lab.Ready, "it is attached again", attached(mode+" (tcx)"))
 	s.waitRoutes(t, s.Balancers...)
 	s.waitAnswered(t)
@@ -49,20 +47,13 @@ func (s *site) severalUplinks(t *testing.T, mode string) {
 	inside := []netip.Prefix{
 		netip.MustParsePrefix("192.0.2.100/25"), netip.MustParsePrefix("2001:db8:2::100/64"),
 	}
-	err := s.Link(
+	must.Do(t, s.Link(
 		lab.End{Host: balancer.Host, Name: "eth1", Addresses: inside},
 		lab.End{Host: s.Switch, Name: "lb1", Bridge: "switch"},
-		lab.LinkOptions{SoftwareChecksums: mode == "xdp"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Agents[0].Terminate(t.Context(), lab.Ready); err != nil {
-		t.Fatal(err)
-	}
+		lab.LinkOptions{SoftwareChecksums: mode == "xdp"}))
+	must.Do(t, s.Agents[0].Terminate(t.Context(), lab.Ready))
 	s.Config[0].Interfaces = []string{"eth0", "eth1"}
-	if err := errors.Join(s.Agents[0].Configure(s.Config[0].TOML()), s.Agents[0].Start()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(s.Agents[0].Configure(s.Config[0].TOML()), s.Agents[0].Start()))
 	s.waitRoutes(t, balancer)
 	s.waitAnswered(t)
 	s.checkAnswered(t, 200)

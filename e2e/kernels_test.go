@@ -16,6 +16,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The tests with the tag kernels run on Debian's kernel, in a virtual machine (make test-kernels) that may be 30 times
@@ -133,9 +134,7 @@ func newSlowSite(t *testing.T, mode string, u uplink, service lab.AgentService) 
 func linuxReceiver(t *testing.T, n lab.Node, tunnel string) lab.Node {
 	n.V4, n.V6 = vip4, vip6
 	for _, vip := range vips {
-		if err := traffic.OwnVIP(n.Host, vip); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, traffic.OwnVIP(n.Host, vip))
 	}
 	for _, module := range []string{"ipip", "ip6_tunnel", "sit", "fou", "fou6"} {
 		inHost(t, n.Host, "modprobe", module)
@@ -147,9 +146,7 @@ func linuxReceiver(t *testing.T, n lab.Node, tunnel string) lab.Node {
 		ip(t, n.Host, "fou add port 6090 gue")
 		ip(t, n.Host, "-6 fou add port 6090 gue")
 	}
-	if err := n.Host.Sysctl(map[string]string{"net.ipv4.conf.tunl0.rp_filter": "0"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, n.Host.Sysctl(map[string]string{"net.ipv4.conf.tunl0.rp_filter": "0"}))
 	return n
 }
 
@@ -228,11 +225,8 @@ func (s *site) besideIPVS(t *testing.T) {
 	}
 	inHost(t, lb.Host, "nft", `table ip ipvs { chain post { type nat hook postrouting priority 100;
 		ip saddr 198.51.100.0/24 tcp dport 8080 masquerade; }; }`)
-	err := errors.Join(s.Topology.Router.AddRoute(labtest.HostRoute(other), lb.V4),
-		lb.Sysctl(map[string]string{"net.ipv4.vs.conntrack": "1", "net.ipv4.conf.eth0.forwarding": "1"}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(s.Topology.Router.AddRoute(labtest.HostRoute(other), lb.V4),
+		lb.Sysctl(map[string]string{"net.ipv4.vs.conntrack": "1", "net.ipv4.conf.eth0.forwarding": "1"})))
 	r := s.Client().Load(t.Context(), traffic.Load{URL: labtest.URL(other), Requests: 50, Timeout: 20 * time.Second})
 	if r.Err() != nil || len(r.Servers) != 2 {
 		t.Errorf("IPVS: %s, %v", r, r.Err())
@@ -263,14 +257,10 @@ func (m manyConns) exchange(t *testing.T, when string) {
 
 func (s *site) removesFailedServer(t *testing.T) {
 	failed := s.Servers[1]
-	if err := failed.PowerOff(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, failed.PowerOff())
 	s.waitHealthy(t, 2)
 	s.answers(t, 50, 1)
-	if err := failed.PowerOn(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, failed.PowerOn())
 	s.waitHealthy(t, 4)
 	s.answers(t, 100, 2)
 }
@@ -281,9 +271,7 @@ func (s *site) keepsWhenKilled(t *testing.T) {
 	a.Kill()
 	conns.exchange(t, "without an agent")
 	s.answers(t, 50, 2)
-	if err := errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)))
 	s.waitHealthy(t, 4)
 	conns.exchange(t, "with the new agent")
 	s.answers(t, 50, 2)
@@ -292,15 +280,11 @@ func (s *site) keepsWhenKilled(t *testing.T) {
 
 func (s *site) withdraws(t *testing.T) {
 	for _, w := range s.web {
-		if err := w.Stop(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.Stop())
 	}
 	s.waitRoutes(t)
 	for _, w := range s.web {
-		if err := w.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.Start())
 	}
 	s.waitRoutes(t, s.Balancers...)
 	s.waitHealthy(t, 4)
@@ -309,9 +293,7 @@ func (s *site) withdraws(t *testing.T) {
 
 func (s *site) exits(t *testing.T) {
 	a := s.Agents[0]
-	if err := a.Process().Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, a.Process().Signal(syscall.SIGTERM))
 	if err := a.Process().Wait(t.Context()); err != nil {
 		t.Errorf("exit: %v; want status 0", err)
 	}
@@ -349,9 +331,7 @@ func move(t *testing.T, h *lab.Host, from, to string) {
 
 func defaultRoutes(t *testing.T, n lab.Node) {
 	t.Helper()
-	if err := errors.Join(n.AddRoute(lab.Default, n.Gateway4), n.AddRoute(lab.Default6, n.Gateway6)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(n.AddRoute(lab.Default, n.Gateway4), n.AddRoute(lab.Default6, n.Gateway6)))
 }
 
 // ip runs ip(8) in a host, which must succeed.
@@ -363,9 +343,6 @@ func ip(t *testing.T, h *lab.Host, format string, args ...any) string {
 // inHost runs a program in a host, which must succeed.
 func inHost(t *testing.T, h *lab.Host, name string, args ...string) string {
 	t.Helper()
-	out, err := h.Run(context.Background(), name, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(h.Run(context.Background(), name, args...))(t)
 	return out
 }

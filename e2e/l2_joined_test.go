@@ -8,6 +8,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // TestMembersJoinedSegment: a member and a server are behind a link of the segment that goes down. The members on both
@@ -17,26 +18,24 @@ func TestMembersJoinedSegment(t *testing.T) {
 	m := newMembers(t, 2)
 	before := m.Settled(t, m.Agents...)
 	far := m.Others(before[m.VIPs[0]])[0]
-	must := func(host *lab.Host, command ...string) {
+	run := func(host *lab.Host, command ...string) {
 		t.Helper()
 		if out, err := host.Run(t.Context(), command[0], command[1:]...); err != nil {
 			t.Fatal(err, out)
 		}
 	}
 	// The trunk is down from the start.
-	must(m.Switch, "ip", "link", "add", "trunk", "type", "veth", "peer", "name", "trunk-far")
-	must(m.Switch, "ip", "link", "add", "far", "type", "bridge", "mcast_snooping", "0")
-	must(m.Switch, "ip", "link", "set", "far", "up")
-	must(m.Switch, "ip", "link", "set", "trunk", "master", "switch")
-	must(m.Switch, "ip", "link", "set", "trunk-far", "up", "master", "far")
+	run(m.Switch, "ip", "link", "add", "trunk", "type", "veth", "peer", "name", "trunk-far")
+	run(m.Switch, "ip", "link", "add", "far", "type", "bridge", "mcast_snooping", "0")
+	run(m.Switch, "ip", "link", "set", "far", "up")
+	run(m.Switch, "ip", "link", "set", "trunk", "master", "switch")
+	run(m.Switch, "ip", "link", "set", "trunk-far", "up", "master", "far")
 	for _, vip := range m.VIPs {
 		m.Forget(t, vip)
-		if _, err := m.Client().Get(t.Context(), labtest.URL(vip)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(m.Client().Get(t.Context(), labtest.URL(vip)))(t)
 	}
 	for _, port := range []string{m.Port(far), m.Servers[1].Port} {
-		must(m.Switch, "ip", "link", "set", port, "master", "far")
+		run(m.Switch, "ip", "link", "set", port, "master", "far")
 	}
 	labtest.Until(t, 30*time.Second, "the far member has all addresses", func() error {
 		routes, err := labtest.RoutesOf(t, far)
@@ -51,7 +50,7 @@ func TestMembersJoinedSegment(t *testing.T) {
 		return nil
 	})
 	time.Sleep(8 * time.Second)
-	must(m.Switch, "ip", "link", "set", "trunk", "up")
+	run(m.Switch, "ip", "link", "set", "trunk", "up")
 	owners := m.Settled(t, m.Agents...)
 	link, err := far.Run(t.Context(), "ip", "-br", "link", "show", "eth0")
 	if err != nil || len(strings.Fields(link)) < 3 {

@@ -10,6 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 const gossipKeyFile = "/run/steelyard-lab/gossip.key"
@@ -26,18 +27,14 @@ func newMembers(t *testing.T, balancers int) *labtest.Members {
 	for _, n := range m.Servers {
 		for i := 0; i < len(m.VIPs); i += 2 {
 			for _, vip := range m.VIPs[i : i+2] {
-				if err := traffic.OwnVIP(n.Host, vip); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, traffic.OwnVIP(n.Host, vip))
 			}
 			n.V4, n.V6 = m.VIPs[i], m.VIPs[i+1] // the servers listen on the VIPs
 			s.web = append(s.web, labtest.HTTP(t, n, 80))
 		}
 	}
 	for _, p := range []string{"203.0.113.1/24", "2001:db8:1::1/64"} {
-		if err := m.Topology.Router.AddAddress("segment", netip.MustParsePrefix(p)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, m.Topology.Router.AddAddress("segment", netip.MustParsePrefix(p)))
 	}
 	service := s.directService(method{forward: "dsr"}, 2)
 	service.Addresses, service.Ports = m.VIPs, []string{"80"}
@@ -51,9 +48,7 @@ func newMembers(t *testing.T, balancers int) *labtest.Members {
 				c.L2Members = append(c.L2Members, other.V4)
 			}
 		}
-		if err := b.WriteFile(gossipKeyFile, "a secret of the members\n", 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, b.WriteFile(gossipKeyFile, "a secret of the members\n", 0o600))
 		m.Config = append(m.Config, c)
 		m.Agents = append(m.Agents, labtest.Agent(t, b.Host, binary, c))
 	}
@@ -73,9 +68,7 @@ func TestMembersTakeOver(t *testing.T) {
 	t.Logf("addresses of each member: %v", spread)
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	signal := func(s syscall.Signal) func(*testing.T, *lab.Agent) {
 		return func(_ *testing.T, a *lab.Agent) { must(a.Process().Signal(s)) }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // TestAddressPerMember: after a reload, a service that had eight fixed addresses has one of each family for each of
@@ -21,9 +22,7 @@ func TestAddressPerMember(t *testing.T) {
 		s.Check = lab.AgentCheck{Type: "none"} // on a busy machine, checks fail
 		m.Config[i].Extra = "[[pool]]\nname = \"lan\"\naddresses = [\"203.0.113.10-203.0.113.12\", " +
 			"\"2001:db8:1::10-2001:db8:1::12\"]\n"
-		if err := errors.Join(a.Configure(m.Config[i].TOML()), a.Reload()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(a.Configure(m.Config[i].TOML()), a.Reload()))
 	}
 	m.Apart(t, m.Agents...)
 	killed := m.Settled(t, m.Agents...)[m.VIPs[0]]
@@ -33,9 +32,7 @@ func TestAddressPerMember(t *testing.T) {
 	for i := 0; i < len(m.VIPs); i += 2 { // the IPv4 ones: one of them moves
 		stops = append(stops, m.Gap(t, m.VIPs[i], 5*time.Second))
 	}
-	if err := killed.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, killed.Start())
 	m.Apart(t, m.Agents...)
 	for i, stop := range stops {
 		if longest, lost := stop(); lost > 0 || longest > labtest.TakeOverLimit {

@@ -10,6 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // TestAnnouncesByARPAndNDP: without BGP, neighbours on the segment resolve the VIPs by ARP and NDP.
@@ -24,9 +25,7 @@ func TestAnnouncesByARPAndNDP(t *testing.T) {
 			}
 			// The prefixes of the VIPs are on the segment, so that the router resolves the VIPs there.
 			for _, p := range []string{"203.0.113.1/24", "2001:db8:1::1/64"} {
-				if err := s.Topology.Router.AddAddress("segment", netip.MustParsePrefix(p)); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, s.Topology.Router.AddAddress("segment", netip.MustParsePrefix(p)))
 			}
 			b := s.Balancers[0]
 			c := lab.AgentConfig{
@@ -44,9 +43,7 @@ func TestAnnouncesByARPAndNDP(t *testing.T) {
 				}
 				labtest.CheckEven(t, r, 3)
 			}
-			if err := a.Terminate(t.Context(), lab.Ready); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, a.Terminate(t.Context(), lab.Ready))
 		})
 	}
 }
@@ -58,9 +55,7 @@ func TestTwoMachinesWithOneAddress(t *testing.T) {
 	s := newBareSite(t, lab.Shape{Clients: 1, Balancers: 2, Servers: 1})
 	s.web = append(s.web, labtest.HTTP(t, s.Servers[0], 8080))
 	for _, p := range []string{"203.0.113.1/24", "2001:db8:1::1/64"} {
-		if err := s.Topology.Router.AddAddress("segment", netip.MustParsePrefix(p)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Topology.Router.AddAddress("segment", netip.MustParsePrefix(p)))
 	}
 	var agents []*lab.Agent
 	for i, b := range s.Balancers {
@@ -72,9 +67,7 @@ func TestTwoMachinesWithOneAddress(t *testing.T) {
 	// announced returns the addresses that an agent announces.
 	announced := func(a *lab.Agent) (list []netip.Addr) {
 		var routes []lb.RouteStatus
-		if err := a.Get(t.Context(), "/v1/routes", &routes); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, a.Get(t.Context(), "/v1/routes", &routes))
 		for _, r := range routes {
 			if r.Announced {
 				list = append(list, r.Address)

@@ -10,6 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // farClient adds a client behind a router of its own. The link of that router to the lab's router has this MTU.
@@ -48,9 +49,7 @@ func (s *site) farClient(t *testing.T, mtu int) traffic.Client {
 		},
 	}
 	for _, step := range steps {
-		if err := step(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, step())
 	}
 	return traffic.From(client)
 }

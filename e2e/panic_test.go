@@ -11,6 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // panicSite has 200 services on two balancers, which are members by [l2]. The first also announces by BGP, so it gets
@@ -30,9 +31,7 @@ func newPanicSite(t *testing.T) *panicSite {
 	for i, b := range s.Balancers {
 		c := lab.BGPAgent(b, labtest.ASN, labtest.RouterASN, servicesOf(s.site, 80)...)
 		c.L2, c.L2SecretFile, c.L2Members = []string{"eth0"}, gossipKeyFile, []netip.Addr{s.Balancers[1-i].V4}
-		if err := b.WriteFile(gossipKeyFile, "a secret of the members\n", 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, b.WriteFile(gossipKeyFile, "a secret of the members\n", 0o600))
 		name := faulty
 		c.Env = []string{labtest.FaultsEnv}
 		if i == 1 {
@@ -69,9 +68,7 @@ func servicesOf(s *site, port int) (list []lab.AgentService) {
 // fault makes the agent panic from now on; "" ends it.
 func (s *panicSite) fault(t *testing.T, line string) {
 	t.Helper()
-	if err := s.agent.WriteFile(labtest.FaultsPath, line+"\n", 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.agent.WriteFile(labtest.FaultsPath, line+"\n", 0o600))
 }
 
 // configure gives the broken service another port, beside 80, and waits until the agent has read it.
@@ -79,9 +76,7 @@ func (s *panicSite) configure(t *testing.T, port int) {
 	t.Helper()
 	c := s.Config[0]
 	c.Services = servicesOf(s.site, port)
-	if err := s.agent.Configure(c.TOML()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.agent.Configure(c.TOML()))
 	if out, err := s.agent.CLI(t.Context(), "reload"); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

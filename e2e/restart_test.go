@@ -11,6 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // killed: SIGKILL and a restart of the agent fail no request and no connection and remove no route.
@@ -39,9 +40,7 @@ func (s *site) restartsByCommand(t *testing.T) {
 		t.Errorf("process %d became %d", pid, now)
 	}
 	a.Kill()
-	if err := a.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, a.Start())
 	labtest.Until(t, lab.Ready, "the agent starts", func() error { // before its first lines Go ignores the signal
 		if !a.Process().Log.Contains("interface attached") {
 			return errors.New("not yet")
@@ -51,24 +50,18 @@ func (s *site) restartsByCommand(t *testing.T) {
 	if err := a.EndForRestart(t.Context(), lab.Ready); err != nil {
 		t.Errorf("during the start: %v", err)
 	}
-	if err := errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)))
 	c := s.Config[0]
 	missing := c
 	missing.Interfaces = []string{"none-0"}
 	for _, text := range []string{c.TOML() + "\n[nonsense]\n", missing.TOML()} {
-		if err := a.Configure(text); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, a.Configure(text))
 		out, err := a.CLI(t.Context(), "restart")
 		if err == nil || !a.Process().Running() || strings.Contains(a.Process().Log.Tail(100), "agent restarts") {
 			t.Errorf("a restart with an invalid file: %s", out)
 		}
 	}
-	if err := a.Configure(c.TOML()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, a.Configure(c.TOML()))
 }
 
 func (s *site) survivesRestart(t *testing.T, end, start func(*lab.Agent) error) {
@@ -79,22 +72,14 @@ func (s *site) survivesRestart(t *testing.T, end, start func(*lab.Agent) error) 
 		s.Client().Stream(t.Context(), labtest.URL(vip6), 10*time.Millisecond, 4*time.Second),
 	}
 	stop := s.watchRoutes(t)
-	if err := end(s.Agents[0]); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, end(s.Agents[0]))
 	labtest.Exchange(t, four, "without an agent")
 	labtest.Exchange(t, six, "without an agent")
 	s.checkAnswered(t, 200)
-	if err := start(s.Agents[0]); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Agents[0].WaitReady(t.Context(), lab.Ready); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, start(s.Agents[0]))
+	must.Do(t, s.Agents[0].WaitReady(t.Context(), lab.Ready))
 	b := s.Balancers[0]
-	if err := s.Daemon.WaitEstablished(t.Context(), lab.Ready, b.V4, b.V6); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Daemon.WaitEstablished(t.Context(), lab.Ready, b.V4, b.V6))
 	labtest.Until(t, lab.Ready, "the new agent has announced", func() error {
 		if !s.Agents[0].Process().Log.Contains("route announced") {
 			return errors.New("not yet")
@@ -154,9 +139,7 @@ func (s *site) cleansUp(t *testing.T) {
 		t.Error("cleanup beside a running agent succeeded")
 	}
 	s.checkAnswered(t, 20)
-	if err := s.Agents[0].Terminate(t.Context(), lab.Ready); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Agents[0].Terminate(t.Context(), lab.Ready))
 	if out, err := s.Agents[0].CLI(t.Context(), "cleanup"); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

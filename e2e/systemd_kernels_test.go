@@ -16,6 +16,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // TestSystemd: systemd as process 1 runs the unit, installed and enabled before the boot (e2e/kernels/init). The uplink
@@ -57,14 +58,9 @@ func startedAtBoot(t *testing.T) {
 }
 
 func reloadedBySystemd(t *testing.T) {
-	text, err := os.ReadFile(steelyardToml)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(steelyardToml))(t)
 	write := func(text string) {
-		if err := os.WriteFile(steelyardToml, []byte(text), 0o640); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(steelyardToml, []byte(text), 0o640))
 	}
 	pid, restarts := property(t, "steelyard", "MainPID"), property(t, "steelyard", "NRestarts")
 	write(strings.Replace(string(text), `"203.0.113.10"`, `["203.0.113.10", "203.0.113.11"]`, 1))
@@ -89,9 +85,7 @@ func restartedByWatchdog(t *testing.T) {
 		t.Errorf("a restart is told by signal %s; want 10, SIGUSR1", by)
 	}
 	pid, restarts := number(t, "steelyard", "MainPID"), number(t, "steelyard", "NRestarts")
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Kill(pid, syscall.SIGSTOP))
 	labtest.Until(t, 2*time.Minute, "systemd has restarted the agent", func() error {
 		n, state := number(t, "steelyard", "NRestarts"), property(t, "steelyard", "ActiveState")
 		if n != restarts+1 || state != "active" {
@@ -152,20 +146,14 @@ func property(t *testing.T, unit, name string) string {
 
 func number(t *testing.T, unit, name string) int {
 	t.Helper()
-	n, err := strconv.Atoi(property(t, unit, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(strconv.Atoi(property(t, unit, name)))(t)
 	return n
 }
 
 // command runs a program of the machine, which must succeed.
 func command(t *testing.T, name string, args ...string) string {
 	t.Helper()
-	out, err := runHere(t, name, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(runHere(t, name, args...))(t)
 	return out
 }
 

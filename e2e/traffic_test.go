@@ -12,6 +12,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // TestStandalone covers two standalone balancers: announcements, balancing, reload, failed servers, a lost BGP session,
@@ -37,9 +38,7 @@ func (s *site) attached(t *testing.T, mode string) {
 	var info struct {
 		Interfaces []struct{ Interface, Mode, Hook string }
 	}
-	if err := s.Agents[0].Get(t.Context(), "/v1/status", &info); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Agents[0].Get(t.Context(), "/v1/status", &info))
 	if len(info.Interfaces) != 1 || info.Interfaces[0].Mode != mode || info.Interfaces[0].Hook != labtest.TCHook(t) {
 		t.Errorf("interfaces %+v; want eth0 by %s, %s", info.Interfaces, mode, labtest.TCHook(t))
 	}
@@ -81,9 +80,7 @@ func (s *site) reloads(t *testing.T) {
 	for i, a := range s.Agents {
 		s.active = 3
 		s.Config[i].Services = s.services(s.active)
-		if err := errors.Join(a.Configure(s.Config[i].TOML()), a.Reload()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(a.Configure(s.Config[i].TOML()), a.Reload()))
 	}
 	for _, vip := range vips {
 		labtest.Until(t, 10*time.Second, "the new server gets requests", func() error {
@@ -105,9 +102,7 @@ func (s *site) reloads(t *testing.T) {
 func (s *site) rejectsInvalidFile(t *testing.T) {
 	a, text := s.Agents[0], s.Config[0].TOML()
 	invalid := strings.Replace(text, `"web"`, `"web"`+"\nprots = 1", 1)
-	if err := errors.Join(a.Configure(invalid), a.Reload()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(a.Configure(invalid), a.Reload()))
 	labtest.Until(t, 5*time.Second, "status has the reason", func() error {
 		out, err := a.CLI(t.Context(), "status")
 		if err != nil || !strings.Contains(out, "no such key; did you mean ports?") {
@@ -119,9 +114,7 @@ func (s *site) rejectsInvalidFile(t *testing.T) {
 	if _, err := a.CLI(t.Context(), "check", "-c", lab.AgentConfigPath); err == nil {
 		t.Error("check accepts the invalid file")
 	}
-	if err := errors.Join(a.Configure(text), a.Reload()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(a.Configure(text), a.Reload()))
 	labtest.Until(t, 5*time.Second, "status has no error", func() error {
 		out, err := a.CLI(t.Context(), "status")
 		if err != nil || strings.Contains(out, "refused") {
@@ -139,9 +132,7 @@ func (s *site) serverFails(t *testing.T) {
 	onIt := conns.Servers()[failed.Name()]
 	stream := s.Client().Stream(t.Context(), labtest.URL(vip4), 5*time.Millisecond, 300*time.Millisecond)
 	off := time.Now()
-	if err := failed.PowerOff(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, failed.PowerOff())
 	for _, a := range s.Agents {
 		labtest.Until(t, 5*time.Second, "the check has failed", func() error { return backends(t, a, "unhealthy", 2) })
 	}
@@ -166,9 +157,7 @@ func (s *site) serverFails(t *testing.T) {
 	if took := time.Since(start); len(errs) != onIt || took > 2*time.Second {
 		t.Errorf("%d of %d connections of the failed server ended, after %s", len(errs), onIt, took)
 	}
-	if err := failed.PowerOn(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, failed.PowerOn())
 	for _, a := range s.Agents {
 		labtest.Until(t, 15*time.Second, "the server is healthy again",
 			func() error { return backends(t, a, "healthy", 6) })
@@ -196,18 +185,14 @@ func backends(t *testing.T, a *lab.Agent, state string, n int) error {
 func (s *site) allServersFail(t *testing.T) {
 	start := time.Now()
 	for _, w := range s.web {
-		if err := w.Stop(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.Stop())
 	}
 	s.waitRoutes(t)
 	if took := time.Since(start); took > detection+500*time.Millisecond {
 		t.Errorf("the routes were withdrawn after %s; want about %s", took, detection)
 	}
 	for _, w := range s.web {
-		if err := w.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.Start())
 	}
 	s.waitRoutes(t, s.Balancers...)
 	s.waitAnswered(t)
@@ -224,13 +209,9 @@ func (s *site) waitAnswered(t *testing.T) {
 
 func (s *site) losesSession(t *testing.T) {
 	for _, a := range []netip.Addr{s.Balancers[0].V4, s.Balancers[0].V6} {
-		if err := s.Daemon.Reset(t.Context(), a); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Daemon.Reset(t.Context(), a))
 	}
-	if err := s.Daemon.WaitEstablished(t.Context(), lab.Ready, s.Balancers[0].V4, s.Balancers[0].V6); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Daemon.WaitEstablished(t.Context(), lab.Ready, s.Balancers[0].V4, s.Balancers[0].V6))
 	s.waitRoutes(t, s.Balancers...)
 	s.waitAnswered(t)
 }
@@ -256,9 +237,7 @@ func (s *site) drains(t *testing.T) {
 	}
 	s.checkAnswered(t, 40)
 	a.Kill()
-	if err := errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)))
 	s.waitRoutes(t, s.Balancers[1:]...)
 	command("drained: the node", "drain", "--node")
 	command("drained: the node", "undrain", "web")
@@ -271,9 +250,7 @@ func (s *site) drains(t *testing.T) {
 func (s *site) terminates(t *testing.T) {
 	a := s.Agents[0]
 	p := a.Process()
-	if err := p.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, p.Signal(syscall.SIGTERM))
 	<-p.Done()
 	for _, vip := range vips {
 		got, err := s.Topology.Router.NextHops(labtest.HostRoute(vip))

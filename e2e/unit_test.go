@@ -15,6 +15,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // TestUnitCapabilitiesSuffice: with the capabilities of the unit the agent starts, checks by a program, announces by
@@ -32,16 +33,10 @@ func TestUnitCapabilitiesSuffice(t *testing.T) {
 			checkReload(t, agent, config)
 			s.checkAnswered(t, 100)
 			agent.Kill()
-			if err := agent.Start(); err != nil {
-				t.Fatal(err)
-			}
-			if err := agent.WaitReady(t.Context(), lab.Ready); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, agent.Start())
+			must.Do(t, agent.WaitReady(t.Context(), lab.Ready))
 			s.checkAnswered(t, 100)
-			if err := agent.Terminate(t.Context(), lab.Ready); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, agent.Terminate(t.Context(), lab.Ready))
 			if out, err := agent.CLI(t.Context(), "cleanup"); err != nil {
 				t.Errorf("%v\n%s", err, out)
 			}
@@ -55,16 +50,12 @@ func checkReload(t *testing.T, agent *lab.Agent, config lab.AgentConfig) {
 	if out, err := agent.CLI(t.Context(), "reload"); err != nil {
 		t.Errorf("reload of a valid file: %v\n%s", err, out)
 	}
-	if err := agent.Configure(config.TOML() + "\n[nonsense]\n"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, agent.Configure(config.TOML()+"\n[nonsense]\n"))
 	out, err := agent.CLI(t.Context(), "reload")
 	if err == nil || !strings.Contains(out+err.Error(), "nonsense: no such section") {
 		t.Errorf("reload of an invalid file: %v\n%s", err, out)
 	}
-	if err := agent.Configure(config.TOML()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, agent.Configure(config.TOML()))
 }
 
 // TestUnitCapabilitiesAreNeeded: without one of them the agent ends with an error that names it, or its status is not
@@ -85,9 +76,7 @@ func TestUnitCapabilitiesAreNeeded(t *testing.T) {
 		t.Run(missing, func(t *testing.T) {
 			binary := confine(t, slices.Delete(slices.Clone(all), i, i+1))
 			agent, err := lab.StartAgent(s.Balancers[0].Host, lab.AgentOptions{Binary: binary, Config: config.TOML()})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			defer agent.Kill()
 			if problem := degrades[missing]; problem != "" {
 				labtest.Until(t, lab.Ready, "a problem in the status", func() error {
@@ -134,10 +123,7 @@ var boundingSet = regexp.MustCompile(`(?m)^CapabilityBoundingSet=(.*)$`)
 
 // unitCapabilities returns the CapabilityBoundingSet of the unit.
 func unitCapabilities(t *testing.T) []string {
-	unit, err := os.ReadFile("../systemd/steelyard.service")
-	if err != nil {
-		t.Fatal(err)
-	}
+	unit := must.Get(os.ReadFile("../systemd/steelyard.service"))(t)
 	m := boundingSet.FindSubmatch(unit)
 	if m == nil {
 		t.Fatal("the unit has no CapabilityBoundingSet")
@@ -153,8 +139,6 @@ func confine(t *testing.T, capabilities []string) string {
 	}
 	path := filepath.Join(t.TempDir(), "steelyard")
 	script := fmt.Sprintf("#!/bin/sh\nexec setpriv --no-new-privs --bounding-set=%s -- '%s' \"$@\"\n", set, binary)
-	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(script), 0o755))
 	return path
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // vandal is a change on a running balancer by someone else.
@@ -179,27 +180,20 @@ func TestVandals(t *testing.T) {
 			t.Parallel() // with the other one only, because limits of time are asserted
 			s := newSite(t, peers.BIRD, mode, 1, 3)
 			balancer, agent := s.Balancers[0], s.Agents[0]
-			if err := agent.Terminate(t.Context(), 10*time.Second); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, agent.Terminate(t.Context(), 10*time.Second))
 			s.Config[0].Interfaces = nil
 			s.Config[0].Services[0].Check = lab.AgentCheck{Type: "none"}
-			if err := errors.Join(agent.Configure(s.Config[0].TOML()), agent.Start()); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(agent.Configure(s.Config[0].TOML()), agent.Start()))
 			s.waitRoutes(t, balancer)
 			s.waitAnswered(t)
 			t.Run("a NIC towards the servers appears", func(t *testing.T) {
 				inside := []netip.Prefix{
 					netip.MustParsePrefix("192.0.2.100/25"), netip.MustParsePrefix("2001:db8:2::100/64"),
 				}
-				err := s.Link(
+				must.Do(t, s.Link(
 					lab.End{Host: balancer.Host, Name: "eth1", Addresses: inside},
 					lab.End{Host: s.Switch, Name: "lb1", Bridge: "switch"},
-					lab.LinkOptions{SoftwareChecksums: mode == "xdp"})
-				if err != nil {
-					t.Fatal(err)
-				}
+					lab.LinkOptions{SoftwareChecksums: mode == "xdp"}))
 				s.neverDead(t, false, noticed)
 				out, err := agent.CLI(t.Context(), "status")
 				if err != nil || !strings.Contains(out, "eth1: ") {
@@ -214,13 +208,9 @@ func TestVandals(t *testing.T) {
 					if v.astray {
 						s.leadAstray(t)
 					}
-					if err := v.do(balancer.Host); err != nil {
-						t.Fatal(err)
-					}
+					must.Do(t, v.do(balancer.Host))
 					s.neverDead(t, v.withdrawn, cmp.Or(v.within, noticed))
-					if err := v.undo(balancer.Host); err != nil {
-						t.Fatal(err)
-					}
+					must.Do(t, v.undo(balancer.Host))
 					labtest.Until(t, 20*time.Second, "requests are answered again", func() error { return s.try(t) })
 				})
 			}
@@ -235,9 +225,7 @@ func (s *site) leadAstray(t *testing.T) {
 	t.Helper()
 	time.Sleep(time.Second) // the agent must have seen that the link leads to the servers again
 	rule := func(what string) string { return "ip rule " + what + " priority 10 to 192.0.2.0/25 blackhole" }
-	if err := commands(rule("add"))(s.Topology.Router); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, commands(rule("add"))(s.Topology.Router))
 	t.Cleanup(func() {
 		if err := commands(rule("del"))(s.Topology.Router); err != nil {
 			t.Error(err)
@@ -297,16 +285,12 @@ func (s *site) oneNotReached(t *testing.T) {
 	}
 	status("OK\n")
 	way := " blackhole " + s.Servers[0].V4.String()
-	if err := commands("ip route add" + way)(s.Balancers[0].Host); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, commands("ip route add"+way)(s.Balancers[0].Host))
 	status("DEGRADED: packets of clients do not get to a server: " + s.Servers[0].V4.String() + ":")
 	if hops, err := s.Topology.Router.NextHops(labtest.HostRoute(vip4)); err != nil || len(hops) == 0 {
 		t.Errorf("next hops %v, %v", hops, err)
 	}
-	if err := commands("ip route del" + way)(s.Balancers[0].Host); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, commands("ip route del"+way)(s.Balancers[0].Host))
 	status("OK\n")
 }
 
@@ -314,9 +298,7 @@ func (s *site) oneNotReached(t *testing.T) {
 func (s *site) noPeer(t *testing.T) {
 	b := s.Balancers[0]
 	cut := commands("ip route add blackhole "+b.Gateway4.String(), "ip -6 route add blackhole "+b.Gateway6.String())
-	if err := cut(b.Host); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cut(b.Host))
 	labtest.Until(t, 20*time.Second, "the address is offered", func() error {
 		out, err := s.Agents[0].CLI(t.Context(), "routes")
 		if err == nil && !strings.Contains(out, "offered") {

@@ -14,6 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // TestVerdictFollowsClients: the first line of status tells a port that nobody reaches from a server that nobody
@@ -33,10 +34,7 @@ func TestVerdictFollowsClients(t *testing.T) {
 		Check:    lab.AgentCheck{Type: "tcp", Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 2},
 	})
 	text := strings.Replace(c.TOML(), "[datapath]\n", "[datapath]\nsnat_ports = \"1024-1031\"\n", 1)
-	agent, err := lab.StartAgent(b.Host, lab.AgentOptions{Binary: binary, Config: text})
-	if err != nil {
-		t.Fatal(err)
-	}
+	agent := must.Get(lab.StartAgent(b.Host, lab.AgentOptions{Binary: binary, Config: text}))(t)
 	t.Cleanup(agent.Kill)
 	if err := agent.WaitReady(t.Context(), lab.Ready); err != nil {
 		t.Fatalf("%v\n%s", err, agent.Process().Log.Tail(20))
@@ -98,9 +96,7 @@ func TestVerdictFollowsClients(t *testing.T) {
 	}
 	logged("port-down")
 	for _, e := range s.echo {
-		if err := e.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, e.Start())
 	}
 	verdict(0, "OK")
 

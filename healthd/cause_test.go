@@ -11,20 +11,15 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A report carries the error of the probe, so that a receiver need not parse the reason.
 func TestReportCarriesTheError(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	open := netip.MustParseAddrPort(l.Addr().String())
 	defer l.Close()
-	closing, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	closing := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	closed := netip.MustParseAddrPort(closing.Addr().String())
 	closing.Close()
 

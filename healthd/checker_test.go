@@ -19,6 +19,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestEveryTypeHasAChecker(t *testing.T) {
@@ -64,10 +65,7 @@ func probeOnce(t *testing.T, c lb.Check) string {
 func targetOf(a net.Addr) netip.AddrPort { return netip.MustParseAddrPort(a.String()) }
 
 func listen(t testing.TB) net.Listener {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { l.Close() })
 	return l
 }
@@ -187,10 +185,7 @@ func TestTCP(t *testing.T) {
 
 // udpServer replies to each datagram with the result of reply; nil: no reply.
 func udpServer(t testing.TB, reply func([]byte) []byte) netip.AddrPort {
-	c, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(net.ListenPacket("udp", "127.0.0.1:0"))(t)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -212,10 +207,7 @@ func udpServer(t testing.TB, reply func([]byte) []byte) netip.AddrPort {
 func TestUDP(t *testing.T) {
 	echo := udpServer(t, func(b []byte) []byte { return append([]byte("re: "), b...) })
 	silent := udpServer(t, func([]byte) []byte { return nil })
-	c, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(net.ListenPacket("udp", "127.0.0.1:0"))(t)
 	closed := targetOf(c.LocalAddr())
 	c.Close()
 	for _, tt := range []struct {

@@ -14,24 +14,21 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // execCheck returns a check by a program with this script, and a directory that the program may write to.
 func execCheck(t *testing.T, script string) (c lb.Check, dir string) {
 	t.Helper()
 	top, err := os.MkdirTemp("", "check") // t.TempDir is for its owner only
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { os.RemoveAll(top) })
 	path, dir := filepath.Join(top, "check"), filepath.Join(top, "out")
 	for _, err := range []error{
 		os.Chmod(top, 0o755), os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o700), os.Chmod(path, 0o755),
 		os.Mkdir(dir, 0o700), os.Chmod(dir, 0o777),
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	c = lb.Check{Key: lb.CheckKey{Service: "web"}, Target: netip.MustParseAddrPort("10.0.0.1:80")}
 	c.Spec = lb.CheckSpec{Type: lb.CheckExec, Path: path, User: "nobody"}
@@ -47,10 +44,7 @@ func TestEnvironmentOfPrograms(t *testing.T) {
 	if got := probeFor(t, c, "ok"); got != "ok: exit status 0" {
 		t.Fatal(got)
 	}
-	text, err := os.ReadFile(dir + "/env")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(dir + "/env"))(t)
 	var names []string
 	for line := range strings.Lines(string(text)) {
 		name, _, _ := strings.Cut(line, "=")
@@ -122,10 +116,7 @@ func TestProgramsHaveNoPrivileges(t *testing.T) {
 	if got := probeFor(t, c, ""); got != "ok: exit status 0" {
 		t.Fatal(got)
 	}
-	text, err := os.ReadFile(dir + "/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(dir + "/status"))(t)
 	for _, want := range []string{
 		"\nUid:\t65534\t65534\t65534\t65534\n", "\nGid:\t65534\t65534\t65534\t65534\n", "\nGroups:\t \n",
 		"\nCapInh:\t0000000000000000\n", "\nCapPrm:\t0000000000000000\n", "\nCapEff:\t0000000000000000\n",
@@ -141,9 +132,7 @@ func TestProgramsHaveNoPrivileges(t *testing.T) {
 // is left to reap either. A child of this process that is of no check stays.
 func TestProgramsAreEndedAsAWhole(t *testing.T) {
 	own := exec.Command("sleep", "1000")
-	if err := own.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, own.Start())
 	defer func() { own.Process.Kill(); own.Wait() }()
 	for name, script := range map[string]string{
 		"at its end":     "%s & setsid %[1]s & (setsid sh -c '%[1]s & setsid %[1]s & sleep 0.1' &) ; exit 0",
@@ -179,10 +168,7 @@ func TestProgramsAreEndedAsAWhole(t *testing.T) {
 // processes returns the processes with an argument.
 func processes(t *testing.T, argument string) (pids []string) {
 	t.Helper()
-	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(filepath.Glob("/proc/[0-9]*/cmdline"))(t)
 	for _, name := range all {
 		if text, _ := os.ReadFile(name); strings.Contains(string(text), argument) {
 			pids = append(pids, name)

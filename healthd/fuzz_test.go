@@ -12,6 +12,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 	"github.com/steelyard-lb/steelyard/lb/printable"
 )
 
@@ -22,15 +23,9 @@ type fuzzServer struct {
 }
 
 func newFuzzServer(f *testing.F) *fuzzServer {
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		f.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp4", "127.0.0.1:0"))(f)
 	s := &fuzzServer{at: targetOf(l.Addr())}
-	u, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(s.at))
-	if err != nil {
-		f.Fatal(err)
-	}
+	u := must.Get(net.ListenUDP("udp4", net.UDPAddrFromAddrPort(s.at)))(f)
 	f.Cleanup(func() { l.Close(); u.Close() })
 	go func() {
 		var request [4096]byte
@@ -104,20 +99,14 @@ func FuzzDNS(f *testing.F) {
 	answer := new(dns.Msg)
 	answer.SetReply(question)
 	for _, text := range []string{"www.example.net. 60 IN A 192.0.2.1", `www.example.net. 60 IN TXT "x\027y"`} {
-		rr, err := dns.NewRR(text)
-		if err != nil {
-			f.Fatal(err)
-		}
+		rr := must.Get(dns.NewRR(text))(f)
 		answer.Answer = append(answer.Answer, rr)
 	}
 	for _, change := range []func(){
 		func() {}, func() { answer.Rcode = dns.RcodeServerFailure }, func() { answer.Truncated = true },
 	} {
 		change()
-		b, err := answer.Pack()
-		if err != nil {
-			f.Fatal(err)
-		}
+		b := must.Get(answer.Pack())(f)
 		f.Add(b)
 		f.Add(b[:len(b)-5])
 	}

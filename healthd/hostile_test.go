@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 const escape = "\x1b[2J\u009b1A"
@@ -62,16 +63,11 @@ func saying(t *testing.T, once, again string) netip.AddrPort {
 // named returns the address of a server whose certificate has this name.
 func named(t *testing.T, name string) netip.AddrPort {
 	public, private, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	c := &x509.Certificate{
 		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{name},
 	}
-	der, err := x509.CreateCertificate(rand.Reader, c, c, public, private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Get(x509.CreateCertificate(rand.Reader, c, c, public, private))(t)
 	s := httptest.NewUnstartedServer(http.NotFoundHandler())
 	s.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: private}}}
 	s.StartTLS()
@@ -100,10 +96,7 @@ func sayingByGRPC(t *testing.T, reason string) netip.AddrPort {
 
 // flooding returns the address of a server that answers a datagram with many.
 func flooding(t *testing.T) netip.AddrPort {
-	c, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(net.ListenPacket("udp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { c.Close() })
 	go func() {
 		b := make([]byte, 1500)

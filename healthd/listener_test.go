@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // listenAs returns a listener of a user.
@@ -32,9 +33,7 @@ func listenAs(t *testing.T, uid int, address string) net.Listener {
 		l, err = net.Listen("tcp", address)
 	}()
 	<-done
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { l.Close() })
 	return l
 }

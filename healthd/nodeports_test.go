@@ -12,6 +12,8 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // With Addresses, the ports are open there only.
@@ -28,9 +30,7 @@ func TestHealthAddresses(t *testing.T) {
 		}
 		return err
 	}
-	if err := n.Serve("default/web", port, 1, false); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, n.Serve("default/web", port, 1, false))
 	if err := dial("127.0.0.1"); err != nil {
 		t.Error(err)
 	}
@@ -85,18 +85,11 @@ func TestNodePorts(t *testing.T) {
 		{2, time.Minute, nil, false, true, 503, false},
 	} {
 		behind, broken, inForce = tt.behind, tt.broken, tt.inForce
-		if err := n.Serve("default/web", port, tt.endpoints, tt.other); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, n.Serve("default/web", port, tt.endpoints, tt.other))
 		for _, request := range []struct{ method, at string }{{"GET", "127.0.0.1"}, {"POST", "[::1]"}} {
 			req, err := http.NewRequest(request.method, fmt.Sprintf("http://%s:%d/any/path", request.at, port), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			resp, err := http.DefaultClient.Do(req)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
+			resp := must.Get(http.DefaultClient.Do(req))(t)
 			body, err := io.ReadAll(resp.Body)
 			resp.Body.Close()
 			want := fmt.Sprintf("{\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t},\n"+
@@ -126,10 +119,7 @@ func freePorts(t *testing.T, n int) []uint16 {
 	t.Helper()
 	var ports []uint16
 	for range n {
-		l, err := net.Listen("tcp", ":0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := must.Get(net.Listen("tcp", ":0"))(t)
 		defer l.Close()
 		ports = append(ports, uint16(l.Addr().(*net.TCPAddr).Port))
 	}
@@ -154,9 +144,7 @@ func TestNodePortsChange(t *testing.T) {
 	p := freePorts(t, 3)
 	serve := func(service string, port uint16) *http.Server {
 		t.Helper()
-		if err := n.Serve(service, port, 1, false); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, n.Serve(service, port, 1, false))
 		return n.services[service].server
 	}
 	first := serve("default/web", p[0])

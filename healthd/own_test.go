@@ -22,6 +22,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestInconclusive(t *testing.T) {
@@ -93,21 +94,15 @@ func TestWithoutDescriptors(t *testing.T) {
 	eventually("healthy", healthy)
 
 	before := unix.Rlimit{}
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: before.Max}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
+	must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: before.Max}))
 	eventually("a problem", func() bool {
 		problems := lbtest.Texts(p.Findings())
 		return len(problems) == 1 && strings.Contains(problems[0], "3 health checks are inconclusive") &&
 			strings.Contains(problems[0], "too many open files")
 	})
 	time.Sleep(200 * time.Millisecond) // ten probes of each
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before))
 	eventually("no problem", func() bool { return len(lbtest.Texts(p.Findings())) == 0 })
 	if !healthy() {
 		t.Errorf("reports %v; want three of healthy backends", reports)

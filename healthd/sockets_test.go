@@ -14,6 +14,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The connection is reset, so that the server does not keep it.
@@ -23,10 +24,7 @@ func TestTCPResets(t *testing.T) {
 	if got := probeFor(t, c, ""); got != "ok: connected" {
 		t.Fatal(got)
 	}
-	conn, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(l.Accept())(t)
 	defer conn.Close()
 	conn.SetReadDeadline(time.Now().Add(10 * time.Second))
 	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
@@ -59,14 +57,8 @@ func TestDNSQuestion(t *testing.T) {
 		return m
 	}
 	for host, record := range map[string]string{"127.0.0.1": "A", "::1": "AAAA"} {
-		u, err := net.ListenPacket("udp", net.JoinHostPort(host, "0"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		l, err := net.Listen("tcp", u.LocalAddr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		u := must.Get(net.ListenPacket("udp", net.JoinHostPort(host, "0")))(t)
+		l := must.Get(net.Listen("tcp", u.LocalAddr().String()))(t)
 		for _, s := range []*dns.Server{{PacketConn: u}, {Listener: l}} {
 			s.Handler = dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
 				w.WriteMsg(answer(q, w.LocalAddr().Network() == "udp"))

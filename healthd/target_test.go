@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestDialer(t *testing.T) {
@@ -64,9 +65,7 @@ func TestMarkIsSet(t *testing.T) {
 	from := netip.MustParseAddr("127.0.0.3")
 	way := func(lb.Check) (Way, error) { return Way{Mark: 7, From: from}, nil }
 	d, to, err := target{Check: c, way: way}.dialer("tcp")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	conn, err := d.DialContext(t.Context(), "tcp", to.String())
 	if os.Geteuid() != 0 {
 		if !errors.Is(err, syscall.EPERM) {
@@ -74,14 +73,9 @@ func TestMarkIsSet(t *testing.T) {
 		}
 		return
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer conn.Close()
-	raw, err := conn.(*net.TCPConn).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := must.Get(conn.(*net.TCPConn).SyscallConn())(t)
 	var mark int
 	var failed error
 	if err := raw.Control(func(fd uintptr) {

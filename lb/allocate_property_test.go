@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // exhaustive applies the rules of Assign to every address in turn, for one IPv4 address each.
@@ -128,15 +130,11 @@ func BenchmarkAssign(b *testing.B) {
 			b.Run(fmt.Sprintf("key=%q/given=%d", key, given), func(b *testing.B) {
 				a := NewAllocator([]Pool{pool("v4", "10.0.0.0", "10.255.255.255")})
 				for i := range given {
-					if _, err := a.Assign(sharer(fmt.Sprint(i), key, 80)); err != nil {
-						b.Fatal(err)
-					}
+					must.Get(a.Assign(sharer(fmt.Sprint(i), key, 80)))(b)
 				}
 				r := sharer("new", key, 80)
 				for b.Loop() {
-					if _, err := a.Assign(r); err != nil {
-						b.Fatal(err)
-					}
+					must.Get(a.Assign(r))(b)
 					a.Release("new")
 				}
 			})

@@ -10,19 +10,17 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // BenchmarkEngine measures single events at 10,000 services of 10 backends, until they are in force.
 func BenchmarkEngine(b *testing.B) {
 	const services = 10_000
 	fx := lbtest.New()
-	e, err := lb.NewEngine(lb.EngineOptions{
+	e := must.Get(lb.NewEngine(lb.EngineOptions{
 		Datapath: fx, Announcer: fx, Prober: fx, Settle: time.Second, Retry: time.Second,
 		Withdraw: time.Second, Log: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	}))(b)
 	ctx, cancel := context.WithCancel(b.Context())
 	done := make(chan error, 1)
 	go func() { done <- e.Run(ctx) }()
@@ -74,9 +72,7 @@ func BenchmarkEngine(b *testing.B) {
 		}},
 		{"health request", func(int) { e.Progress(); e.InForce("7") }},
 		{"Status", func(int) {
-			if _, err := e.Status(b.Context()); err != nil {
-				b.Fatal(err)
-			}
+			must.Get(e.Status(b.Context()))(b)
 		}},
 	} {
 		e.Put(last)

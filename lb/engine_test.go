@@ -13,6 +13,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 var (
@@ -49,10 +50,7 @@ func inEngine(
 		for _, set := range change {
 			set(&o)
 		}
-		e, err := lb.NewEngine(o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		e := must.Get(lb.NewEngine(o))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- e.Run(ctx) }()
@@ -113,10 +111,7 @@ func TestServiceIsServedThenAnnouncedThenFollowsHealth(t *testing.T) {
 		if p, _ := fx.Served(frontend(vip1)); len(p.Down) != 1 {
 			t.Errorf("down backends %v; want one", p.Down)
 		}
-		st, err := e.Status(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		st := must.Get(e.Status(t.Context()))(t)
 		if got, want := st.Routes[0].Reason, "1 of 2 backends healthy, min_healthy is 2"; got != want {
 			t.Errorf("reason %q; want %q", got, want)
 		}
@@ -280,10 +275,7 @@ func TestBehind(t *testing.T) {
 	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
 		behind := func() time.Duration {
 			synctest.Wait()
-			st, err := e.Status(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			st := must.Get(e.Status(t.Context()))(t)
 			since, err := e.Behind(t.Context())
 			if err != nil || !since.Equal(st.Behind) {
 				t.Errorf("Behind: %s, %v; Status says %s", since, err, st.Behind)

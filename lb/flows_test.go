@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestFlowFilterSet(t *testing.T) {
@@ -73,9 +75,7 @@ func TestFlowFilterMatch(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			for value, want := range map[string]bool{tt.same: true, tt.other: false} {
 				var f FlowFilter
-				if err := f.Set(tt.name, value); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, f.Set(tt.name, value))
 				if got := f.Match(flow); got != want {
 					t.Errorf("%s=%s matches: %t; want %t", tt.name, value, got, want)
 				}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // input is everything that an engine is told.
@@ -106,23 +107,17 @@ func TestIncrementalPlans(t *testing.T) {
 		r := rand.New(rand.NewPCG(7, 8))
 		in := &input{services: map[string]*lb.Service{}, health: map[lb.CheckKey]lb.Health{}}
 		start := func(fx *lbtest.Fixture) (*lb.Engine, func()) {
-			e, err := lb.NewEngine(lb.EngineOptions{
+			e := must.Get(lb.NewEngine(lb.EngineOptions{
 				Datapath: fx, Announcer: fx, Prober: fx, Sources: []string{"file"}, Settle: 1,
 				Retry: time.Second, Withdraw: time.Second, Log: slog.New(slog.DiscardHandler),
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			}))(t)
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)
 			go func() { done <- e.Run(ctx) }()
 			return e, func() { cancel(); <-done }
 		}
 		status := func(e *lb.Engine) lb.Status {
-			st, err := e.Status(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			st := must.Get(e.Status(t.Context()))(t)
 			for i := range st.Routes { // a time and, without one, what it was before
 				st.Routes[i].Since = time.Time{}
 			}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // slowDatapath takes as long as the kernel for each target.
@@ -34,13 +35,10 @@ func (d *slowDatapath) Apply(ctx context.Context, delta lb.Delta) map[lb.Fronten
 // is taken out.
 func TestLargeServiceDelaysNothing(t *testing.T) {
 	d := &slowDatapath{Fixture: lbtest.New()}
-	e, err := lb.NewEngine(lb.EngineOptions{
+	e := must.Get(lb.NewEngine(lb.EngineOptions{
 		Datapath: d, Announcer: d, Prober: d, Sources: []string{"file"}, Settle: 10 * time.Second,
 		Retry: 100 * time.Millisecond, Withdraw: 5 * time.Second, Log: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- e.Run(ctx) }()
@@ -76,9 +74,7 @@ func TestLargeServiceDelaysNothing(t *testing.T) {
 	await("the failed server is taken out", time.Second, func() bool { return targets() == 1 })
 	for range 20 {
 		start := time.Now()
-		if _, err := e.StatusOf(t.Context(), vip2); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(e.StatusOf(t.Context(), vip2))(t)
 		if took := time.Since(start); took > 100*time.Millisecond {
 			t.Errorf("a status took %s", took)
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // slowConsumers take 10 ms to apply and 20 ms to announce.
@@ -34,7 +35,7 @@ func TestTimeToEffect(t *testing.T) {
 		fx := slowConsumers{lbtest.New()}
 		var mu sync.Mutex
 		var effects, routes []string
-		e, err := lb.NewEngine(lb.EngineOptions{
+		e := must.Get(lb.NewEngine(lb.EngineOptions{
 			Datapath: fx, Announcer: fx, Prober: fx, Sources: []string{"file"},
 			Settle: 10 * time.Second, Retry: 100 * time.Millisecond, Withdraw: 5 * time.Second,
 			Log: slog.New(slog.DiscardHandler),
@@ -48,10 +49,7 @@ func TestTimeToEffect(t *testing.T) {
 				defer mu.Unlock()
 				routes = append(routes, fmt.Sprintf("%s %s %q", r.Address, r.State, r.Reason))
 			},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- e.Run(ctx) }()

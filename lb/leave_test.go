@@ -10,6 +10,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // Before a planned withdrawal a route has the lower preference for a time, so that routers choose others first (RFC
@@ -18,14 +19,11 @@ func TestGracefulWithdrawal(t *testing.T) {
 	const grace = 2 * time.Second
 	synctest.Test(t, func(t *testing.T) {
 		fx := lbtest.New()
-		e, err := lb.NewEngine(lb.EngineOptions{
+		e := must.Get(lb.NewEngine(lb.EngineOptions{
 			Datapath: fx, Announcer: fx, Prober: fx, Sources: []string{"file"},
 			Settle: 10 * time.Second, Retry: 100 * time.Millisecond, Withdraw: 5 * time.Second,
 			Grace: func([]lb.AnnouncerKind) time.Duration { return grace }, Log: slog.New(slog.DiscardHandler),
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- e.Run(ctx) }()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A service is in force once the datapath has applied a plan of each of its frontends in this run. Progress is readable
@@ -63,10 +64,7 @@ func TestProgress(t *testing.T) {
 func TestProgressOfAnEngineThatDoesNotRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fx := lbtest.New()
-		e, err := lb.NewEngine(lb.EngineOptions{Datapath: fx, Announcer: fx, Prober: fx})
-		if err != nil {
-			t.Fatal(err)
-		}
+		e := must.Get(lb.NewEngine(lb.EngineOptions{Datapath: fx, Announcer: fx, Prober: fx}))(t)
 		if p := e.Progress(); !p.Waiting.IsZero() {
 			t.Errorf("nothing posted: waiting since %s", p.Waiting)
 		}
@@ -125,15 +123,9 @@ func TestStatusOfAVIP(t *testing.T) {
 			}
 			e.Complete("file")
 			synctest.Wait()
-			all, err := e.Status(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			all := must.Get(e.Status(t.Context()))(t)
 			for _, i := range []int{0, 2, n, n + 1} { // two that exist, one that is refused, one that nobody has
-				got, err := e.StatusOf(t.Context(), vip(i))
-				if err != nil {
-					t.Fatal(err)
-				}
+				got := must.Get(e.StatusOf(t.Context(), vip(i)))(t)
 				isOther := func(a netip.Addr) bool { return a != vip(i) }
 				services := slices.DeleteFunc(slices.Clone(all.Services),
 					func(s lb.ServiceStatus) bool { return isOther(s.Address) })
@@ -147,9 +139,7 @@ func TestStatusOfAVIP(t *testing.T) {
 				}
 			}
 			allocated[n] = testing.AllocsPerRun(10, func() {
-				if _, err := e.StatusOf(t.Context(), vip(0)); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(e.StatusOf(t.Context(), vip(0)))(t)
 			})
 		})
 	}

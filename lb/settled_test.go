@@ -10,6 +10,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func settled(e *lb.Engine) bool {
@@ -67,10 +68,7 @@ func TestSettled(t *testing.T) {
 // A query of an engine that does not run fails with its context.
 func TestQueriesEndWithTheirContext(t *testing.T) {
 	fx := lbtest.New()
-	e, err := lb.NewEngine(lb.EngineOptions{Datapath: fx, Announcer: fx, Prober: fx})
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := must.Get(lb.NewEngine(lb.EngineOptions{Datapath: fx, Announcer: fx, Prober: fx}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := e.Behind(ctx); !errors.Is(err, context.Canceled) {

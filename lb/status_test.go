@@ -10,6 +10,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The policy of a frontend is that of its service.
@@ -21,10 +22,7 @@ func TestStatusHasThePolicy(t *testing.T) {
 				s.Policy = policy
 				e.Put(s)
 				synctest.Wait()
-				st, err := e.Status(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				st := must.Get(e.Status(t.Context()))(t)
 				if len(st.Services) != 1 || st.Services[0].Policy != policy {
 					t.Errorf("services %+v; want one with policy %s", st.Services, policy)
 				}
@@ -55,10 +53,7 @@ func TestStatusHasTheTunnelBetweenNodes(t *testing.T) {
 			s.Refused = []lb.RefusedVIP{{VIP: vip2, Reason: "refused"}}
 			e.Put(s)
 			synctest.Wait()
-			st, err := e.Status(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			st := must.Get(e.Status(t.Context()))(t)
 			for _, x := range st.Services {
 				if x.Forward != tt.want {
 					t.Errorf("%s: %s is forwarded by %s; want %s", tt.name, x.Address, x.Forward, tt.want)
@@ -76,10 +71,7 @@ func TestStatusHasNoDeletedBackends(t *testing.T) {
 		s.Ports[0].Backends[0].Deleted = true
 		e.Put(s)
 		synctest.Wait()
-		st, err := e.Status(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		st := must.Get(e.Status(t.Context()))(t)
 		want := "[10.0.0.2 healthy]"
 		got := []string{}
 		for _, b := range st.Backends {
@@ -109,10 +101,7 @@ func TestStatusOfEachPort(t *testing.T) {
 			e.Health(lb.Health{Key: c.Key, State: state, Weight: -1, Reason: "test"})
 		}
 		synctest.Wait()
-		st, err := e.Status(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		st := must.Get(e.Status(t.Context()))(t)
 		got := []string{}
 		for _, x := range st.Services {
 			got = append(got, fmt.Sprintf("%d %s %v %q %v", x.Port, x.State, x.Announced, x.Reason, len(x.Backends)))
@@ -153,10 +142,7 @@ func TestStatesOutliveAChangeOfPorts(t *testing.T) {
 			change(s)
 			e.Put(s)
 			synctest.Wait()
-			st, err := e.Status(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			st := must.Get(e.Status(t.Context()))(t)
 			if r := st.Services[0]; r.State != lb.StateHealthy || !st.Routes[0].Announced {
 				t.Errorf("%s: %+v, announced %t; want healthy and announced", name, r, st.Routes[0].Announced)
 			}

@@ -7,15 +7,13 @@ import (
 
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 	"github.com/steelyard-lb/steelyard/systemd"
 )
 
 // The example is valid as installed, and with every line uncommented.
 func TestExampleIsValid(t *testing.T) {
-	text, err := os.ReadFile("steelyard.toml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("steelyard.toml"))(t)
 	if _, err := config.Parse("steelyard.toml", text); err != nil {
 		t.Errorf("as installed: %v", err)
 	}

@@ -17,15 +17,14 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // manager returns the receiving end of the notification socket.
 func manager(t *testing.T) *net.UnixConn {
 	path := filepath.Join(t.TempDir(), "notify")
-	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"}))(t)
 	t.Cleanup(func() { c.Close() })
 	t.Setenv("NOTIFY_SOCKET", path)
 	return c
@@ -34,9 +33,7 @@ func manager(t *testing.T) *net.UnixConn {
 // read returns the next notification, or the error.
 func read(t *testing.T, c *net.UnixConn, within time.Duration) string {
 	t.Helper()
-	if err := c.SetReadDeadline(time.Now().Add(within)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.SetReadDeadline(time.Now().Add(within)))
 	b := make([]byte, 4096)
 	n, err := c.Read(b)
 	if err != nil {
@@ -147,9 +144,7 @@ func TestInstall(t *testing.T) {
 	install := func(want string) {
 		t.Helper()
 		var out bytes.Buffer
-		if err := Install(&out, root); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, Install(&out, root))
 		if !strings.HasSuffix(out.String(), want+"\n") {
 			t.Errorf("Install said:\n%s\nwant at the end: %s", &out, want)
 		}
@@ -160,12 +155,8 @@ func TestInstall(t *testing.T) {
 			t.Errorf("%s: %v, %v; want mode %o", path, fi, err, mode)
 		}
 	}
-	if err := os.WriteFile(config, []byte("mine"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(filepath.Join(root, unitPath), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(config, []byte("mine"), 0o600))
+	must.Do(t, os.Chmod(filepath.Join(root, unitPath), 0o600))
 	install("Next: steelyard restart")
 	if fi, err := os.Stat(filepath.Join(root, unitPath)); err != nil || fi.Mode().Perm() != 0o644 {
 		t.Errorf("the unit after an upgrade: %v, %v; want mode 644", fi, err)
@@ -175,9 +166,7 @@ func TestInstall(t *testing.T) {
 		t.Errorf("Uninstall beside programs in the kernel: %v, which leaves %q", err, files(t, root))
 	}
 	for range 2 { // the second finds nothing
-		if err := Uninstall(new(bytes.Buffer), root, remains(false)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, Uninstall(new(bytes.Buffer), root, remains(false)))
 	}
 	if text, err := os.ReadFile(config); err != nil || string(text) != "mine" {
 		t.Errorf("configuration after all: %q, %v; want it as it was", text, err)
@@ -185,15 +174,9 @@ func TestInstall(t *testing.T) {
 	install("Next: systemctl enable --now steelyard")
 	// What was drained before the removal is not drained after the next installation.
 	drained := filepath.Join(root, drainsPath)
-	if err := errors.Join(os.MkdirAll(filepath.Dir(drained), 0o755), os.WriteFile(drained, nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	if err := Uninstall(new(bytes.Buffer), root, remains(false)); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(config); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(drained), 0o755), os.WriteFile(drained, nil, 0o600)))
+	must.Do(t, Uninstall(new(bytes.Buffer), root, remains(false)))
+	must.Do(t, os.Remove(config))
 	left := files(t, root)
 	if len(left) > 0 {
 		t.Errorf("left behind: %q", left)
@@ -201,23 +184,18 @@ func TestInstall(t *testing.T) {
 }
 
 func files(t *testing.T, root string) (all []string) {
-	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+	must.Do(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err == nil && !d.IsDir() {
 			all = append(all, path)
 		}
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return all
 }
 
 func TestInstallIntoAFileFails(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(root, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(root, nil, 0o644))
 	err := Install(new(bytes.Buffer), root)
 	want := "install " + filepath.Join(root, binaryPath) + ": "
 	if err == nil || !strings.HasPrefix(err.Error(), want) {
@@ -265,14 +243,10 @@ func TestUnitIsValid(t *testing.T) {
 	// The paths of the unit are those of an installed system; verify wants the program to exist.
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "steelyard")
-	if err := os.WriteFile(bin, []byte("#!/bin/sh\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(bin, []byte("#!/bin/sh\n"), 0o755))
 	file := filepath.Join(dir, "steelyard.service")
 	text := bytes.ReplaceAll(unit, []byte("/usr/local/bin/steelyard"), []byte(bin))
-	if err := os.WriteFile(file, text, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, text, 0o644))
 	out, err := exec.Command(analyze, "verify", "--man=no", file).CombinedOutput()
 	if err != nil || bytes.Contains(out, []byte("steelyard.service:")) {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)

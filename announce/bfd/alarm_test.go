@@ -9,6 +9,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // TestNoFalseAlarm has a session without a failure for some time, which must not end. BFD_TIME=10m has 3 packets of 100
@@ -31,9 +32,7 @@ func TestNoFalseAlarm(t *testing.T) {
 		if long != "" {
 			for range (runtime.NumCPU() + 1) / 2 { // as many for the other router
 				busy := lab.Command{Path: "/bin/sh", Args: []string{"-c", "while :; do :; done"}, Abrupt: true}
-				if _, err := p.host.Start(busy); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(p.host.Start(busy))(t)
 			}
 		}
 		time.Sleep(duration)

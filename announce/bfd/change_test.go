@@ -14,6 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A changed interval and multiplier are in force on both sides, and the session does not end for them.
@@ -73,9 +74,7 @@ func TestChangeWhileUp(t *testing.T) {
 func send(t *testing.T, s syscall.Signal, to ...*lab.Process) {
 	t.Helper()
 	for _, p := range to {
-		if err := p.Signal(s); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, p.Signal(s))
 	}
 }
 

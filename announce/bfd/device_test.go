@@ -13,6 +13,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // Two routers with the same addresses, on different devices of the node: each has its own sessions, which fail and come
@@ -32,9 +33,7 @@ func TestDevices(t *testing.T) {
 				netip.MustParsePrefix(fmt.Sprintf("2001:db8::%d/64", last)),
 			}}
 		}
-		if err := l.Link(end(node, fmt.Sprintf("eth%d", n), 2), end(router, "eth0", 1), lab.LinkOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, l.Link(end(node, fmt.Sprintf("eth%d", n), 2), end(router, "eth0", 1), lab.LinkOptions{}))
 	}
 	start := func(n int, kind peers.RouterKind, h *lab.Host) {
 		t.Helper()
@@ -47,10 +46,7 @@ func TestDevices(t *testing.T) {
 		}))
 	}
 	start(0, peers.BIRD, labtest.Host(t, l, "bird"))
-	m, err := bfd.New(bfd.Options{Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(bfd.New(bfd.Options{Log: slog.New(slog.NewTextHandler(t.Output(), nil))}))(t)
 	var neighbors []bfd.Neighbor
 	for _, device := range []string{"eth0", "eth1"} {
 		for _, a := range []string{"192.0.2.1", "2001:db8::1"} {
@@ -91,9 +87,7 @@ func TestDevices(t *testing.T) {
 	signal := func(r *peers.Router, s syscall.Signal) {
 		t.Helper()
 		for _, d := range r.Processes {
-			if err := d.Signal(s); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, d.Signal(s))
 		}
 	}
 	signal(routers[1], syscall.SIGSTOP)

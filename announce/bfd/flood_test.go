@@ -17,6 +17,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A flood from a host two hops away, which is no neighbour, reaches neither the queue of the sockets nor the thread,
@@ -39,9 +40,7 @@ func TestFlood(t *testing.T) {
 		lab.LinkOptions{})
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	must(err)
 	must(p.router.Forward())
@@ -98,10 +97,7 @@ func TestFlood(t *testing.T) {
 
 // flood sends what looks like BFD for some time, and returns how many datagrams.
 func flood(t *testing.T, from *lab.Host, d time.Duration) (sent int) {
-	c, err := from.Dial(t.Context(), "udp", "192.0.2.2:3784")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(from.Dial(t.Context(), "udp", "192.0.2.2:3784"))(t)
 	defer c.Close()
 	data := bfd.Packet{State: bfd.Down, Multiplier: 3, MyDiscriminator: 7, DesiredMinTx: time.Second}.Append(nil)
 	batch := make([]ipv4.Message, 256)
@@ -110,10 +106,7 @@ func flood(t *testing.T, from *lab.Host, d time.Duration) (sent int) {
 	}
 	out := ipv4.NewPacketConn(c.(*net.UDPConn))
 	for end := time.Now().Add(d); time.Now().Before(end); {
-		n, err := out.WriteBatch(batch, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		n := must.Get(out.WriteBatch(batch, 0))(t)
 		sent += n
 	}
 	return sent

@@ -20,6 +20,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The monitor runs in a child process, which can be stopped and killed: the test binary with this variable set to the
@@ -97,9 +98,7 @@ func newPairOf(t *testing.T, kind peers.RouterKind, multiplier int) (p pair) {
 			netip.MustParsePrefix(fmt.Sprintf("2001:db8::%d/64", last)),
 		}}
 	}
-	if err := l.Link(end(p.host, 2), end(p.router, 1), lab.LinkOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.Link(end(p.host, 2), end(p.router, 1), lab.LinkOptions{}))
 	p.daemon = labtest.Router(t, p.router, kind, peers.RouterConfig{
 		ID: netip.MustParseAddr("192.0.2.1"), ASN: 64500,
 		Neighbors: []peers.Neighbor{
@@ -113,16 +112,10 @@ func newPairOf(t *testing.T, kind peers.RouterKind, multiplier int) (p pair) {
 // start starts the monitor in a child process and returns it.
 func (p pair) start(t *testing.T, neighbor string, multiplier int) *lab.Process {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	child, err := p.host.Start(lab.Command{Path: self, Env: []string{
+	self := must.Get(os.Executable())(t)
+	child := must.Get(p.host.Start(lab.Command{Path: self, Env: []string{
 		childNeighbor + "=" + neighbor, childMultiplier + "=" + strconv.Itoa(multiplier),
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}}))(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("monitor:\n%s", child.Log.Tail(40))
@@ -134,17 +127,14 @@ func (p pair) start(t *testing.T, neighbor string, multiplier int) *lab.Process 
 // sees waits until the router reports a state of its session with the node, and returns how long that took.
 func (p pair) sees(t *testing.T, address, state string) time.Duration {
 	t.Helper()
-	took, err := lab.Until(t.Context(), 20*time.Second, fmt.Sprintf("%s: session with %s", p.daemon.Kind, address),
+	took := must.Get(lab.Until(t.Context(), 20*time.Second, fmt.Sprintf("%s: session with %s", p.daemon.Kind, address),
 		func() error {
 			got, err := p.state(t.Context(), address)
 			if err == nil && got != state {
 				err = fmt.Errorf("%s, want %s", got, state)
 			}
 			return err
-		})
-	if err != nil {
-		t.Fatal(err)
-	}
+		}))(t)
 	return took
 }
 
@@ -182,9 +172,7 @@ func TestRouterNotices(t *testing.T) {
 			p.sees(t, node, "up")
 			signal := func(s syscall.Signal) {
 				t.Helper()
-				if err := child.Signal(s); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, child.Signal(s))
 			}
 			signal(syscall.SIGSTOP)
 			t.Logf("%s: frozen: down after %v", node, p.sees(t, node, "down"))
@@ -204,10 +192,7 @@ func TestRouterNotices(t *testing.T) {
 func TestMonitorNotices(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		p := newPair(t, kind)
-		m, err := bfd.New(bfd.Options{Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := must.Get(bfd.New(bfd.Options{Log: slog.New(slog.NewTextHandler(t.Output(), nil))}))(t)
 		router := netip.MustParseAddr("192.0.2.1")
 		m.Set([]bfd.Neighbor{fast(router)})
 		ctx, cancel := context.WithCancel(t.Context())
@@ -227,18 +212,11 @@ func TestMonitorNotices(t *testing.T) {
 		since := m.Sessions()[0].Since
 
 		for ttl, reason := range map[int]string{64: "dropped by the kernel", 255: "no discriminator while up"} {
-			c, err := p.router.Dial(t.Context(), "udp", "192.0.2.2:3784")
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := must.Get(p.router.Dial(t.Context(), "udp", "192.0.2.2:3784"))(t)
 			defer c.Close()
-			if err := ipv4.NewConn(c).SetTTL(ttl); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, ipv4.NewConn(c).SetTTL(ttl))
 			forged := bfd.Packet{State: bfd.Down, Multiplier: 3, MyDiscriminator: 1}
-			if _, err := c.Write(forged.Append(nil)); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(c.Write(forged.Append(nil)))(t)
 			labtest.Until(t, 5*time.Second, "the forged packet is discarded: "+reason, func() error {
 				if m.Discarded()[reason] == 0 {
 					return errors.New("none was discarded")
@@ -251,18 +229,14 @@ func TestMonitorNotices(t *testing.T) {
 		}
 
 		for _, d := range p.daemon.Processes {
-			if err := d.Signal(syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, d.Signal(syscall.SIGSTOP))
 		}
 		is(bfd.Down)
 		if s := m.Sessions()[0]; s.Diag != bfd.DiagTimeExpired {
 			t.Errorf("reason %v", s.Diag)
 		}
 		for _, d := range p.daemon.Processes {
-			if err := d.Signal(syscall.SIGCONT); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, d.Signal(syscall.SIGCONT))
 		}
 		is(bfd.Up)
 		cancel()

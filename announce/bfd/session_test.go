@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 var start = time.Unix(1_000_000, 0)
@@ -18,10 +20,7 @@ func machines() (a, b *machine) {
 // pass gives the packet of one machine to the other, and its answer back.
 func pass(t *testing.T, from, to *machine, now time.Time) {
 	t.Helper()
-	p, err := Parse(from.packet(false).Append(nil))
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(Parse(from.packet(false).Append(nil)))(t)
 	if to.receive(p, now) {
 		from.receive(to.packet(true), now)
 	}
@@ -197,10 +196,7 @@ func TestConfigure(t *testing.T) {
 
 // A session goes on, with its discriminator, unless what it is bound to changes.
 func TestSetKeepsSessions(t *testing.T) {
-	m, err := New(Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(New(Options{}))(t)
 	n := Neighbor{
 		Addr: netip.MustParseAddr("192.0.2.1"), Multihop: true, MinTTL: 254, Interval: interval100, Multiplier: 3,
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A port that is in use for a moment is waited for; one that stays in use is an error.
@@ -32,10 +33,7 @@ func TestPortInUse(t *testing.T) {
 
 // A Source that the kernel has chosen already does not end the session, another one does.
 func TestSameSource(t *testing.T) {
-	m, err := New(Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(New(Options{}))(t)
 	n := Neighbor{Addr: netip.MustParseAddr("127.0.0.1"), Interval: time.Second, Multiplier: 3}
 	m.Set([]Neighbor{n})
 	session := m.sessions[0]

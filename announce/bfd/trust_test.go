@@ -15,6 +15,7 @@ import (
 	"github.com/steelyard-lb/steelyard/announce/bfd"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A packet with the address of a neighbour counts only if it comes from the interface that leads to the neighbour, and
@@ -31,20 +32,12 @@ func TestForeignPackets(t *testing.T) {
 		if n == 1 {
 			ours = []netip.Prefix{netip.MustParsePrefix("203.0.113.2/24"), netip.MustParsePrefix("2001:db8:1::2/64")}
 		}
-		err := l.Link(lab.End{Host: node, Name: fmt.Sprintf("eth%d", n), Addresses: ours},
-			lab.End{Host: other, Name: "eth0", Addresses: theirs}, lab.LinkOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, l.Link(lab.End{Host: node, Name: fmt.Sprintf("eth%d", n), Addresses: ours},
+			lab.End{Host: other, Name: "eth0", Addresses: theirs}, lab.LinkOptions{}))
 	}
 	// The node does not answer solicitations for the address of another link.
-	if err := stranger.AddAddress("eth0", netip.MustParsePrefix("2001:db8:1::1/64")); err != nil {
-		t.Fatal(err)
-	}
-	err := stranger.AddRoute(netip.MustParsePrefix("2001:db8::2/128"), netip.MustParseAddr("2001:db8:1::2"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, stranger.AddAddress("eth0", netip.MustParsePrefix("2001:db8:1::1/64")))
+	must.Do(t, stranger.AddRoute(netip.MustParsePrefix("2001:db8::2/128"), netip.MustParseAddr("2001:db8:1::2")))
 	neighbor := func(address string, minTTL uint8) bfd.Neighbor {
 		n := fast(netip.MustParseAddr(address))
 		n.Multihop, n.MinTTL = minTTL > 0, minTTL
@@ -79,10 +72,7 @@ func TestForeignPackets(t *testing.T) {
 	} {
 		n := test.neighbor
 		name := fmt.Sprintf("%v on %q from %v with TTL %d", n.Addr, n.Device, test.from, test.ttl)
-		m, err := bfd.New(bfd.Options{Log: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := must.Get(bfd.New(bfd.Options{Log: slog.New(slog.DiscardHandler)}))(t)
 		m.Set([]bfd.Neighbor{test.neighbor})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)

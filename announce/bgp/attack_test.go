@@ -18,6 +18,8 @@ import (
 	api "github.com/osrg/gobgp/v3/api"
 	packet "github.com/osrg/gobgp/v3/pkg/packet/bgp"
 	"github.com/osrg/gobgp/v3/pkg/server"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // attackedGoBGP makes the test binary a plain gobgp that listens on this port.
@@ -106,18 +108,10 @@ func attacker(t *testing.T, c net.Conn) net.Conn {
 		packet.NewCapMultiProtocol(packet.RF_IPv4_UC), packet.NewCapMultiProtocol(packet.RF_IPv6_UC),
 		packet.NewCapFourOctetASNumber(64500),
 	}
-	open, err := packet.NewBGPOpenMessage(64500, 90, "192.0.2.1",
-		[]packet.OptionParameterInterface{packet.NewOptionParameterCapability(caps)}).Serialize()
-	if err != nil {
-		t.Fatal(err)
-	}
-	keepalive, err := packet.NewBGPKeepAliveMessage().Serialize()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Write(slices.Concat(open, keepalive)); err != nil {
-		t.Fatal(err)
-	}
+	open := must.Get(packet.NewBGPOpenMessage(64500, 90, "192.0.2.1",
+		[]packet.OptionParameterInterface{packet.NewOptionParameterCapability(caps)}).Serialize())(t)
+	keepalive := must.Get(packet.NewBGPKeepAliveMessage().Serialize())(t)
+	must.Get(c.Write(slices.Concat(open, keepalive)))(t)
 	for seen := byte(0); seen != packet.BGP_MSG_KEEPALIVE; {
 		seen = readType(t, c)
 	}
@@ -128,13 +122,9 @@ func attacker(t *testing.T, c net.Conn) net.Conn {
 func readType(t *testing.T, c net.Conn) byte {
 	t.Helper()
 	head := make([]byte, packet.BGP_HEADER_LENGTH)
-	if _, err := io.ReadFull(c, head); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(io.ReadFull(c, head))(t)
 	n := int64(head[16])<<8 + int64(head[17]) - packet.BGP_HEADER_LENGTH
-	if _, err := io.CopyN(io.Discard, c, n); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(io.CopyN(io.Discard, c, n))(t)
 	return head[18]
 }
 
@@ -144,23 +134,15 @@ func TestPublishedAttacks(t *testing.T) {
 	for name, attack := range attacks {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l, err := net.Listen("tcp4", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
+			l := must.Get(net.Listen("tcp4", "127.0.0.1:0"))(t)
 			defer l.Close()
 			at := l.Addr().(*net.TCPAddr).AddrPort()
 			o := (&router{port: at.Port()}).options()
 			o.Peers[0].HoldTime = 90 * time.Second
 			s := newSpeaker(t, o)
 			run(t, s)
-			if err := s.Set(t.Context(), announcements(vip4)); err != nil {
-				t.Fatal(err)
-			}
-			tcp, err := l.Accept()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.Set(t.Context(), announcements(vip4)))
+			tcp := must.Get(l.Accept())(t)
 			c := attacker(t, tcp)
 			messages := around(attack.message)
 			written := make(chan error, 1)
@@ -170,9 +152,7 @@ func TestPublishedAttacks(t *testing.T) {
 			if err := <-written; err != nil {
 				t.Fatal(err)
 			}
-			if err := s.Set(t.Context(), announcements(vip4, netip.MustParseAddr("203.0.113.11"))); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.Set(t.Context(), announcements(vip4, netip.MustParseAddr("203.0.113.11"))))
 			for readType(t, c) != packet.BGP_MSG_UPDATE {
 			}
 			if p := s.Peers()[0]; p.State != "established" || p.LastError != "" {
@@ -202,45 +182,25 @@ func around(message []byte) [][]byte {
 // it has read all of them.
 func crashes(t *testing.T, messages [][]byte) bool {
 	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp4", "127.0.0.1:0"))(t)
 	at := l.Addr().String()
 	l.Close()
-	binary, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	binary := must.Get(os.Executable())(t)
 	cmd := exec.Command(binary)
 	_, port, _ := net.SplitHostPort(at)
 	cmd.Env = append(os.Environ(), attackedGoBGP+"="+port)
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stdin := must.Get(cmd.StdinPipe())(t)
 	defer stdin.Close()
 	var out strings.Builder
 	cmd.Stderr = &out
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stdout := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
 	if _, err := stdout.Read(make([]byte, 5)); err != nil {
 		t.Fatalf("gobgp does not start: %v", err)
 	}
-	c, err := net.Dial("tcp4", at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(net.Dial("tcp4", at))(t)
 	c = attacker(t, c)
-	cease, err := packet.NewBGPNotificationMessage(packet.BGP_ERROR_CEASE, 0, nil).Serialize()
-	if err != nil {
-		t.Fatal(err)
-	}
+	cease := must.Get(packet.NewBGPNotificationMessage(packet.BGP_ERROR_CEASE, 0, nil).Serialize())(t)
 	_, _ = c.Write(slices.Concat(append(messages, cease)...))
 	_, _ = io.Copy(io.Discard, c) // until gobgp has closed it
 	stdin.Close()

@@ -13,6 +13,7 @@ import (
 	"github.com/steelyard-lb/steelyard/announce/bgp"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // run runs a speaker until the end of the test.
@@ -108,12 +109,9 @@ func TestAttributes(t *testing.T) {
 // setWeights announces vip4 and vip6 with these weights.
 func setWeights(t *testing.T, s *bgp.Speaker, weight4, weight6 int) {
 	t.Helper()
-	err := s.Set(t.Context(), []lb.Announcement{
+	must.Do(t, s.Set(t.Context(), []lb.Announcement{
 		{VIP: vip4, Weight: weight4, Movable: true}, {VIP: vip6, Weight: weight6, Movable: true},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 func sets(m map[string][]string) map[string]map[string]bool {
@@ -144,9 +142,7 @@ func TestAggregation(t *testing.T) {
 		{vips("203.0.113.20"), prefixes("203.0.113.16/28")},
 		{nil, nil},
 	} {
-		if err := s.Set(t.Context(), announcements(row.vips...)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Set(t.Context(), announcements(row.vips...)))
 		labtest.Until(t, timeout, fmt.Sprint(row.want), func() error {
 			got := r.paths(t)
 			for _, p := range row.want {

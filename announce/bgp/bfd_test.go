@@ -15,6 +15,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // bfdLimit is more than the 0.3 s that it takes on a machine that is not busy with other tests.
@@ -52,26 +53,20 @@ func TestBFD(t *testing.T) {
 			}
 			return nil
 		})
-		if err := s.Signal(syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Signal(syscall.SIGSTOP))
 		took := want(t, r, vip4)
 		t.Logf("%s: frozen: route gone after %v", kind, took)
 		if took > bfdLimit {
 			t.Errorf("%s has noticed the frozen node after %v", kind, took)
 		}
-		if err := s.Signal(syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Signal(syscall.SIGCONT))
 		t.Logf("%s: goes on: route back after %v", kind, want(t, r, vip4, b.ours[0][0]))
 		s.until(b.theirs[0][0], "bfd was up in this session", func(p lb.PeerStatus) bool {
 			return p.BFD == "up" && isEstablished(p) && time.Since(p.Since) > time.Second
 		})
 
 		begin := time.Now()
-		if err := r.Host.SetDown("eth0"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.Host.SetDown("eth0"))
 		p := s.until(b.theirs[0][0], "the session is lost", func(p lb.PeerStatus) bool { return !isEstablished(p) })
 		took = time.Since(begin)
 		t.Logf("%s: link cut: session lost after %v", kind, took)
@@ -116,9 +111,7 @@ func TestBFDOfTheSessionBefore(t *testing.T) {
 				return s.Signal(syscall.SIGCONT)
 			},
 		} {
-			if err := end(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, end())
 			ended++
 			again := func(p lb.PeerStatus) bool { return isEstablished(p) && p.Flaps == ended }
 			s.until(peer, "the next session", again)
@@ -127,9 +120,7 @@ func TestBFDOfTheSessionBefore(t *testing.T) {
 				t.Fatalf("%d sessions have ended, want %d: %+v", p.Flaps, ended, p.Errors)
 			}
 		}
-		if err := r.Host.SetDown("eth0"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.Host.SetDown("eth0"))
 		p := s.until(peer, "the session is lost", func(p lb.PeerStatus) bool { return !isEstablished(p) })
 		if !strings.Contains(p.LastError, "bfd session down: control detection time") {
 			t.Errorf("reason %q", p.LastError)
@@ -192,17 +183,10 @@ func TestRouterWithoutBFD(t *testing.T) {
 		{255, "init: no packet of this node has arrived at the peer"},
 		{254, "down: packets of the peer are discarded: TTL below 255"},
 	} {
-		c, err := r.Host.Dial(t.Context(), "udp", netip.AddrPortFrom(b.ours[0][0], 3784).String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(r.Host.Dial(t.Context(), "udp", netip.AddrPortFrom(b.ours[0][0], 3784).String()))(t)
 		defer c.Close()
-		if err := ipv4.NewConn(c).SetTTL(row.ttl); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.Write(packet); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, ipv4.NewConn(c).SetTTL(row.ttl))
+		must.Get(c.Write(packet))(t)
 		for _, want := range []string{row.state, state} {
 			s.until(b.theirs[0][0], want, func(p lb.PeerStatus) bool { return p.BFD == want })
 		}

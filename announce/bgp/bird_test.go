@@ -14,6 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // bird is a BIRD with a configuration that peers.Router does not support.
@@ -43,14 +44,9 @@ protocol bgp speaker {
   %s
 }
 `, more, protocol)
-	if err := h.WriteFile("/run/own-bird.conf", text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.WriteFile("/run/own-bird.conf", text, 0o600))
 	args := []string{"-f", "-c", "/run/own-bird.conf", "-s", "/run/own-bird.ctl"}
-	p, err := h.Start(lab.Command{Path: path, Args: args})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(h.Start(lab.Command{Path: path, Args: args}))(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log of bird:\n%s", p.Log.Tail(30))
@@ -128,9 +124,7 @@ func TestIPv4OnlyRouter(t *testing.T) {
 func TestSessionOverIPv6(t *testing.T) {
 	b, h, o := oneLink(t)
 	source := netip.MustParseAddr("2001:db8:2::99")
-	if err := b.host.AddAddress("eth0", netip.PrefixFrom(source, 64)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, b.host.AddAddress("eth0", netip.PrefixFrom(source, 64)))
 	r := startBIRD(t, h, "neighbor 2001:db8:2::99 as 64512; "+bothFamilies, "")
 	o.Peers[0].Address, o.Peers[0].Source = b.theirs[0][1], source
 	c := startChild(t, b.host, o)
@@ -145,12 +139,8 @@ func TestSessionOverIPv6(t *testing.T) {
 func TestLinkLocalSession(t *testing.T) {
 	b, h, o := oneLink(t)
 	ours, theirs := netip.MustParseAddr("fe80::aa"), netip.MustParseAddr("fe80::bb")
-	if err := b.host.AddAddress("eth0", netip.PrefixFrom(ours, 64)); err != nil {
-		t.Fatal(err)
-	}
-	if err := h.AddAddress("eth0", netip.PrefixFrom(theirs, 64)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, b.host.AddAddress("eth0", netip.PrefixFrom(ours, 64)))
+	must.Do(t, h.AddAddress("eth0", netip.PrefixFrom(theirs, 64)))
 	r := startBIRD(t, h, "local fe80::bb; neighbor fe80::aa%eth0 as 64512; passive; "+bothFamilies, "")
 	o.Peers[0].Address, o.Peers[0].Source = theirs.WithZone("eth0"), ours.WithZone("eth0")
 	c := startChild(t, b.host, o)
@@ -167,9 +157,7 @@ func TestLinkLocalSession(t *testing.T) {
 func TestNoNextHop(t *testing.T) {
 	b, h, o := oneLink(t)
 	ours6 := netip.PrefixFrom(b.ours[0][1], 64)
-	if err := b.host.DeleteAddress("eth0", ours6); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, b.host.DeleteAddress("eth0", ours6))
 	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; "+bothFamilies, "")
 	c := startChild(t, b.host, o)
 	c.set(vip4, vip6)
@@ -178,16 +166,12 @@ func TestNoNextHop(t *testing.T) {
 		const reason = "IPv6 routes are not sent: no IPv6 next hop, eth0 has no global IPv6 address"
 		return p.Routes == 1 && p.LastError == reason
 	})
-	if err := b.host.AddAddress("eth0", ours6); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, b.host.AddAddress("eth0", ours6))
 	r.await("show route all for 2001:db8:1::10", "BGP.next_hop: "+b.ours[0][1].String())
 	if p := c.peer(b.theirs[0][0]); p.Routes != 2 || p.LastError != "" {
 		t.Errorf("peer %+v", p)
 	}
-	if err := b.host.DeleteAddress("eth0", ours6); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, b.host.DeleteAddress("eth0", ours6))
 	r.await("show route count", one4, none6)
 }
 
@@ -215,22 +199,13 @@ func TestTTLSecurity(t *testing.T) {
 func TestMultihop(t *testing.T) {
 	b := newBench(t)
 	middle := b.link("middle")
-	if err := middle.Forward(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, middle.Forward())
 	far := labtest.Host(t, b.lab, "far")
 	near, end := netip.MustParsePrefix("198.51.100.1/30"), netip.MustParsePrefix("198.51.100.2/30")
-	err := b.lab.Link(lab.End{Host: middle, Name: "eth1", Addresses: []netip.Prefix{near}},
-		lab.End{Host: far, Name: "eth0", Addresses: []netip.Prefix{end}}, lab.LinkOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := b.host.AddRoute(lab.Default, b.theirs[0][0]); err != nil {
-		t.Fatal(err)
-	}
-	if err := far.AddRoute(lab.Default, near.Addr()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, b.lab.Link(lab.End{Host: middle, Name: "eth1", Addresses: []netip.Prefix{near}},
+		lab.End{Host: far, Name: "eth0", Addresses: []netip.Prefix{end}}, lab.LinkOptions{}))
+	must.Do(t, b.host.AddRoute(lab.Default, b.theirs[0][0]))
+	must.Do(t, far.AddRoute(lab.Default, near.Addr()))
 	r := startBIRD(t, far, "neighbor 192.0.2.2 as 64512; multihop 3; passive; ipv4 { import all; export none; };", "")
 	o := b.options()
 	o.Peers[0].Address = end.Addr()
@@ -288,12 +263,8 @@ func TestSameLinkLocalPeers(t *testing.T) {
 	for n := range 2 {
 		h := b.link(fmt.Sprintf("router%d", n))
 		iface := fmt.Sprintf("eth%d", n)
-		if err := b.host.AddAddress(iface, netip.PrefixFrom(ours, 64)); err != nil {
-			t.Fatal(err)
-		}
-		if err := h.AddAddress("eth0", netip.PrefixFrom(theirs, 64)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, b.host.AddAddress(iface, netip.PrefixFrom(ours, 64)))
+		must.Do(t, h.AddAddress("eth0", netip.PrefixFrom(theirs, 64)))
 		// One waits for the speaker, the other connects to it.
 		direction := []string{"passive;", ""}[n]
 		const protocol = "local fe80::bb; neighbor fe80::aa%%eth0 as 64512; %s %s"

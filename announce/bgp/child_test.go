@@ -24,6 +24,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The tests against BIRD and FRR run the speaker in a child process, which has its own network namespace and can be
@@ -194,18 +195,9 @@ func (c *child) awaitUp() {
 
 func (c *child) run() {
 	c.t.Helper()
-	text, err := json.Marshal(c.o)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	binary, err := os.Executable()
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	p, err := c.host.Start(lab.Command{Path: binary, Env: []string{childOptions + "=" + string(text)}})
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	text := must.Get(json.Marshal(c.o))(c.t)
+	binary := must.Get(os.Executable())(c.t)
+	p := must.Get(c.host.Start(lab.Command{Path: binary, Env: []string{childOptions + "=" + string(text)}}))(c.t)
 	c.Process = p
 }
 
@@ -250,10 +242,7 @@ func (c *child) configure(o bgp.Options) {
 
 func (c *child) peer(addr netip.Addr) lb.PeerStatus {
 	c.t.Helper()
-	a, err := c.call(request{})
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	a := must.Get(c.call(request{}))(c.t)
 	for _, p := range a.Peers {
 		if p.Peer == addr {
 			return p
@@ -291,9 +280,7 @@ func (c *child) terminate() {
 
 func (c *child) end(by syscall.Signal) {
 	c.t.Helper()
-	if err := c.Signal(by); err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, c.Signal(by))
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	if err := c.Wait(ctx); err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The details of a session are what both sides have negotiated, and its messages are those that the router counts. A
@@ -45,9 +46,7 @@ func TestSessionDetails(t *testing.T) {
 		if kind == peers.FRR {
 			wantCounted(t, c, r, peer, b.ours[0][0])
 		}
-		if err := r.Reset(t.Context(), b.ours[0][0]); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.Reset(t.Context(), b.ours[0][0]))
 		c.until(peer, "the end of the session is counted", func(p lb.PeerStatus) bool {
 			return p.Flaps == 1 && isEstablished(p) && p.Session != nil && p.Session.Sent.Messages < 20
 		})

@@ -10,14 +10,12 @@ import (
 	"github.com/steelyard-lb/steelyard/announce/bgp"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // FRR accepts the documented configuration, first that of a router, then that of BFD, and both are in force.
 func TestDocumentedFRR(t *testing.T) {
-	text, err := os.ReadFile("../../docs/bgp.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("../../docs/bgp.md"))(t)
 	_, router, ok := strings.Cut(string(text), "```\n# FRR\n")
 	_, withBFD, ok2 := strings.Cut(router, "```\n# FRR (bfdd=yes in /etc/frr/daemons)\n")
 	if !ok || !ok2 {
@@ -31,9 +29,7 @@ func TestDocumentedFRR(t *testing.T) {
 	enter := func(config string) {
 		t.Helper()
 		config, _, _ = strings.Cut(config, "```")
-		if err := r.WriteFile("/run/frr/documented.conf", config, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.WriteFile("/run/frr/documented.conf", config, 0o600))
 		out, err := r.Run(t.Context(), "vtysh", "--vty_socket", "/run/frr", "-f", "/run/frr/documented.conf")
 		if err != nil || strings.Contains(out, "%") {
 			t.Errorf("%v\n%s\n%s", err, config, out)

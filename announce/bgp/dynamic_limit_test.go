@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // Peers of a range are forgotten some time after their session, and there are not too many of them.
@@ -14,10 +16,7 @@ func TestDynamicPeers(t *testing.T) {
 		{ListenRange: all, ASN: 64500}, {ListenRange: netip.MustParsePrefix("10.1.0.0/16"), ASN: 64501},
 		{Address: netip.MustParseAddr("10.0.0.1"), ASN: 64502},
 	}
-	s, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(New(o))(t)
 	for addr, asn := range map[string]uint32{"10.0.0.2": 64500, "10.1.0.1": 64501} {
 		a := netip.MustParseAddr(addr)
 		if !s.connected(a) || s.sessions[a] == nil || s.sessions[a].peer.ASN != asn {

@@ -11,6 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // wantReason waits until the status of the peer has a reason with all these words.
@@ -181,9 +182,7 @@ func TestConnectionRefused(t *testing.T) {
 func TestPortInUse(t *testing.T) {
 	b := newBench(t)
 	b.link("router")
-	if _, err := b.host.Listen(t.Context(), "tcp", "0.0.0.0:179"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(b.host.Listen(t.Context(), "tcp", "0.0.0.0:179"))(t)
 	c := startChild(t, b.host, b.options())
 	c.set(vip4)
 	labtest.Until(t, 10*time.Second, "the speaker says so", func() error {

@@ -9,6 +9,7 @@ import (
 	packet "github.com/osrg/gobgp/v3/pkg/packet/bgp"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestFilter(t *testing.T) {
@@ -84,16 +85,10 @@ func TestSentExtendedCommunities(t *testing.T) {
 		{0, 2, 0xfc, 0, 0, 0, 0, 100}, {0, 3, 0xfc, 0, 0xff, 0xff, 0xff, 0xff}, {1, 2, 192, 0, 2, 1, 0, 7},
 		{2, 3, 0xfa, 0x56, 0xea, 0x01, 0xff, 0xff},
 	} {
-		c, err := packet.ParseExtended(b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(packet.ParseExtended(b))(t)
 		list = append(list, c)
 	}
-	b, err := packet.NewPathAttributeExtendedCommunities(list).Serialize()
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(packet.NewPathAttributeExtendedCommunities(list).Serialize())(t)
 	var r lb.SentRoute
 	if addAttributes(&r, b); fmt.Sprint(r.ExtendedCommunities) != fmt.Sprint(want) {
 		t.Errorf("%q; want %q", r.ExtendedCommunities, want)

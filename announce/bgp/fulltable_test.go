@@ -10,27 +10,20 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A router that sends 400,000 routes costs no memory, and is reported.
 func TestFullTable(t *testing.T) {
 	const routes, perUpdate = 400_000, 1000
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp4", "127.0.0.1:0"))(t)
 	defer l.Close()
 	o := (&router{port: l.Addr().(*net.TCPAddr).AddrPort().Port()}).options()
 	o.Peers[0].HoldTime, o.Peers[0].MaxReceived = 90*time.Second, 1000
 	s := newSpeaker(t, o)
 	run(t, s)
-	if err := s.Set(t.Context(), announcements(vip4)); err != nil {
-		t.Fatal(err)
-	}
-	tcp, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Set(t.Context(), announcements(vip4)))
+	tcp := must.Get(l.Accept())(t)
 	c := attacker(t, tcp)
 	heap := func() uint64 {
 		var m runtime.MemStats
@@ -49,9 +42,7 @@ func TestFullTable(t *testing.T) {
 			part := nlri[:min(len(nlri), 4000)]
 			nlri = nlri[len(part):]
 			m := update("40 01 01 00 40 02 06 0201 0000fbf4 40 03 04 7f000001", fmt.Sprintf("%x", part))
-			if _, err := c.Write(m); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(c.Write(m))(t)
 		}
 	}
 	labtest.Until(t, timeout, "all are counted and reported", func() error {

@@ -10,6 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/announce/bgp"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A router keeps the routes of a speaker that does not return for RestartTime, and no longer.
@@ -58,9 +59,7 @@ func TestRestartKeepsTheRoutes(t *testing.T) {
 				c.start()
 				c.set(vip4, vip6)
 				c.until(b.theirs[0][0], "the sessions are up again", ready)
-				if err := r.WaitEstablished(context.Background(), timeout, b.ours[0][0]); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, r.WaitEstablished(context.Background(), timeout, b.ours[0][0]))
 				<-time.After(time.Second) // time for the router to remove stale routes
 				stop4()
 				stop6()

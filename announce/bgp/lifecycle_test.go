@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestNewStartsNothing(t *testing.T) {
@@ -35,9 +36,7 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- s.Run(ctx) }()
-		if err := s.Set(t.Context(), announcements(vip4, vip6)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Set(t.Context(), announcements(vip4, vip6)))
 		r.awaitPaths(t, 2)
 		labtest.Until(t, timeout, "the speaker has the session", func() error {
 			if p := s.Peers()[0]; p.State != "established" {
@@ -45,9 +44,7 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 			}
 			return nil
 		})
-		if err := s.Set(t.Context(), nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Set(t.Context(), nil))
 		cancel()
 		if err := <-done; err != nil {
 			t.Fatal(err)
@@ -85,9 +82,7 @@ func TestRunTwice(t *testing.T) {
 	t.Parallel()
 	r := startRouter(t)
 	s := newSpeaker(t, r.options())
-	if err := s.Set(t.Context(), announcements(vip4)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Set(t.Context(), announcements(vip4)))
 	for range 2 {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
@@ -126,9 +121,7 @@ steelyard_bgp_session_transitions_total{peer="127.0.0.1",to="up"} %d
 		t.Error(err)
 	}
 	run(t, s)
-	if err := s.Set(t.Context(), announcements(vip4, vip6)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Set(t.Context(), announcements(vip4, vip6)))
 	labtest.Until(t, timeout, "metrics of a session", func() error { return gathered(1, 2, 1) })
 	if problems, err := testutil.GatherAndLint(reg); err != nil || len(problems) > 0 {
 		t.Errorf("promlint: %v %v", problems, err)
@@ -145,16 +138,12 @@ func BenchmarkSet(b *testing.B) {
 		list[i] = lb.Announcement{VIP: netip.AddrFrom4([4]byte{100, 64, byte(i >> 8), byte(i)}), Weight: 1}
 	}
 	began := time.Now()
-	if err := s.Set(b.Context(), list); err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, s.Set(b.Context(), list))
 	first := time.Since(began)
 	r.awaitPaths(b, len(list))
 	arrived := time.Since(began)
 	for i := 0; b.Loop(); i++ {
-		if err := s.Set(b.Context(), list[:len(list)-i%2]); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, s.Set(b.Context(), list[:len(list)-i%2]))
 	}
 	b.ReportMetric(float64(first.Milliseconds()), "first-ms")
 	b.ReportMetric(float64(arrived.Milliseconds()), "all-at-router-ms")

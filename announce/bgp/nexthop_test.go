@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestHas(t *testing.T) {
@@ -63,10 +65,7 @@ func TestMissing(t *testing.T) {
 // An address is found on its interface, together with the global ones there; with a zone only on that interface.
 func TestInterfaceOf(t *testing.T) {
 	tested := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
-	all, err := net.InterfaceAddrs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(net.InterfaceAddrs())(t)
 	for _, a := range all { // the first global one, if this node has any
 		if addr := netip.MustParsePrefix(a.String()).Addr(); addr.IsGlobalUnicast() {
 			tested = append(tested, addr)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func validOptions() Options {
@@ -18,10 +20,7 @@ func validPeer() Peer { return Peer{Address: netip.MustParseAddr("192.0.2.1"), A
 func TestDefaults(t *testing.T) {
 	o := validOptions()
 	o.Peers = []Peer{validPeer()}
-	got, err := o.withDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(o.withDefaults())(t)
 	if got.ListenPort != 179 || got.LocalPref != 0 || got.AggregateV4 != 32 || got.AggregateV6 != 128 {
 		t.Errorf("defaults %+v", got)
 	}
@@ -30,7 +29,7 @@ func TestDefaults(t *testing.T) {
 		t.Errorf("defaults %+v", got)
 	}
 	o.ListenPort, o.Peers[0].Port, o.Peers[0].HoldTime = -1, 1179, 9*time.Second
-	got, err = o.withDefaults()
+	got, err := o.withDefaults()
 	if err != nil || got.ListenPort != -1 || !reflect.DeepEqual(got.Peers[0], o.Peers[0]) {
 		t.Errorf("configured values were replaced: %+v, %v", got, err)
 	}

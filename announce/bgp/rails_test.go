@@ -8,16 +8,14 @@ import (
 	"testing"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // No more than MaxRoutes are announced. What is announced stays, and each VIP beyond has an error.
 func TestMaxRoutes(t *testing.T) {
-	s, err := New(Options{
+	s := must.Get(New(Options{
 		ASN: 64512, RouterID: netip.MustParseAddr("192.0.2.11"), MaxRoutes: 2, Log: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	vip := func(n byte) netip.Addr { return netip.AddrFrom4([4]byte{203, 0, 113, n}) }
 	for i, step := range []struct {
 		vips    []byte

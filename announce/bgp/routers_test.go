@@ -14,6 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 const (
@@ -57,12 +58,9 @@ func (b *bench) link(name string) *lab.Host {
 		}
 	}
 	theirs, ours := at(1), at(2)
-	err := b.lab.Link(
+	must.Do(b.t, b.lab.Link(
 		lab.End{Host: b.host, Name: fmt.Sprintf("eth%d", n), Addresses: ours[:]},
-		lab.End{Host: h, Name: "eth0", Addresses: theirs[:]}, lab.LinkOptions{})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+		lab.End{Host: h, Name: "eth0", Addresses: theirs[:]}, lab.LinkOptions{}))
 	b.ours = append(b.ours, [2]netip.Addr{ours[0].Addr(), ours[1].Addr()})
 	b.theirs = append(b.theirs, [2]netip.Addr{theirs[0].Addr(), theirs[1].Addr()})
 	return h
@@ -198,10 +196,7 @@ func TestKilledSpeakerKeepsItsRoutes(t *testing.T) {
 		<-time.After(3 * time.Second) // time until the first health reports
 		c.set(vip4, vip6)
 		for i, r := range b.routers {
-			err := r.WaitEstablished(context.Background(), timeout, b.ours[i][0])
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, r.WaitEstablished(context.Background(), timeout, b.ours[i][0]))
 		}
 		<-time.After(2 * time.Second) // time for routers to remove stale routes
 		for _, stop := range stops {
@@ -245,9 +240,7 @@ func TestLateRouterKeepsItsRoutes(t *testing.T) {
 		c.set(vip4)
 		c.established(b.theirs[0][0])
 		b.ip("route", "del", "blackhole", host(b.theirs[1][0]).String())
-		if err := r.WaitEstablished(context.Background(), timeout, b.ours[1][0]); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.WaitEstablished(context.Background(), timeout, b.ours[1][0]))
 		<-time.After(time.Second) // time for the router to remove stale routes
 		stop()
 	})
@@ -334,9 +327,7 @@ func TestSessionIsReestablished(t *testing.T) {
 		c := startChild(t, b.host, b.options())
 		c.set(vip4)
 		want(t, r, vip4, b.ours[0][0])
-		if err := r.Reset(context.Background(), b.ours[0][0]); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.Reset(context.Background(), b.ours[0][0]))
 		labtest.Until(t, timeout, "the speaker detects it", func() error {
 			if c.Log.Contains("bgp session down") {
 				return nil

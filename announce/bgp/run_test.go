@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // open resets the sessions and adds the routes. When it fails, Set has no gobgp to change.
@@ -15,18 +16,14 @@ func TestOpen(t *testing.T) {
 	s, p, srv := withServer(t, new(strings.Builder))
 	defer srv.stop()
 	s.server = nil
-	if err := s.Set(t.Context(), announce("203.0.113.1", 1, "2001:db8::1", 1)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Set(t.Context(), announce("203.0.113.1", 1, "2001:db8::1", 1)))
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := s.open(ended, srv); err == nil || s.server != nil {
 		t.Errorf("with an ended context: error %v, server %p", err, s.server)
 	}
 	p.fault, p.dialErr = "old", context.Canceled
-	if err := s.open(t.Context(), srv); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.open(t.Context(), srv))
 	if s.server != srv || len(s.installed) != 2 || p.fault != "" || p.dialErr != nil {
 		t.Errorf("%d routes installed, session %+v", len(s.installed), p)
 	}
@@ -41,19 +38,14 @@ func TestAttach(t *testing.T) {
 	if _, err := s.attach(t.Context(), session); !errors.Is(err, errNoTable) {
 		t.Errorf("before gobgp runs: error %v", err)
 	}
-	if err := s.open(t.Context(), srv); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.open(t.Context(), srv))
 	unknown := session
 	unknown.Peer = netip.MustParseAddr("192.0.2.99")
 	if _, err := s.attach(t.Context(), unknown); err == nil {
 		t.Error("an unknown peer was attached")
 	}
 	for range 2 {
-		b, err := s.attach(t.Context(), session)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(s.attach(t.Context(), session))(t)
 		if b.From != p.from || b.Key != srv.key || peerCount(t, srv) != 1 || s.withdrawals.peers[peer] == nil {
 			t.Errorf("backend %+v, %d peers", b, peerCount(t, srv))
 		}

@@ -13,14 +13,12 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func (c *child) sent(peer netip.Addr) []lb.SentRoute {
 	c.t.Helper()
-	a, err := c.call(request{Sent: peer})
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	a := must.Get(c.call(request{Sent: peer}))(c.t)
 	return a.Sent
 }
 

@@ -14,27 +14,20 @@ import (
 	api "github.com/osrg/gobgp/v3/api"
 
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // While the port is in use, gobgp only connects, and the status says so. It listens once the port is free.
 func TestRunOnPortInUse(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	o := validOptions()
 	o.ListenPort, o.ListenAddresses = l.Addr().(*net.TCPAddr).Port, []netip.Addr{netip.MustParseAddr("127.0.0.1")}
-	s, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(New(o))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- s.Run(ctx) }()
-	if err := s.Set(ctx, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Set(ctx, nil))
 	eventually := func(what string, f func() bool) {
 		t.Helper()
 		for end := time.Now().Add(10 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
@@ -130,8 +123,6 @@ func TestLoggerNeverEndsTheProcess(t *testing.T) {
 
 func peerCount(t *testing.T, srv *bgpServer) (n int) {
 	t.Helper()
-	if err := srv.ListPeer(context.Background(), &api.ListPeerRequest{}, func(*api.Peer) { n++ }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, srv.ListPeer(context.Background(), &api.ListPeerRequest{}, func(*api.Peer) { n++ }))
 	return n
 }

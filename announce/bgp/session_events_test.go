@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func newTestSpeaker(t *testing.T, log *strings.Builder) (*Speaker, *session) {
@@ -17,10 +18,7 @@ func newTestSpeaker(t *testing.T, log *strings.Builder) (*Speaker, *session) {
 	o := validOptions()
 	o.Peers = []Peer{validPeer()}
 	o.Log = slog.New(slog.NewTextHandler(log, nil))
-	s, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(New(o))(t)
 	return s, s.sessions[o.Peers[0].Address]
 }
 

@@ -11,16 +11,14 @@ import (
 
 	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // withServer returns a speaker with a gobgp that has no peer and does not listen.
 func withServer(t *testing.T, log *strings.Builder) (*Speaker, *session, *bgpServer) {
 	t.Helper()
 	s, p := newTestSpeaker(t, log)
-	srv, err := s.startServer(t.Context(), false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	srv := must.Get(s.startServer(t.Context(), false))(t)
 	s.server = srv
 	return s, p, srv
 }
@@ -45,9 +43,7 @@ func TestSetWaitsForWithdrawals(t *testing.T) {
 			var out strings.Builder
 			s, p, srv := withServer(t, &out)
 			defer srv.stop()
-			if err := s.Set(t.Context(), announce("203.0.113.1", 1, "203.0.113.2", 1)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.Set(t.Context(), announce("203.0.113.1", 1, "203.0.113.2", 1)))
 			peer := p.peer.Address
 			s.withdrawals.peerUp(peer, isIPv4)
 			if row.written {
@@ -136,10 +132,7 @@ func TestPeersAreSorted(t *testing.T) {
 	for _, a := range []string{"192.0.2.3", "2001:db8::1", "192.0.2.1", "192.0.2.2"} {
 		o.Peers = append(o.Peers, Peer{Address: netip.MustParseAddr(a), ASN: 64500})
 	}
-	s, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(New(o))(t)
 	var got []string
 	for _, p := range s.Peers() {
 		got = append(got, p.Peer.String())

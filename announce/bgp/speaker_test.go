@@ -17,6 +17,7 @@ import (
 	"github.com/steelyard-lb/steelyard/announce/announcetest"
 	"github.com/steelyard-lb/steelyard/announce/bgp"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -61,9 +62,7 @@ func startRouterFor(t testing.TB, asn uint32) *router {
 	for try := 0; errors.Is(err, unix.EADDRINUSE) && try < 10; try++ { // another program was given the port meanwhile
 		r, err = routerOnFreePort(asn)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(r.Stop)
 	r.addNeighbour(t)
 	return r
@@ -93,22 +92,17 @@ func (r *router) addNeighbour(t testing.TB) {
 		f := &api.Family{Afi: afi, Safi: api.Family_SAFI_UNICAST}
 		return &api.AfiSafi{Config: &api.AfiSafiConfig{Family: f, Enabled: true}}
 	}
-	err := r.AddPeer(context.Background(), &api.AddPeerRequest{Peer: &api.Peer{
+	must.Do(t, r.AddPeer(context.Background(), &api.AddPeerRequest{Peer: &api.Peer{
 		Conf:      &api.PeerConf{NeighborAddress: "127.0.0.1", PeerAsn: r.asn},
 		Transport: &api.Transport{PassiveMode: true},
 		AfiSafis:  []*api.AfiSafi{family(api.Family_AFI_IP), family(api.Family_AFI_IP6)},
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}}))
 }
 
 // forgetNeighbour removes and adds the neighbour, because gobgp accepts no connection for 5 s after a session.
 func (r *router) forgetNeighbour(t testing.TB) {
 	t.Helper()
-	if err := r.DeletePeer(context.Background(), &api.DeletePeerRequest{Address: "127.0.0.1"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.DeletePeer(context.Background(), &api.DeletePeerRequest{Address: "127.0.0.1"}))
 	r.addNeighbour(t)
 }
 
@@ -117,12 +111,9 @@ func (r *router) paths(t testing.TB) map[netip.Prefix]*api.Path {
 	t.Helper()
 	paths := map[netip.Prefix]*api.Path{}
 	for _, afi := range []api.Family_Afi{api.Family_AFI_IP, api.Family_AFI_IP6} {
-		err := r.ListPath(context.Background(), &api.ListPathRequest{
+		must.Do(t, r.ListPath(context.Background(), &api.ListPathRequest{
 			TableType: api.TableType_GLOBAL, Family: &api.Family{Afi: afi, Safi: api.Family_SAFI_UNICAST},
-		}, func(d *api.Destination) { paths[netip.MustParsePrefix(d.Prefix)] = d.Paths[0] })
-		if err != nil {
-			t.Fatal(err)
-		}
+		}, func(d *api.Destination) { paths[netip.MustParsePrefix(d.Prefix)] = d.Paths[0] }))
 	}
 	return paths
 }
@@ -148,10 +139,7 @@ func (r *router) options() bgp.Options {
 
 func newSpeaker(t testing.TB, o bgp.Options) *bgp.Speaker {
 	t.Helper()
-	s, err := bgp.New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(bgp.New(o))(t)
 	return s
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // newUnnumbered returns a bench whose link to the router has link-local addresses only. Each side has a global address
@@ -62,23 +63,18 @@ func linkLocal(t *testing.T, h *lab.Host) (a netip.Addr) {
 func forgeAdvertisements(t *testing.T, h *lab.Host) {
 	t.Helper()
 	from, to := netip.MustParseAddr("fe80::bad"), netip.MustParseAddr("ff02::1")
-	m, err := ndp.MarshalMessageChecksum(&ndp.RouterAdvertisement{CurrentHopLimit: 64}, from, to)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(ndp.MarshalMessageChecksum(&ndp.RouterAdvertisement{CurrentHopLimit: 64}, from, to))(t)
 	source, destination := from.As16(), to.As16()
 	frame := []byte{0x33, 0x33, 0, 0, 0, 1, 2, 0, 0, 0, 0xb, 0xad, 0x86, 0xdd, 0x60, 0, 0, 0, 0, byte(len(m)), 58, 255}
 	frame = slices.Concat(frame, source[:], destination[:], m)
 	var c *packet.Conn
-	if err := h.Do(func() error {
+	must.Do(t, h.Do(func() error {
 		eth0, err := net.InterfaceByName("eth0")
 		if err == nil {
 			c, err = packet.Listen(eth0, packet.Raw, 0, nil)
 		}
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	var sending sync.WaitGroup
 	done := make(chan struct{})
 	sending.Go(func() {

@@ -14,6 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // weighted is two speakers at one router.
@@ -35,15 +36,10 @@ func newWeighted(t *testing.T) *weighted {
 		host := labtest.Host(t, w.lab, fmt.Sprintf("speaker%d", n))
 		ours := netip.MustParsePrefix(fmt.Sprintf("192.0.2.%d/30", 4*n+2))
 		theirs := netip.MustParsePrefix(fmt.Sprintf("192.0.2.%d/30", 4*n+1))
-		err := w.lab.Link(lab.End{Host: host, Name: "eth0", Addresses: []netip.Prefix{ours}},
+		must.Do(t, w.lab.Link(lab.End{Host: host, Name: "eth0", Addresses: []netip.Prefix{ours}},
 			lab.End{Host: w.router, Name: fmt.Sprintf("eth%d", n), Addresses: []netip.Prefix{theirs}},
-			lab.LinkOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := host.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), theirs.Addr()); err != nil {
-			t.Fatal(err)
-		}
+			lab.LinkOptions{}))
+		must.Do(t, host.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), theirs.Addr()))
 		c.Neighbors = append(c.Neighbors, peers.Neighbor{Address: ours.Addr(), ASN: ourASN})
 		w.hosts = append(w.hosts, host)
 		w.options = append(w.options, bgp.Options{
@@ -95,27 +91,16 @@ func TestWeightedConnections(t *testing.T) {
 	const total = 4000
 	w := newWeighted(t)
 	client := labtest.Host(t, w.lab, "client")
-	err := w.lab.Link(
+	must.Do(t, w.lab.Link(
 		lab.End{Host: client, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("198.51.100.11/24")}},
 		lab.End{Host: w.router, Name: "clients", Addresses: []netip.Prefix{netip.MustParsePrefix("198.51.100.1/24")}},
-		lab.LinkOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := client.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr("198.51.100.1")); err != nil {
-		t.Fatal(err)
-	}
+		lab.LinkOptions{}))
+	must.Do(t, client.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr("198.51.100.1")))
 	// By addresses and ports: all connections have the same addresses.
-	if err := w.router.Sysctl(map[string]string{"net.ipv4.fib_multipath_hash_policy": "1"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.router.Sysctl(map[string]string{"net.ipv4.fib_multipath_hash_policy": "1"}))
 	for _, h := range w.hosts {
-		if err := traffic.OwnVIP(h, vip4); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := traffic.ServeTCPEcho(h, h.Name(), netip.AddrPortFrom(vip4, 9000)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, traffic.OwnVIP(h, vip4))
+		must.Get(traffic.ServeTCPEcho(h, h.Name(), netip.AddrPortFrom(vip4, 9000)))(t)
 	}
 	w.announce(t, [2]int{3, 1})
 	servers := labtest.Connect(t, traffic.From(client), netip.AddrPortFrom(vip4, 9000), total).Servers()

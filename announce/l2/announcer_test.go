@@ -14,14 +14,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestNew(t *testing.T) {
 	if _, err := New(Options{}); err == nil || err.Error() != "no interface given" {
 		t.Errorf("without interfaces: %v", err)
 	}
-	a, err := New(Options{Interfaces: []string{"eth0", "eth1"}, Log: slog.New(slog.DiscardHandler)})
-	must(t, err)
+	a := must.Get(New(Options{Interfaces: []string{"eth0", "eth1"}, Log: slog.New(slog.DiscardHandler)}))(t)
 	const ms = time.Millisecond
 	if want := []time.Duration{100 * ms, 500 * ms, 1000 * ms, 2000 * ms, 4000 * ms}; !slices.Equal(a.o.Repeat, want) {
 		t.Errorf("repeats after %v; want %v", a.o.Repeat, want)

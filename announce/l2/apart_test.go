@@ -10,6 +10,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/announce/l2/members"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // apart announces VIPs that different nodes should have.
@@ -19,7 +20,7 @@ func (h *host) apart(vips ...netip.Addr) {
 	for _, vip := range vips {
 		list = append(list, lb.Announcement{VIP: vip, Apart: vips, Movable: h.movable})
 	}
-	must(h.t, h.a.Set(h.t.Context(), list))
+	must.Do(h.t, h.a.Set(h.t.Context(), list))
 }
 
 // owners counts the VIPs of each host.

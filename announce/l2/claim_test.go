@@ -13,6 +13,7 @@ import (
 	"github.com/mdlayher/ndp"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // claiming returns an announcer with open sockets of f that claims vips.
@@ -25,10 +26,9 @@ func claiming(t *testing.T, f *fakeSystem, vips ...netip.Addr) (*Announcer, *res
 	for _, vip := range vips {
 		list = append(list, lb.Announcement{VIP: vip})
 	}
-	must(t, a.Set(t.Context(), list))
+	must.Do(t, a.Set(t.Context(), list))
 	r := a.responders[0]
-	s, err := r.openSockets()
-	must(t, err)
+	s := must.Get(r.openSockets())(t)
 	return a, r, s
 }
 
@@ -93,7 +93,7 @@ func TestClaimOfATakenAddress(t *testing.T) {
 	if c := a.Conflicts(); len(a.all()) != 1 || len(c) != 1 || c[0].Withheld {
 		t.Errorf("%v is owned, conflicts %+v", a.all(), c)
 	}
-	must(t, a.Set(t.Context(), nil))
+	must.Do(t, a.Set(t.Context(), nil))
 	if c := a.Conflicts(); len(c) != 0 {
 		t.Errorf("conflicts %+v without addresses", c)
 	}
@@ -149,23 +149,23 @@ func TestNeighbourHasTheAddress(t *testing.T) {
 	n := newNeighbour(t)
 	for _, vip := range []netip.Addr{vip4, vip6} {
 		theirs := address(t, netip.PrefixFrom(vip, vip.BitLen()).String())
-		must(t, n.nl.AddrAdd(n.link, theirs))
+		must.Do(t, n.nl.AddrAdd(n.link, theirs))
 		log := &lines{}
 		a := newAnnouncer(t, log, "eth0")
 		a.o.Claim = false
 		run(t, a)
-		must(t, a.Set(t.Context(), []lb.Announcement{{VIP: vip}}))
+		must.Do(t, a.Set(t.Context(), []lb.Announcement{{VIP: vip}}))
 		until(t, "the conflict", func() bool { return len(a.Conflicts()) == 1 })
 		time.Sleep(2*claimRetry + probes*probeInterval)
 		c := a.Conflicts()
 		if len(a.all()) > 0 || len(c) != 1 || !c[0].Withheld || c[0].MAC != n.link.Attrs().HardwareAddr.String() {
 			t.Errorf("owned %v, conflicts %+v", a.all(), c)
 		}
-		must(t, n.nl.AddrDel(n.link, theirs))
+		must.Do(t, n.nl.AddrDel(n.link, theirs))
 		until(t, "the announcement", func() bool { return len(a.all()) == 1 && n.resolve(vip) != nil })
 		if got := log.count(fmt.Sprintf(`msg="address taken over" vip=%s`, vip)); got != 1 {
 			t.Errorf("%d log lines about the take-over; want 1", got)
 		}
-		must(t, a.Set(t.Context(), nil))
+		must.Do(t, a.Set(t.Context(), nil))
 	}
 }

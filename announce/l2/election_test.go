@@ -9,6 +9,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/announce/l2/members"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // Each VIP has one owner, another one takes over after its failure or end, and nothing moves back.
@@ -67,7 +68,7 @@ func TestOneOwner(t *testing.T) {
 // this node.
 func TestOwnClaimChanges(t *testing.T) {
 	vip := shared[0]
-	local := func(h *host, is bool) { must(h.t, h.a.Set(h.t.Context(), []lb.Announcement{{VIP: vip, Local: is}})) }
+	local := func(h *host, is bool) { must.Do(h.t, h.a.Set(h.t.Context(), []lb.Announcement{{VIP: vip, Local: is}})) }
 	for after := range 30 {
 		for first := range 2 {
 			synctest.Test(t, func(t *testing.T) {

@@ -12,6 +12,8 @@ import (
 
 	"github.com/mdlayher/arp"
 	"github.com/mdlayher/ndp"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // Hardware addresses of this node and of another host.
@@ -198,8 +200,7 @@ func serving(t *testing.T, log *lines, f *fakeSystem, vips ...netip.Addr) (*Anno
 	f.use(a)
 	set(t, a, vips...)
 	r := a.responders[0]
-	s, err := r.openSockets()
-	must(t, err)
+	s := must.Get(r.openSockets())(t)
 	r.use(s)
 	return a, r, s
 }

@@ -14,6 +14,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The tests that need a network run in a child process in its own network namespace, because the announcer opens
@@ -57,19 +59,16 @@ func newNeighbour(t testing.TB) *neighbour {
 	}
 	n := &neighbour{t: t}
 	runtime.LockOSThread()
-	home, err := netns.Get()
-	must(t, err)
-	n.ns, err = netns.New()
-	must(t, err)
-	must(t, netns.Set(home))
+	home := must.Get(netns.Get())(t)
+	n.ns = must.Get(netns.New())(t)
+	must.Do(t, netns.Set(home))
 	runtime.UnlockOSThread()
 	home.Close()
-	n.nl, err = netlink.NewHandleAt(n.ns)
-	must(t, err)
+	n.nl = must.Get(netlink.NewHandleAt(n.ns))(t)
 	n.connect("eth0")
 	t.Cleanup(func() {
 		if ours, err := netlink.LinkByName("eth0"); err == nil {
-			must(t, netlink.LinkDel(ours))
+			must.Do(t, netlink.LinkDel(ours))
 		}
 		n.nl.Close()
 		n.ns.Close()
@@ -82,18 +81,16 @@ func (n *neighbour) connect(name string) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
 	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(n.ns))}
-	must(n.t, netlink.LinkAdd(veth))
-	ours, err := netlink.LinkByName(name)
-	must(n.t, err)
-	n.link, err = n.nl.LinkByName("eth0")
-	must(n.t, err)
+	must.Do(n.t, netlink.LinkAdd(veth))
+	ours := must.Get(netlink.LinkByName(name))(n.t)
+	n.link = must.Get(n.nl.LinkByName("eth0"))(n.t)
 	for i, a := range addresses {
 		mine := []string{"192.0.2.2/24", "2001:db8::2/64"}[i]
-		must(n.t, netlink.AddrAdd(ours, address(n.t, mine)))
-		must(n.t, n.nl.AddrAdd(n.link, address(n.t, a)))
+		must.Do(n.t, netlink.AddrAdd(ours, address(n.t, mine)))
+		must.Do(n.t, n.nl.AddrAdd(n.link, address(n.t, a)))
 	}
-	must(n.t, n.nl.LinkSetUp(n.link))
-	must(n.t, netlink.LinkSetUp(ours))
+	must.Do(n.t, n.nl.LinkSetUp(n.link))
+	must.Do(n.t, netlink.LinkSetUp(ours))
 	// NDP sends from the link-local address, which the kernel adds shortly after the link is up.
 	until(n.t, "a link-local address", func() bool {
 		all, err := netlink.AddrList(ours, netlink.FAMILY_V6)
@@ -104,8 +101,7 @@ func (n *neighbour) connect(name string) {
 }
 
 func address(t testing.TB, s string) *netlink.Addr {
-	a, err := netlink.ParseAddr(s)
-	must(t, err)
+	a := must.Get(netlink.ParseAddr(s))(t)
 	a.Flags = syscall.IFA_F_NODAD
 	return a
 }
@@ -157,7 +153,7 @@ func (n *neighbour) resolveAll(ips []netip.Addr) map[netip.Addr]net.HardwareAddr
 // sendTo sends a datagram from the neighbour to ip.
 func (n *neighbour) sendTo(ip netip.Addr) {
 	n.t.Helper()
-	must(n.t, n.do(func() error {
+	must.Do(n.t, n.do(func() error {
 		c, err := net.Dial("udp", netip.AddrPortFrom(ip, 9).String())
 		if err != nil {
 			return err
@@ -170,8 +166,7 @@ func (n *neighbour) sendTo(ip netip.Addr) {
 
 func (n *neighbour) entry(ip netip.Addr) *netlink.Neigh {
 	n.t.Helper()
-	all, err := n.nl.NeighList(n.link.Attrs().Index, netlink.FAMILY_ALL)
-	must(n.t, err)
+	all := must.Get(n.nl.NeighList(n.link.Attrs().Index, netlink.FAMILY_ALL))(n.t)
 	for _, e := range all {
 		if e.IP.Equal(ip.AsSlice()) {
 			return &e
@@ -183,13 +178,6 @@ func (n *neighbour) entry(ip netip.Addr) *netlink.Neigh {
 func (n *neighbour) forget(ip netip.Addr) {
 	if e := n.entry(ip); e != nil {
 		n.nl.NeighDel(e) // it may be deleted already
-	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 
 	"github.com/mdlayher/ethernet"
 	"github.com/mdlayher/ndp"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // rawConn reads the frames of a segment, each with its length in the first two bytes, and records what is written.
@@ -51,8 +53,7 @@ func TestParseARP(t *testing.T) {
 		"IPv6 in ARP":   {valid[:36] + "0610" + valid[40:] + strings.Repeat("00", 32), false},
 		"without a MAC": {valid[:36] + "0004" + valid[40:], false},
 	} {
-		frame, err := hex.DecodeString(tt.frame)
-		must(t, err)
+		frame := must.Get(hex.DecodeString(tt.frame))(t)
 		if p, err := parseARP(frame); (err == nil) != tt.ok {
 			t.Errorf("%s: %+v, %v; want valid: %t", name, p, err, tt.ok)
 		}
@@ -74,11 +75,9 @@ func FuzzFrames(f *testing.F) {
 	copy(probe[28:], []byte{0, 0, 0, 0})
 	f.Add(framed(request, probe, request[:40]), true)
 	for _, from := range []string{"fe80::bb", "::"} {
-		group, err := ndp.SolicitedNodeMulticast(vip6)
-		must(f, err)
+		group := must.Get(ndp.SolicitedNodeMulticast(vip6))(f)
 		s := &ndp.NeighborSolicitation{TargetAddress: vip6, Options: []ndp.Option{ndp.NewNonce()}}
-		frame, err := neighbourFrame(s, otherMAC, multicastMAC(group), netip.MustParseAddr(from), group)
-		must(f, err)
+		frame := must.Get(neighbourFrame(s, otherMAC, multicastMAC(group), netip.MustParseAddr(from), group))(f)
 		f.Add(framed(frame, frame[:60], frame), false)
 	}
 	f.Fuzz(func(t *testing.T, b []byte, isARP bool) {

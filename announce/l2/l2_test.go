@@ -22,6 +22,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/announce/announcetest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 var (
@@ -48,11 +49,10 @@ func (l *lines) count(s string) int {
 }
 
 func newAnnouncer(t testing.TB, log *lines, interfaces ...string) *Announcer {
-	a, err := New(Options{
+	a := must.Get(New(Options{
 		Interfaces: interfaces, Repeat: []time.Duration{50 * time.Millisecond}, Claim: true,
 		Log: slog.New(slog.NewTextHandler(log, nil)),
-	})
-	must(t, err)
+	}))(t)
 	return a
 }
 
@@ -63,7 +63,7 @@ func run(t testing.TB, a *Announcer) {
 	go func() { done <- a.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		must(t, <-done)
+		must.Do(t, <-done)
 	})
 }
 
@@ -73,7 +73,7 @@ func set(t testing.TB, a *Announcer, vips ...netip.Addr) {
 	for _, v := range vips {
 		list = append(list, lb.Announcement{VIP: v, Weight: 1})
 	}
-	must(t, a.Set(t.Context(), list))
+	must.Do(t, a.Set(t.Context(), list))
 }
 
 func TestConformance(t *testing.T) {
@@ -92,8 +92,7 @@ func TestConformance(t *testing.T) {
 }
 
 func ourMAC(t testing.TB) net.HardwareAddr {
-	ours, err := netlink.LinkByName("eth0")
-	must(t, err)
+	ours := must.Get(netlink.LinkByName("eth0"))(t)
 	return ours.Attrs().HardwareAddr
 }
 
@@ -103,7 +102,7 @@ func TestGratuitousFramesUpdateEntries(t *testing.T) {
 	a := newAnnouncer(t, &lines{}, "eth0")
 	run(t, a)
 	for _, v := range []netip.Addr{vip4, vip6} {
-		must(t, n.nl.NeighSet(&netlink.Neigh{LinkIndex: n.link.Attrs().Index, IP: v.AsSlice(),
+		must.Do(t, n.nl.NeighSet(&netlink.Neigh{LinkIndex: n.link.Attrs().Index, IP: v.AsSlice(),
 			HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 77}, State: netlink.NUD_STALE}))
 	}
 	set(t, a, vip4, vip6)
@@ -129,7 +128,7 @@ func TestUnicastProbesAreAnswered(t *testing.T) {
 		until(t, "a first resolution", func() bool { return n.resolve(v) != nil })
 		e := *n.entry(v)
 		e.State = netlink.NUD_PROBE
-		must(t, n.nl.NeighSet(&e))
+		must.Do(t, n.nl.NeighSet(&e))
 		until(t, "a reply to the probe", func() bool {
 			now := n.entry(v)
 			if now == nil || now.State&netlink.NUD_FAILED != 0 {
@@ -143,7 +142,7 @@ func TestUnicastProbesAreAnswered(t *testing.T) {
 // send sends a raw frame from the neighbour.
 func (n *neighbour) send(ethertype int, payload []byte) {
 	n.t.Helper()
-	must(n.t, n.do(func() error {
+	must.Do(n.t, n.do(func() error {
 		ifi, err := net.InterfaceByName("eth0")
 		if err != nil {
 			return err
@@ -190,7 +189,7 @@ func TestConflictIsReported(t *testing.T) {
 	set(t, a, vip4)
 	until(t, "a first reply", func() bool { return n.resolve(vip4) != nil })
 	for range 2 {
-		must(t, n.do(func() error {
+		must.Do(t, n.do(func() error {
 			ifi, err := net.InterfaceByName("eth0")
 			if err != nil {
 				return err
@@ -228,19 +227,18 @@ func TestRenamedInterface(t *testing.T) {
 	run(t, a)
 	set(t, a, vip4)
 	until(t, "a reply", func() bool { return n.resolve(vip4) != nil })
-	ours, err := netlink.LinkByName("eth0")
-	must(t, err)
-	must(t, netlink.LinkSetName(ours, "up0"))
+	ours := must.Get(netlink.LinkByName("eth0"))(t)
+	must.Do(t, netlink.LinkSetName(ours, "up0"))
 	t.Cleanup(func() { netlink.LinkSetName(ours, "eth0") })
 	until(t, "the programs of up0 are asked for", func() bool { return asked.Load() == "up0" })
 	if n.resolve(vip4) == nil || !a.usable() || log.count("not served") > 0 {
 		t.Errorf("no reply by the new name: %v", log)
 	}
-	must(t, netlink.LinkSetDown(ours))
+	must.Do(t, netlink.LinkSetDown(ours))
 	until(t, "no reply while it is down", func() bool { return !a.usable() })
-	must(t, netlink.LinkSetUp(ours))
+	must.Do(t, netlink.LinkSetUp(ours))
 	until(t, "a reply again", func() bool { return n.resolve(vip4) != nil })
-	must(t, netlink.LinkSetName(ours, "eth0"))
+	must.Do(t, netlink.LinkSetName(ours, "eth0"))
 	until(t, "the programs of eth0 are asked for", func() bool { return asked.Load() == "eth0" })
 	if n.resolve(vip4) == nil {
 		t.Error("no reply by the first name")
@@ -257,12 +255,11 @@ func TestInterfacesChange(t *testing.T) {
 	set(t, a, vip4, vip6)
 	until(t, "replies", func() bool { return n.resolve(vip4) != nil && n.resolve(vip6) != nil })
 	before := ourMAC(t)
-	ours, err := netlink.LinkByName("eth0")
-	must(t, err)
-	must(t, netlink.LinkSetDown(ours))
-	must(t, netlink.LinkSetUp(ours))
+	ours := must.Get(netlink.LinkByName("eth0"))(t)
+	must.Do(t, netlink.LinkSetDown(ours))
+	must.Do(t, netlink.LinkSetUp(ours))
 	until(t, "replies after down and up", func() bool { return n.resolve(vip4) != nil && n.resolve(vip6) != nil })
-	must(t, netlink.LinkDel(ours))
+	must.Do(t, netlink.LinkDel(ours))
 	n.connect("eth0")
 	until(t, "replies with the new MAC", func() bool {
 		mac := n.resolve(vip4)
@@ -280,12 +277,10 @@ func TestDuplicateAddressDetectionFails(t *testing.T) {
 	run(t, a)
 	set(t, a, vip6)
 	until(t, "a first reply", func() bool { return n.resolve(vip6) != nil })
-	addr, err := netlink.ParseAddr(vip6.String() + "/64")
-	must(t, err)
-	must(t, n.nl.AddrAdd(n.link, addr)) // with detection
+	addr := must.Get(netlink.ParseAddr(vip6.String() + "/64"))(t)
+	must.Do(t, n.nl.AddrAdd(n.link, addr)) // with detection
 	until(t, "the kernel of the neighbour to find the duplicate", func() bool {
-		all, err := n.nl.AddrList(n.link, netlink.FAMILY_V6)
-		must(t, err)
+		all := must.Get(n.nl.AddrList(n.link, netlink.FAMILY_V6))(t)
 		for _, x := range all {
 			if x.IP.Equal(vip6.AsSlice()) && x.Flags&0x08 != 0 { // IFA_F_DADFAILED
 				return true

@@ -9,6 +9,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/vishvananda/netlink"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // After an overrun of the queue of link updates, in which the update with a new MAC address is lost, replies have the
@@ -26,15 +28,14 @@ func TestLinkOverrun(t *testing.T) {
 	before := ourMAC(t)
 	until(t, "a reply", func() bool { return bytes.Equal(n.resolve(vip4), before) })
 
-	ours, err := netlink.LinkByName("eth0")
-	must(t, err)
+	ours := must.Get(netlink.LinkByName("eth0"))(t)
 	for i := range 300 {
-		must(t, netlink.LinkSetAlias(ours, fmt.Sprint("a", i)))
+		must.Do(t, netlink.LinkSetAlias(ours, fmt.Sprint("a", i)))
 	}
 	after := net.HardwareAddr{2, 0, 0, 0, 0, 99}
-	must(t, netlink.LinkSetHardwareAddr(ours, after))
+	must.Do(t, netlink.LinkSetHardwareAddr(ours, after))
 	for i := range 10 {
-		must(t, netlink.LinkSetAlias(ours, fmt.Sprint("b", i)))
+		must.Do(t, netlink.LinkSetAlias(ours, fmt.Sprint("b", i)))
 	}
 	release()
 	until(t, "an overrun", func() bool { return testutil.ToFloat64(a.metrics.overruns) >= 1 })

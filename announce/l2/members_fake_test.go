@@ -14,6 +14,7 @@ import (
 	"github.com/mdlayher/arp"
 
 	"github.com/steelyard-lb/steelyard/announce/l2/members"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // segment is an Ethernet segment and the gossip of announcers on it, each with one interface.
@@ -69,7 +70,7 @@ func (h *host) mac() string              { return h.f.ifi.HardwareAddr.String() 
 func (h *host) name() string             { return fmt.Sprintf("lb%d", h.self.As4()[3]) }
 func (h *host) set(vips ...netip.Addr)   { set(h.t, h.a, vips...) }
 func (h *host) owns(vip netip.Addr) bool { return slices.Contains(h.a.all(), vip) }
-func (h *host) open()                    { s, err := h.r.openSockets(); must(h.t, err); h.r.use(s); h.s = s }
+func (h *host) open()                    { s, err := h.r.openSockets(); must.Do(h.t, err); h.r.use(s); h.s = s }
 func (x *segment) lock() (unlock func()) { x.mu.Lock(); return x.mu.Unlock }
 func (x *segment) change(f func())       { defer x.lock()(); f(); x.tell(nil) }
 

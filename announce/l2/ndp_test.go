@@ -11,6 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // solicitation is a valid Ethernet frame with a neighbour solicitation for vip6.
@@ -24,8 +26,7 @@ func solicitation(t *testing.T) []byte {
 func frameToUs(t *testing.T, mac net.HardwareAddr, source string, message ndp.Message) []byte {
 	t.Helper()
 	from, to := netip.MustParseAddr(source), netip.MustParseAddr("ff02::1:ff00:10")
-	m, err := ndp.MarshalMessageChecksum(message, from, to)
-	must(t, err)
+	m := must.Get(ndp.MarshalMessageChecksum(message, from, to))(t)
 	frame := slices.Concat([]byte{0x33, 0x33, 0xff, 0, 0, 0x10}, mac, []byte{0x86, 0xdd})
 	frame = append(frame, 0x60, 0, 0, 0, 0, 0, 58, 255)
 	binary.BigEndian.PutUint16(frame[18:], uint16(len(m)))
@@ -122,8 +123,7 @@ func TestParseNeighbourInvalidMessage(t *testing.T) {
 }
 
 func TestNeighbourFilter(t *testing.T) {
-	vm, err := bpf.NewVM(neighbourFilter)
-	must(t, err)
+	vm := must.Get(bpf.NewVM(neighbourFilter))(t)
 	for _, tt := range []struct {
 		name                string
 		next, hopLimit, typ byte
@@ -140,8 +140,7 @@ func TestNeighbourFilter(t *testing.T) {
 	} {
 		frame := solicitation(t)
 		frame[20], frame[21], frame[54] = tt.next, tt.hopLimit, tt.typ
-		n, err := vm.Run(frame)
-		must(t, err)
+		n := must.Get(vm.Run(frame))(t)
 		if want := map[bool]int{true: 1500}[tt.accepted]; n != want {
 			t.Errorf("%s: %d bytes accepted; want %d", tt.name, n, want)
 		}
@@ -150,8 +149,7 @@ func TestNeighbourFilter(t *testing.T) {
 
 func TestChecksum(t *testing.T) {
 	from, to := netip.MustParseAddr("fe80::1"), netip.MustParseAddr("ff02::1:ff00:10")
-	m, err := ndp.MarshalMessageChecksum(&ndp.NeighborSolicitation{TargetAddress: vip6}, from, to)
-	must(t, err)
+	m := must.Get(ndp.MarshalMessageChecksum(&ndp.NeighborSolicitation{TargetAddress: vip6}, from, to))(t)
 	addrs := append(from.AsSlice(), to.AsSlice()...)
 	if sum := icmpChecksum(addrs, m); sum != 0 {
 		t.Errorf("sum of a correct message is %#x; want 0", sum)
@@ -183,8 +181,7 @@ func TestChecksumArithmetic(t *testing.T) {
 
 func TestUsableSource(t *testing.T) {
 	address := func(text string, flags int) netlink.Addr {
-		a, err := netlink.ParseAddr(text)
-		must(t, err)
+		a := must.Get(netlink.ParseAddr(text))(t)
 		a.Flags = flags
 		return *a
 	}

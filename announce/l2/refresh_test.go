@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/steelyard-lb/steelyard/announce/l2/members"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // wantRouter checks that the router has the MAC address of the owner of each VIP.
@@ -153,8 +154,8 @@ func TestSilentRival(t *testing.T) {
 	if c := a.Conflicts(); len(c) > 0 {
 		t.Fatalf("conflicts before the rival is there: %+v", c)
 	}
-	must(t, n.nl.AddrAdd(n.link, address(t, vip4.String()+"/32")))
-	must(t, n.nl.AddrAdd(n.link, address(t, vip6.String()+"/128")))
+	must.Do(t, n.nl.AddrAdd(n.link, address(t, vip4.String()+"/32")))
+	must.Do(t, n.nl.AddrAdd(n.link, address(t, vip6.String()+"/128")))
 	until(t, "both conflicts", func() bool { return len(a.Conflicts()) == 2 })
 	for _, c := range a.Conflicts() {
 		if c.MAC != n.link.Attrs().HardwareAddr.String() || c.Withheld {

@@ -16,6 +16,8 @@ import (
 	"github.com/mdlayher/arp"
 	"github.com/mdlayher/ndp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // counted returns the counters of replies and conflicts.
@@ -201,8 +203,7 @@ func TestGroups(t *testing.T) {
 		set(t, a, tt.vips...)
 		wantSent(t, tt.name, f, tt.sent...)
 	}
-	s, err := r.openSockets()
-	must(t, err)
+	s := must.Get(r.openSockets())(t)
 	r.use(s)
 	wantSent(t, "new sockets", f, "join "+group)
 }

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // Gratuitous frames are sent at once and after each delay since then, until the context ends.
@@ -56,7 +58,7 @@ func TestRunWithoutRoot(t *testing.T) {
 	})
 	set(t, a, many...) // nothing new to announce
 	cancel()
-	must(t, <-done)
+	must.Do(t, <-done)
 	set(t, a, append(many, vip4, vip6)...)
 	sent := f.take()
 	if len(sent) != 4*len(many) {

@@ -16,6 +16,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // exchange sends frames from the neighbour, and returns the frames from us that it has received after the last one was
@@ -23,7 +25,7 @@ import (
 func (n *neighbour) exchange(etherType int, frames ...[]byte) (answers [][]byte) {
 	n.t.Helper()
 	ours := ourMAC(n.t)
-	must(n.t, n.do(func() error {
+	must.Do(n.t, n.do(func() error {
 		ifi, err := net.InterfaceByName("eth0")
 		if err != nil {
 			return err
@@ -60,9 +62,8 @@ func (n *neighbour) exchange(etherType int, frames ...[]byte) (answers [][]byte)
 func (n *neighbour) request(to net.HardwareAddr, vlans ...uint16) []byte {
 	from := n.link.Attrs().HardwareAddr
 	p, err := arp.NewPacket(arp.OperationRequest, from, netip.MustParseAddr("192.0.2.1"), make([]byte, 6), vip4)
-	must(n.t, err)
-	payload, err := p.MarshalBinary()
-	must(n.t, err)
+	must.Do(n.t, err)
+	payload := must.Get(p.MarshalBinary())(n.t)
 	frame := append(append([]byte{}, to...), from...)
 	for _, id := range vlans {
 		frame = append(frame, 0x81, 0, byte(id>>8), byte(id))
@@ -73,7 +74,7 @@ func (n *neighbour) request(to net.HardwareAddr, vlans ...uint16) []byte {
 // solicit is the frame of a solicitation for vip6.
 func (n *neighbour) solicit(from, to netip.Addr, mac net.HardwareAddr) []byte {
 	b, err := neighbourFrame(&ndp.NeighborSolicitation{TargetAddress: vip6}, n.link.Attrs().HardwareAddr, mac, from, to)
-	must(n.t, err)
+	must.Do(n.t, err)
 	return b
 }
 
@@ -81,16 +82,14 @@ func (n *neighbour) solicit(from, to netip.Addr, mac net.HardwareAddr) []byte {
 // would go without the tag, and not unicast to another MAC address that a promiscuous interface receives.
 func TestFramesForOthers(t *testing.T) {
 	n := newNeighbour(t)
-	ours, err := netlink.LinkByName("eth0")
-	must(t, err)
-	must(t, netlink.SetPromiscOn(ours))
+	ours := must.Get(netlink.LinkByName("eth0"))(t)
+	must.Do(t, netlink.SetPromiscOn(ours))
 	a := newAnnouncer(t, &lines{}, "eth0")
 	run(t, a)
 	set(t, a, vip4, vip6)
 	until(t, "replies", func() bool { return n.resolve(vip4) != nil && n.resolve(vip6) != nil })
 	time.Sleep(100 * time.Millisecond) // gratuitous frames
-	group, err := ndp.SolicitedNodeMulticast(vip6)
-	must(t, err)
+	group := must.Get(ndp.SolicitedNodeMulticast(vip6))(t)
 	global := netip.MustParseAddr("2001:db8::1")
 	for _, tt := range []struct {
 		name      string
@@ -121,14 +120,12 @@ func TestFramesForOthers(t *testing.T) {
 // Interfaces of one family only, and an IPv6 interface without a link-local address, serve VIPs.
 func TestInterfacesOfOneFamily(t *testing.T) {
 	n := newNeighbour(t)
-	ours, err := netlink.LinkByName("eth0")
-	must(t, err)
-	all, err := netlink.AddrList(ours, netlink.FAMILY_ALL)
-	must(t, err)
+	ours := must.Get(netlink.LinkByName("eth0"))(t)
+	all := must.Get(netlink.AddrList(ours, netlink.FAMILY_ALL))(t)
 	remove := func(match func(netlink.Addr) bool) {
 		for _, a := range all {
 			if match(a) {
-				must(t, netlink.AddrDel(ours, &a))
+				must.Do(t, netlink.AddrDel(ours, &a))
 			}
 		}
 	}
@@ -163,8 +160,7 @@ func TestManyGroups(t *testing.T) {
 		groups[g] = true
 	}
 	joined := func() int {
-		text, err := os.ReadFile("/proc/thread-self/net/igmp6")
-		must(t, err)
+		text := must.Get(os.ReadFile("/proc/thread-self/net/igmp6"))(t)
 		return strings.Count(string(text), " ff0200000000000000000001ff")
 	}
 	before := joined()
@@ -184,25 +180,23 @@ func TestTwoInterfacesInOneSegment(t *testing.T) {
 	// The neighbour bridges its end with that of a second interface of ours.
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "br0"
-	must(t, n.nl.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
-	bridge, err := n.nl.LinkByName("br0")
-	must(t, err)
+	must.Do(t, n.nl.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
+	bridge := must.Get(n.nl.LinkByName("br0"))(t)
 	attrs = netlink.NewLinkAttrs()
 	attrs.Name = "eth1"
-	must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth1", PeerNamespace: netlink.NsFd(int(n.ns))}))
-	second, err := netlink.LinkByName("eth1")
-	must(t, err)
+	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "eth1", PeerNamespace: netlink.NsFd(int(n.ns))}
+	must.Do(t, netlink.LinkAdd(veth))
+	second := must.Get(netlink.LinkByName("eth1"))(t)
 	t.Cleanup(func() { netlink.LinkDel(second) })
-	peer, err := n.nl.LinkByName("eth1")
-	must(t, err)
+	peer := must.Get(n.nl.LinkByName("eth1"))(t)
 	for _, l := range []netlink.Link{n.link, peer} {
-		must(t, n.nl.LinkSetMaster(l, bridge))
-		must(t, n.nl.LinkSetUp(l))
+		must.Do(t, n.nl.LinkSetMaster(l, bridge))
+		must.Do(t, n.nl.LinkSetUp(l))
 	}
-	must(t, n.nl.LinkSetUp(bridge))
-	must(t, netlink.LinkSetUp(second))
-	must(t, n.nl.AddrDel(n.link, address(t, addresses[0])))
-	must(t, n.nl.AddrAdd(bridge, address(t, addresses[0])))
+	must.Do(t, n.nl.LinkSetUp(bridge))
+	must.Do(t, netlink.LinkSetUp(second))
+	must.Do(t, n.nl.AddrDel(n.link, address(t, addresses[0])))
+	must.Do(t, n.nl.AddrAdd(bridge, address(t, addresses[0])))
 	n.link = bridge
 
 	log := &lines{}
@@ -220,9 +214,8 @@ func TestTwoInterfacesInOneSegment(t *testing.T) {
 		t.Errorf("%v replies on eth1, %v on eth0", counter("eth1"), counter("eth0"))
 	}
 	// When the first one fails, the second one replies.
-	first, err := netlink.LinkByName("eth0")
-	must(t, err)
-	must(t, netlink.LinkSetDown(first))
+	first := must.Get(netlink.LinkByName("eth0"))(t)
+	must.Do(t, netlink.LinkSetDown(first))
 	until(t, "a reply of the second interface", func() bool {
 		return n.resolve(vip4).String() == second.Attrs().HardwareAddr.String()
 	})
@@ -233,14 +226,12 @@ func TestForgedOwnAddress(t *testing.T) {
 	n := newNeighbour(t)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "other0"
-	must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "other1"}))
-	other, err := netlink.LinkByName("other0")
-	must(t, err)
+	must.Do(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "other1"}))
+	other := must.Get(netlink.LinkByName("other0"))(t)
 	t.Cleanup(func() { netlink.LinkDel(other) })
-	peer, err := netlink.LinkByName("other1")
-	must(t, err)
-	must(t, netlink.LinkSetUp(other))
-	must(t, netlink.LinkSetUp(peer))
+	peer := must.Get(netlink.LinkByName("other1"))(t)
+	must.Do(t, netlink.LinkSetUp(other))
+	must.Do(t, netlink.LinkSetUp(peer))
 
 	log := &lines{}
 	a := newAnnouncer(t, log, "other0", "eth0")
@@ -248,11 +239,9 @@ func TestForgedOwnAddress(t *testing.T) {
 	until(t, "sockets", func() bool { return a.responders[0].isOpen() && a.responders[1].isOpen() })
 	set(t, a, vip4)
 	until(t, "a reply", func() bool { return n.resolve(vip4) != nil })
-	p, err := arp.NewPacket(arp.OperationReply, other.Attrs().HardwareAddr, netip.MustParseAddr("192.0.2.1"),
-		ourMAC(t), netip.MustParseAddr("192.0.2.1"))
-	must(t, err)
-	payload, err := p.MarshalBinary()
-	must(t, err)
+	p := must.Get(arp.NewPacket(arp.OperationReply, other.Attrs().HardwareAddr, netip.MustParseAddr("192.0.2.1"),
+		ourMAC(t), netip.MustParseAddr("192.0.2.1")))(t)
+	payload := must.Get(p.MarshalBinary())(t)
 	frame := append(append(append([]byte{}, ethernet.Broadcast...), n.link.Attrs().HardwareAddr...), 8, 6)
 	n.exchange(unix.ETH_P_ARP, append(frame, payload...), append(frame, payload...))
 	if got := n.exchange(unix.ETH_P_ARP, n.request(ethernet.Broadcast)); len(got) != 1 {

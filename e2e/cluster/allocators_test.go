@@ -18,6 +18,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 const allocatorTOML = `
@@ -53,15 +54,9 @@ func TestAllocators(t *testing.T) {
 // apiOf returns a client with the rights of a ServiceAccount of the manifest.
 func (c *cluster) apiOf(t *testing.T, account string) kubernetes.Interface {
 	t.Helper()
-	o, err := clientcmd.RESTConfigFromKubeConfig([]byte(c.kubeconfigOf(t, account)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := must.Get(clientcmd.RESTConfigFromKubeConfig([]byte(c.kubeconfigOf(t, account))))(t)
 	o.Dial = c.control.Dial
-	api, err := kubernetes.NewForConfig(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	api := must.Get(kubernetes.NewForConfig(o))(t)
 	return api
 }
 
@@ -86,10 +81,7 @@ func forgedMetadata(t *testing.T, c *cluster) {
 		}
 		return nil
 	})
-	before, err := c.api.CoreV1().Services("default").Get(t.Context(), "forged", meta.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must.Get(c.api.CoreV1().Services("default").Get(t.Context(), "forged", meta.GetOptions{}))(t)
 	for name, tt := range map[string]struct {
 		kind types.PatchType
 		text string
@@ -131,9 +123,7 @@ func forgedMetadata(t *testing.T, c *cluster) {
 	}
 	// Assignment and release work beside the finalizer of somebody else.
 	api := c.api.CoreV1().Services("default")
-	if err := api.Delete(t.Context(), "forged", meta.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, api.Delete(t.Context(), "forged", meta.DeleteOptions{}))
 	labtest.Until(t, 10*time.Second, "the addresses are released", func() error {
 		s, err := api.Get(t.Context(), "forged", meta.GetOptions{})
 		if err == nil && (len(s.Status.LoadBalancer.Ingress) > 0 || len(s.Finalizers) != 1) {
@@ -156,9 +146,7 @@ func twoClasses(t *testing.T, c *cluster) {
 	}
 	config := fmt.Sprintf(otherClassTOML, otherKubeconfigPath, otherClass)
 	c.addAccount(t, account, "steelyard-allocator")
-	if err := c.Servers[0].WriteFile(otherKubeconfigPath, c.kubeconfigOf(t, account), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Servers[0].WriteFile(otherKubeconfigPath, c.kubeconfigOf(t, account), 0o600))
 	c.createService(t, "before", of(otherClass))
 	c.createService(t, "third", of("example.com/third"))
 	c.createService(t, "default", func(*core.Service) {})
@@ -171,9 +159,7 @@ func twoClasses(t *testing.T, c *cluster) {
 		c.updateService(t, name, func(s *core.Service) { s.Spec.Ports[0].Port = 81 })
 	}
 
-	if err := other.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, other.Stop())
 	c.updateService(t, "before", func(s *core.Service) { s.Spec.Ports[0].Port = 82 })
 	c.updateService(t, "moves", func(s *core.Service) {
 		s.Spec.Type, s.Spec.LoadBalancerClass = core.ServiceTypeClusterIP, nil
@@ -220,10 +206,7 @@ func twoClasses(t *testing.T, c *cluster) {
 // finalizers.
 func (c *cluster) checkStatus(t *testing.T, name, writer string, addresses, finalizers int) {
 	t.Helper()
-	s, err := c.api.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(c.api.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{}))(t)
 	var writers []string
 	for _, m := range s.ManagedFields {
 		if m.Subresource == "status" {
@@ -270,13 +253,8 @@ func sharerChanges(t *testing.T, c *cluster) {
 		}
 	})
 	has("guest", "")
-	before, err := api.Get(t.Context(), "host", meta.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.allocators[0].Stop(); err != nil {
-		t.Fatal(err)
-	}
+	before := must.Get(api.Get(t.Context(), "host", meta.GetOptions{}))(t)
+	must.Do(t, c.allocators[0].Stop())
 	c.updateService(t, "guest", func(s *core.Service) { port(80)(s); delete(s.Annotations, "steelyard.dev/addresses") })
 	c.allocators[0] = c.startAllocator(t, "allocator", fmt.Sprintf(allocatorTOML, kube.KubeconfigPath))
 	has("guest", "PortInUse")
@@ -302,18 +280,13 @@ addresses = ["198.18.1.0/28", "2001:db8:52::/124"]
 	if err == nil {
 		err = c.allocators[0].Signal(syscall.SIGHUP)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	c.waitSaid(t, "excluded", "PoolExcludesService", vips[0].String())
 	if now := c.waitAddresses(t, "excluded"); !slices.Equal(now, vips) {
 		t.Errorf("addresses %v; want %v", now, vips)
 	}
-	_, err = c.api.CoreV1().Services("default").Patch(t.Context(), "excluded", types.MergePatchType,
-		[]byte(`{"status":{"loadBalancer":{"ingress":[]}}}`), meta.PatchOptions{}, "status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.api.CoreV1().Services("default").Patch(t.Context(), "excluded", types.MergePatchType,
+		[]byte(`{"status":{"loadBalancer":{"ingress":[]}}}`), meta.PatchOptions{}, "status"))(t)
 	if now := c.waitAddresses(t, "excluded"); now[0].String() != "198.18.1.0" {
 		t.Errorf("addresses %v; want those of the next pool", now)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // pod is one server of the cluster.
@@ -46,9 +47,7 @@ func (c *cluster) startPod(t *testing.T, name string, node int) *pod {
 	err := c.Link(
 		lab.End{Host: c.Balancers[node].Host, Name: name, Addresses: with(gw4, gw6)},
 		lab.End{Host: p.Host, Name: "eth0", Addresses: with(p.v4, p.v6)}, lab.LinkOptions{})
-	if err := errors.Join(err, p.AddRoute(lab.Default, gw4), p.AddRoute(lab.Default6, gw6)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(err, p.AddRoute(lab.Default, gw4), p.AddRoute(lab.Default6, gw6)))
 	p.startServers(t)
 	c.pods[name] = p
 	return p

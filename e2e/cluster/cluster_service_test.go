@@ -19,6 +19,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // createService creates a Service of type LoadBalancer with both families and without endpoints.
@@ -37,11 +38,7 @@ func (c *cluster) createService(t *testing.T, name string, change func(*core.Ser
 		},
 	}
 	change(s)
-	s, err := c.api.CoreV1().Services("default").Create(t.Context(), s, meta.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
+	return must.Get(c.api.CoreV1().Services("default").Create(t.Context(), s, meta.CreateOptions{}))(t)
 }
 
 // waitAddresses waits until a Service has an address of each of its families, and returns them.
@@ -101,9 +98,7 @@ func (c *cluster) setEndpoints(t *testing.T, service string, pods ...*pod) {
 		if err != nil {
 			_, err = api.Create(t.Context(), s, meta.CreateOptions{})
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 }
 
@@ -233,10 +228,7 @@ func (c *cluster) overrideRoutes(t *testing.T, vips []netip.Addr, node int) {
 func (c *cluster) patchNode(t *testing.T, node int, patch string) {
 	t.Helper()
 	api, name := c.api.CoreV1().Nodes(), c.Balancers[node].Name()
-	_, err := api.Patch(t.Context(), name, types.MergePatchType, []byte(patch), meta.PatchOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(api.Patch(t.Context(), name, types.MergePatchType, []byte(patch), meta.PatchOptions{}))(t)
 }
 
 // waitSaid waits for an Event on a Service with this reason and text.

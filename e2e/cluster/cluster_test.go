@@ -26,6 +26,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // cluster is a Kubernetes cluster with a real API server. Its nodes are hosts with an agent and kube-proxy; its pods
@@ -76,9 +77,7 @@ func newCluster(t *testing.T, forward string, proxied bool) *cluster {
 			a.Env = []string{"POD_NAMESPACE=steelyard"}
 		}
 		a.Extra = fmt.Sprintf(clusterTOML, kube.KubeconfigPath, forward, proxy, probeInterval, probeTimeout, probeFall)
-		if err := b.WriteFile(kube.KubeconfigPath, kubeconfig, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, b.WriteFile(kube.KubeconfigPath, kubeconfig, 0o600))
 		c.Config = append(c.Config, a)
 		if i == 0 {
 			c.ownWatches = [2]float64{c.watches(t, allNodes...), c.watches(t, allLeases...)}
@@ -95,10 +94,7 @@ func startCluster(t *testing.T, nodes int, forward string) *cluster {
 	topology := labtest.Topology(t, lab.Shape{Clients: 1, Balancers: nodes, Servers: 1})
 	c := &cluster{Site: &labtest.Site{Topology: topology}, proxies: map[*lab.Host][]*lab.Process{},
 		pods: map[string]*pod{}, forward: forward}
-	dir, err := filepath.Abs("../../.cache/controlplane")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(filepath.Abs("../../.cache/controlplane"))(t)
 	control := c.Servers[0]
 	c.control = labtest.ControlPlane(t, control.Host, control.V4, dir)
 	c.connect(t)
@@ -125,15 +121,10 @@ external_ips = true
 // connect gives this process a client of the API server.
 func (c *cluster) connect(t *testing.T) {
 	t.Helper()
-	var err error
-	if c.rest, err = clientcmd.RESTConfigFromKubeConfig([]byte(c.control.Kubeconfig())); err != nil {
-		t.Fatal(err)
-	}
+	c.rest = must.Get(clientcmd.RESTConfigFromKubeConfig([]byte(c.control.Kubeconfig())))(t)
 	c.rest.Dial = c.control.Dial
 	c.rest.QPS, c.rest.Burst = 1000, 1000
-	if c.api, err = kubernetes.NewForConfig(c.rest); err != nil {
-		t.Fatal(err)
-	}
+	c.api = must.Get(kubernetes.NewForConfig(c.rest))(t)
 }
 
 // install applies the manifest, first as a server-side dry run. A configuration goes into its ConfigMap.
@@ -146,17 +137,9 @@ func (c *cluster) install(t *testing.T, config string) {
 func (c *cluster) apply(t *testing.T, config string, args ...string) {
 	t.Helper()
 	manifest, err := exec.Command(binary, append([]string{"manifest", "--image", agentImage}, args...)...).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := dynamic.NewForConfig(c.rest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	groups, err := restmapper.GetAPIGroupResources(c.api.Discovery())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
+	client := must.Get(dynamic.NewForConfig(c.rest))(t)
+	groups := must.Get(restmapper.GetAPIGroupResources(c.api.Discovery()))(t)
 	mapper := restmapper.NewDiscoveryRESTMapper(groups)
 	for doc := range strings.SplitSeq(string(manifest), "\n---\n") {
 		var o unstructured.Unstructured
@@ -167,16 +150,10 @@ func (c *cluster) apply(t *testing.T, config string, args ...string) {
 			o.Object["data"] = map[string]any{"steelyard.toml": config}
 		}
 		if o.GetKind() == "Deployment" { // the nodes have no network for pods
-			err := unstructured.SetNestedField(o.Object, true, "spec", "template", "spec", "hostNetwork")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, unstructured.SetNestedField(o.Object, true, "spec", "template", "spec", "hostNetwork"))
 		}
 		gvk := o.GroupVersionKind()
-		m, err := mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := must.Get(mapper.RESTMapping(gvk.GroupKind(), gvk.Version))(t)
 		var api dynamic.ResourceInterface = client.Resource(m.Resource)
 		if ns := o.GetNamespace(); ns != "" {
 			api = client.Resource(m.Resource).Namespace(ns)
@@ -195,9 +172,7 @@ func (c *cluster) kubeconfigOf(t *testing.T, account string) string {
 	t.Helper()
 	accounts := c.api.CoreV1().ServiceAccounts("steelyard")
 	token, err := accounts.CreateToken(t.Context(), account, &authentication.TokenRequest{}, meta.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return c.control.KubeconfigFor(token.Status.Token)
 }
 
@@ -214,18 +189,12 @@ func (c *cluster) startAllocators(t *testing.T) {
 func (c *cluster) startAllocator(t *testing.T, name, config string) *lab.Process {
 	t.Helper()
 	h, file := c.Servers[0].Host, "/run/steelyard-lab/"+name+".toml"
-	err := errors.Join(h.WriteFile(kube.KubeconfigPath, c.kubeconfigOf(t, "steelyard-allocator"), 0o600),
-		h.WriteFile(file, config, 0o600))
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := h.Start(lab.Command{
+	must.Do(t, errors.Join(h.WriteFile(kube.KubeconfigPath, c.kubeconfigOf(t, "steelyard-allocator"), 0o600),
+		h.WriteFile(file, config, 0o600)))
+	p := must.Get(h.Start(lab.Command{
 		Path: binary, Args: []string{"allocate", "-c", file},
 		Env: []string{"POD_NAMESPACE=steelyard", "POD_NAME=" + name},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log of %s:\n%s", name, p.Log.Tail(40))
@@ -238,17 +207,13 @@ func (c *cluster) startAllocator(t *testing.T, name, config string) *lab.Process
 func (c *cluster) join(t *testing.T, i int) {
 	t.Helper()
 	n := c.Balancers[i]
-	if err := n.Forward(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, n.Forward())
 	for k, other := range c.Balancers {
 		if k == i {
 			continue
 		}
 		v4, v6 := podPrefixes(k)
-		if err := errors.Join(n.AddRoute(v4, other.V4), n.AddRoute(v6, other.V6)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(n.AddRoute(v4, other.V4), n.AddRoute(v6, other.V6)))
 	}
 }
 
@@ -258,30 +223,20 @@ func (c *cluster) register(t *testing.T, i int) {
 	n := c.Balancers[i]
 	api := c.api.CoreV1().Nodes()
 	node := &core.Node{ObjectMeta: meta.ObjectMeta{Name: n.Name()}}
-	_, err := api.Create(t.Context(), node, meta.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if node, err = api.Get(t.Context(), n.Name(), meta.GetOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(api.Create(t.Context(), node, meta.CreateOptions{}))(t)
+	node = must.Get(api.Get(t.Context(), n.Name(), meta.GetOptions{}))(t)
 	for _, a := range n.At(0) {
 		address := core.NodeAddress{Type: core.NodeInternalIP, Address: a.Addr().String()}
 		node.Status.Addresses = append(node.Status.Addresses, address)
 	}
-	if _, err := api.UpdateStatus(t.Context(), node, meta.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(api.UpdateStatus(t.Context(), node, meta.UpdateOptions{}))(t)
 }
 
 // startProxy starts kube-proxy on a node, in place of the one that ran there.
 func (c *cluster) startProxy(t *testing.T, n lab.Node) {
 	t.Helper()
 	c.stopProxy(n)
-	p, err := c.control.StartKubeProxy(n.Host)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(c.control.StartKubeProxy(n.Host))(t)
 	if c.proxies[n.Host] == nil {
 		t.Cleanup(func() { c.showProxy(t, n) })
 	}

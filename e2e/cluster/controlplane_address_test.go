@@ -22,6 +22,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // TestControlPlaneAddress: the address of the control plane is one that the nodes announce. All nodes boot at once, and
@@ -36,9 +37,7 @@ func TestControlPlaneAddress(t *testing.T) {
 	old := c.control.URL()
 	through := "https://" + netip.AddrPortFrom(vip, 6443).String()
 	for _, p := range c.allocators { // the nodes assign addresses from now on
-		if err := p.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, p.Signal(syscall.SIGTERM))
 	}
 	for i, a := range c.Agents {
 		labtest.Until(t, 20*time.Second, "the state is stored", func() error {
@@ -48,33 +47,23 @@ func TestControlPlaneAddress(t *testing.T) {
 			}
 			return err
 		})
-		if err := a.Terminate(t.Context(), 20*time.Second); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, a.Terminate(t.Context(), 20*time.Second))
 		if out, err := a.CLI(t.Context(), "cleanup"); err != nil { // as a reboot does
 			t.Fatalf("%v\n%s", err, out)
 		}
 		text := strings.ReplaceAll(c.control.Kubeconfig(), old, through)
-		if err := c.Balancers[i].WriteFile(kube.KubeconfigPath, text, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := a.Configure(strings.Replace(c.Config[i].TOML(), "allocate = false\n", "", 1)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.Balancers[i].WriteFile(kube.KubeconfigPath, text, 0o600))
+		must.Do(t, a.Configure(strings.Replace(c.Config[i].TOML(), "allocate = false\n", "", 1)))
 	}
 	c.waitRouted(t, []netip.Addr{vip})
-	if err := c.Agents[0].Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Agents[0].Start())
 	c.waitRouted(t, []netip.Addr{vip}, 0)
 	c.waitFollowing(t, c.Agents[0])
 	c.createService(t, "first", func(*core.Service) {})
 	c.waitAddresses(t, "first")
 	// The connections of the first node move to others, which do not know them.
 	for _, a := range c.Agents[1:] {
-		if err := a.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, a.Start())
 	}
 	c.waitRouted(t, []netip.Addr{vip}, 0, 1, 2)
 	c.waitAPI(t, vip)
@@ -117,10 +106,7 @@ func (c *cluster) startAPIService(t *testing.T) netip.Addr {
 			Addresses: []string{c.control.Address.String()}, Conditions: discovery.EndpointConditions{Ready: &ready},
 		}},
 	}
-	_, err := c.api.DiscoveryV1().EndpointSlices("default").Create(t.Context(), slice, meta.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.api.DiscoveryV1().EndpointSlices("default").Create(t.Context(), slice, meta.CreateOptions{}))(t)
 	return c.waitAddresses(t, name)[0]
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // daemonTOML is the configuration of all nodes, as in the documentation.
@@ -55,16 +56,11 @@ func TestDaemonSet(t *testing.T) {
 		t.Skip(err)
 	}
 	c := startCluster(t, 2, "tunnel")
-	if err := c.control.StartControllers(kube.ManifestControllers); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.control.StartControllers(kube.ManifestControllers))
 	for i, n := range c.Balancers {
 		c.join(t, i)
 		c.startProxy(t, n)
-		kubelet, err := c.control.StartKubelet(n, kube.Kubelet{Images: []kube.Image{agentsImage()}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		kubelet := must.Get(c.control.StartKubelet(n, kube.Kubelet{Images: []kube.Image{agentsImage()}}))(t)
 		t.Cleanup(func() {
 			if t.Failed() {
 				t.Logf("log of the kubelet on %s:\n%s\nlog of the agent:\n%s", n, kubelet.Log.Tail(40), c.daemonLog(n))
@@ -109,12 +105,9 @@ func TestDaemonSet(t *testing.T) {
 // uninstall: after the steps of the documentation nothing of ours is left in the Services, and they can be deleted.
 func (c *cluster) uninstall(t *testing.T, vips []netip.Addr) {
 	t.Helper()
-	err := errors.Join(
+	must.Do(t, errors.Join(
 		c.api.AppsV1().DaemonSets("steelyard").Delete(t.Context(), "steelyard", meta.DeleteOptions{}),
-		c.api.AppsV1().Deployments("steelyard").Delete(t.Context(), "steelyard", meta.DeleteOptions{}))
-	if err != nil {
-		t.Fatal(err)
-	}
+		c.api.AppsV1().Deployments("steelyard").Delete(t.Context(), "steelyard", meta.DeleteOptions{})))
 	c.waitRouted(t, vips)
 	labtest.Until(t, 60*time.Second, "the agents have ended", c.podsEnded(t))
 	c.apply(t, "", "--cleanup")
@@ -130,10 +123,7 @@ func (c *cluster) uninstall(t *testing.T, vips []netip.Addr) {
 		_, err := c.control.Run(t.Context(), binary, "cleanup", "--cluster", "--kubeconfig", kube.KubeconfigPath)
 		return err
 	})
-	services, err := c.api.CoreV1().Services("").List(t.Context(), meta.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	services := must.Get(c.api.CoreV1().Services("").List(t.Context(), meta.ListOptions{}))(t)
 	for _, s := range services.Items {
 		if n := s.Status.LoadBalancer.Ingress; len(n)+len(s.Finalizers) > 0 {
 			t.Errorf("%s has the addresses %v and the finalizers %q", s.Name, n, s.Finalizers)
@@ -248,9 +238,7 @@ func (c *cluster) rollout(t *testing.T) {
 	patch := fmt.Sprintf(annotate, time.Now().Format(time.RFC3339))
 	var d *apps.DaemonSet
 	d, err := api.Patch(t.Context(), "steelyard", types.StrategicMergePatchType, []byte(patch), meta.PatchOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	labtest.Until(t, 120*time.Second, fmt.Sprintf("generation %d is ready", d.Generation), c.daemonsReady(t))
 }
 
@@ -303,18 +291,13 @@ func (c *cluster) configure(t *testing.T, config string) {
 		_, errPatch := pods.Patch(t.Context(), p.Name, types.MergePatchType, []byte(patch), meta.PatchOptions{})
 		err = errors.Join(err, errPatch)
 	}
-	if err = errors.Join(err, errList); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(err, errList))
 }
 
 // containers returns the identities of all our containers that run.
 func (c *cluster) containers(t *testing.T) (ids []string) {
 	t.Helper()
-	list, err := c.api.CoreV1().Pods("steelyard").List(t.Context(), meta.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(c.api.CoreV1().Pods("steelyard").List(t.Context(), meta.ListOptions{}))(t)
 	for _, p := range list.Items {
 		for _, s := range p.Status.ContainerStatuses {
 			ids = append(ids, fmt.Sprintf("%s %s", p.Name, s.ContainerID))

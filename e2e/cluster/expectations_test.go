@@ -20,6 +20,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The scenarios of this file follow Kubernetes' own end-to-end tests of Services (test/e2e/network).
@@ -31,9 +32,7 @@ func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 	setFall := func(n int) {
 		text := strings.Replace(c.Config[0].TOML(), fmt.Sprintf("\nfall = %d\n", probeFall),
 			fmt.Sprintf("\nfall = %d\n", n), 1)
-		if err := c.Agents[0].Configure(text); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.Agents[0].Configure(text))
 		if out, err := c.Agents[0].CLI(context.Background(), "reload"); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
@@ -81,9 +80,7 @@ func (c *cluster) announcedSince(t *testing.T, node int, vips []netip.Addr) (sin
 	t.Helper()
 	out, err := c.Agents[node].CLI(t.Context(), "routes", "-o", "json")
 	var routes []lb.RouteStatus
-	if err := errors.Join(err, json.Unmarshal([]byte(out), &routes)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(err, json.Unmarshal([]byte(out), &routes)))
 	for _, r := range routes {
 		if slices.Contains(vips, r.Address) && r.Announced {
 			since = append(since, r.Since)
@@ -109,10 +106,7 @@ func onePortTwice(t *testing.T, c *cluster, pods ...*pod) {
 	c.overrideRoutes(t, vips, 2)
 	c.waitUnserved(t, vips, refused)
 	for _, vip := range vips {
-		conn, err := c.Client().Dial(t.Context(), "udp", netip.AddrPortFrom(vip, 80).String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must.Get(c.Client().Dial(t.Context(), "udp", netip.AddrPortFrom(vip, 80).String()))(t)
 		defer conn.Close()
 		labtest.Until(t, 5*time.Second, vip.String()+" refuses datagrams", func() error {
 			conn.SetDeadline(time.Now().Add(300 * time.Millisecond))
@@ -139,16 +133,11 @@ func namedPorts(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.startService(t, "named", func(*core.Service) {}, []int{0, 1, 2}, other)
 	api := c.api.DiscoveryV1().EndpointSlices("default")
 	for _, family := range []string{"4", "6"} {
-		s, err := api.Get(t.Context(), "named-"+family, meta.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(api.Get(t.Context(), "named-"+family, meta.GetOptions{}))(t)
 		number := int32(9090)
 		s.ObjectMeta = meta.ObjectMeta{Name: "named-more-" + family, Labels: s.Labels}
 		s.Ports[0].Port = &number
-		if _, err := api.Create(t.Context(), s, meta.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(api.Create(t.Context(), s, meta.CreateOptions{}))(t)
 	}
 	c.setEndpoints(t, "named", pods[0])
 	for _, vip := range vips {
@@ -241,10 +230,7 @@ func otherNetworks(t *testing.T, c *cluster, pods ...*pod) {
 	onHost := &pod{Host: node.Host, name: node.Name(), node: 0, v4: node.V4, v6: node.V6, ready: true}
 	onHost.startServers(t)
 	gw4, gw6 := netip.MustParsePrefix("10.244.1.241/28"), netip.MustParsePrefix("fd00:244:1:ff::1/64")
-	err := errors.Join(bridge.Bridge("cni0"), bridge.AddAddress("cni0", gw4), bridge.AddAddress("cni0", gw6))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(bridge.Bridge("cni0"), bridge.AddAddress("cni0", gw4), bridge.AddAddress("cni0", gw6)))
 	all := []*pod{onHost}
 	for i := range 2 {
 		name := fmt.Sprintf("bridged-%d", i)
@@ -255,10 +241,7 @@ func otherNetworks(t *testing.T, c *cluster, pods ...*pod) {
 		err := c.Link(
 			lab.End{Host: bridge, Name: p.name, Bridge: "cni0"},
 			lab.End{Host: p.Host, Name: "eth0", Addresses: addresses}, lab.LinkOptions{})
-		err = errors.Join(err, p.AddRoute(lab.Default, gw4.Addr()), p.AddRoute(lab.Default6, gw6.Addr()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(err, p.AddRoute(lab.Default, gw4.Addr()), p.AddRoute(lab.Default6, gw6.Addr())))
 		p.startServers(t)
 		all = append(all, p)
 	}

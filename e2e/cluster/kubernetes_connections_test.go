@@ -14,6 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // TestKubernetesConnections: a connection stays on its pod while endpoints, routes and nodes change.
@@ -147,9 +148,7 @@ func (c *cluster) podNodeFails(t *testing.T, pods []*pod) {
 	for _, f := range flows {
 		f.stays(t, "with another pod")
 	}
-	if err := c.Balancers[1].PowerOff(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Balancers[1].PowerOff())
 	c.waitRouted(t, vips, 2)
 	pods[1].ready = false
 	c.setEndpoints(t, "lost-pod", pods[1], pods[2])
@@ -195,9 +194,7 @@ func (c *cluster) checkFlowNodes(t *testing.T, service string) {
 	var flowCount, connections int
 	for i, a := range c.Agents {
 		var flows struct{ Flows []lb.FlowStatus }
-		if err := a.Get(t.Context(), "/v1/flows?service="+service, &flows); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, a.Get(t.Context(), "/v1/flows?service="+service, &flows))
 		four, six := podPrefixes(i)
 		for _, f := range flows.Flows {
 			flowCount++
@@ -223,10 +220,7 @@ type datagrams struct {
 
 func newDatagrams(t *testing.T, from traffic.Client, to netip.AddrPort) *datagrams {
 	t.Helper()
-	conn, err := from.Dial(t.Context(), "udp", to.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(from.Dial(t.Context(), "udp", to.String()))(t)
 	t.Cleanup(func() { conn.Close() })
 	d := &datagrams{conn: conn}
 	d.pod = d.request(t)

@@ -10,6 +10,7 @@ import (
 	core "k8s.io/api/core/v1"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func localPolicy(t *testing.T, c *cluster, pods ...*pod) {
@@ -100,10 +101,7 @@ func udpMoves(t *testing.T, c *cluster, pods ...*pod) {
 // answers that was there before.
 func udpMovesFor(t *testing.T, c *cluster, vip netip.Addr, byCluster bool, pods ...*pod) {
 	t.Helper()
-	conn, err := c.Client().Dial(t.Context(), "udp", netip.AddrPortFrom(vip, 5353).String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(c.Client().Dial(t.Context(), "udp", netip.AddrPortFrom(vip, 5353).String()))(t)
 	defer conn.Close()
 	answeredBy := func(want *pod) {
 		t.Helper()

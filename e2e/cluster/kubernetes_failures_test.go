@@ -15,6 +15,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func proxyFails(t *testing.T, c *cluster, pods ...*pod) {
@@ -109,9 +110,7 @@ func agentKilled(t *testing.T, c *cluster, pods ...*pod) {
 	for range 3 {
 		c.Agents[0].Kill()
 		waitRequests(t, stream, 100)
-		if err := errors.Join(c.Agents[0].Start(), c.Agents[0].WaitReady(t.Context(), lab.Ready)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(c.Agents[0].Start(), c.Agents[0].WaitReady(t.Context(), lab.Ready)))
 		waitRequests(t, stream, 100)
 	}
 	stream.Stop()
@@ -130,9 +129,7 @@ func apiServerDown(t *testing.T, c *cluster, pods ...*pod) {
 	c.control.StopAPI()
 	time.Sleep(time.Minute) // longer than the Lease and the timeouts of the watches
 	labtest.Exchange(t, conns, "while the API server is down")
-	if err := c.control.StartAPI(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.control.StartAPI(t.Context()))
 	stream.Stop()
 	if r := stream.Between(time.Time{}, time.Time{}); r.Err() != nil {
 		t.Errorf("%v", r.Err())
@@ -164,24 +161,18 @@ func coldBoot(t *testing.T, c *cluster, pods ...*pod) {
 		return err
 	})
 	c.control.StopAPI()
-	if err := a.Terminate(t.Context(), 20*time.Second); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, a.Terminate(t.Context(), 20*time.Second))
 	if out, err := a.CLI(t.Context(), "cleanup"); err != nil { // as a reboot does
 		t.Fatalf("%v\n%s", err, out)
 	}
 	c.waitRouted(t, vips, 1)
-	if err := errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)))
 	c.waitRouted(t, vips, 0, 1)
 	c.waitAnswered(t, vips...)
 	if out, _ := a.CLI(t.Context(), "status"); !strings.Contains(out, "the API server is away since") {
 		t.Errorf("status does not tell:\n%s", out)
 	}
-	if err := c.control.StartAPI(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.control.StartAPI(t.Context()))
 	c.waitRecovered(t, pods...)
 	c.waitRouted(t, vips, 0, 1)
 }
@@ -220,9 +211,7 @@ func (c *cluster) waitRecovered(t *testing.T, pods ...*pod) {
 func (c *cluster) recover(t *testing.T, pods ...*pod) {
 	t.Helper()
 	if !c.control.Processes[1].Running() {
-		if err := c.control.StartAPI(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.control.StartAPI(t.Context()))
 	}
 	for _, n := range c.Balancers {
 		c.showProxy(t, n)
@@ -230,9 +219,7 @@ func (c *cluster) recover(t *testing.T, pods ...*pod) {
 	}
 	for _, a := range c.Agents {
 		a.Kill()
-		if err := errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)))
 	}
 	if len(c.allocators) > 0 {
 		for _, p := range c.allocators {

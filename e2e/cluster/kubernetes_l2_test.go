@@ -15,6 +15,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // segmentCluster is a cluster whose nodes announce by ARP and NDP only. Nothing is configured about the others: the
@@ -28,9 +29,7 @@ type segmentCluster struct {
 func newSegmentCluster(t *testing.T) *segmentCluster {
 	c := startCluster(t, 3, "tunnel")
 	for _, p := range []string{"203.0.113.254/24", "2001:db8:1::ffff/64"} {
-		if err := c.Topology.Router.AddAddress("segment", netip.MustParsePrefix(p)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.Topology.Router.AddAddress("segment", netip.MustParsePrefix(p)))
 	}
 	c.install(t, "")
 	kubeconfig := c.kubeconfigOf(t, "steelyard")
@@ -46,9 +45,7 @@ func newSegmentCluster(t *testing.T) *segmentCluster {
 			Extra: fmt.Sprintf(pool.Replace(clusterTOML),
 				kube.KubeconfigPath, "tunnel", "replace", probeInterval, probeTimeout, probeFall),
 		}
-		if err := b.WriteFile(kube.KubeconfigPath, kubeconfig, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, b.WriteFile(kube.KubeconfigPath, kubeconfig, 0o600))
 		c.Config = append(c.Config, a)
 		if i == 0 {
 			c.startAllocators(t)
@@ -129,9 +126,7 @@ func TestMembersOfACluster(t *testing.T) {
 	}
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	kubeconfig, err := s.Balancers[0].ReadFile(kube.KubeconfigPath)
 	must(err)

@@ -16,6 +16,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 const (
@@ -58,18 +59,13 @@ func leaders(t *testing.T, c *cluster, pods ...*pod) {
 		return err
 	})
 	for _, p := range c.allocators {
-		if err := p.Stop(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, p.Stop())
 	}
 	c.waitHolder(t, "steelyard", node.Name())
 	c.deleteService(t, "of-no-class") // by the host service
 	c.deleteService(t, "of-other-class")
 
-	leases, err := c.api.CoordinationV1().Leases("").List(t.Context(), meta.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	leases := must.Get(c.api.CoordinationV1().Leases("").List(t.Context(), meta.ListOptions{}))(t)
 	var names []string
 	for _, l := range leases.Items {
 		if strings.HasPrefix(l.Name, "steelyard") {
@@ -82,9 +78,7 @@ func leaders(t *testing.T, c *cluster, pods ...*pod) {
 		t.Errorf("Leases %q; want %q", names, want)
 	}
 
-	if err := other.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, other.Stop())
 	c.restartAgent(t, 2, c.kubeconfigOf(t, "steelyard"), config)
 	c.startAllocators(t)
 	c.waitHolder(t, "steelyard", "allocator-")
@@ -109,9 +103,7 @@ func (c *cluster) restartAgent(t *testing.T, node int, kubeconfig, config string
 	a := c.Agents[node]
 	err := errors.Join(a.WriteFile(kube.KubeconfigPath, kubeconfig, 0o600), a.Terminate(t.Context(), 20*time.Second),
 		a.Configure(config), a.Start(), a.WaitReady(t.Context(), lab.Ready))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 }
 
 // addAccount makes a ServiceAccount with the rights of accounts of the manifest. A host service needs those of both.
@@ -132,7 +124,5 @@ func (c *cluster) addAccount(t *testing.T, name string, of ...string) {
 			&rbac.RoleBinding{ObjectMeta: object, RoleRef: of, Subjects: subjects}, meta.CreateOptions{})
 		err = errors.Join(err, errCluster, errRole)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func sourceRanges(t *testing.T, c *cluster, pods ...*pod) {
@@ -98,10 +99,7 @@ func typeChanges(t *testing.T, c *cluster, pods ...*pod) {
 		}
 	}
 	labtest.Until(t, 5*time.Second, "it has the finalizer", has(true, 2))
-	s, err := api.Get(t.Context(), "types", meta.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(api.Get(t.Context(), "types", meta.GetOptions{}))(t)
 	ingress := s.Status.LoadBalancer.Ingress
 	if ingress[0].IPMode == nil || *ingress[0].IPMode != core.LoadBalancerIPModeVIP {
 		t.Errorf("ingress %+v; want ipMode VIP", ingress)

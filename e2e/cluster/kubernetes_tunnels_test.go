@@ -18,6 +18,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // forgedTunnels: a process on a node that is not the agent sends tunnel packets to another node, as pods behind
@@ -70,10 +71,7 @@ func keysRotate(t *testing.T, c *cluster, pods ...*pod) {
 // keys returns the data of the Secret.
 func (c *cluster) keys(t *testing.T) map[string][]byte {
 	t.Helper()
-	s, err := c.api.CoreV1().Secrets("steelyard").Get(t.Context(), "steelyard-tunnel-keys", meta.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(c.api.CoreV1().Secrets("steelyard").Get(t.Context(), "steelyard-tunnel-keys", meta.GetOptions{}))(t)
 	return s.Data
 }
 
@@ -128,10 +126,7 @@ func (f *forger) token(t *testing.T) uint64 {
 func (f *forger) answered(t *testing.T, mark int, token uint64) bool {
 	t.Helper()
 	client := netip.AddrPortFrom(f.client, f.next)
-	socket, err := f.c.Clients[0].ListenPacket(t.Context(), "udp", client.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	socket := must.Get(f.c.Clients[0].ListenPacket(t.Context(), "udp", client.String()))(t)
 	defer socket.Close()
 	inner := dptest.Packet{
 		Src: client, Dst: netip.AddrPortFrom(f.vip, 5353), Proto: dptest.UDP, Payload: []byte("forged"),
@@ -153,7 +148,7 @@ func (f *forger) answered(t *testing.T, mark int, token uint64) bool {
 
 func (f *forger) send(t *testing.T, mark int, payload []byte) {
 	t.Helper()
-	err := f.c.Balancers[1].Do(func() error {
+	must.Do(t, f.c.Balancers[1].Do(func() error {
 		d := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
 			control := raw.Control(func(fd uintptr) {
 				err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_MARK, mark)
@@ -170,10 +165,7 @@ func (f *forger) send(t *testing.T, mark int, payload []byte) {
 			return nil
 		}
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // refused checks that no answer arrives, and that a node drops the packets for a reason.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // quietNodes: the API server sends no node the heartbeats of the others, and no node asks for Leases.
@@ -40,18 +41,14 @@ func quietNodes(t *testing.T, c *cluster, _ ...*pod) {
 	// A node that appears is in the table, which all nodes read.
 	api := c.api.CoreV1().Nodes()
 	n, err := api.Create(t.Context(), &core.Node{ObjectMeta: meta.ObjectMeta{Name: "new"}}, meta.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer func() {
 		if err := api.Delete(t.Context(), "new", meta.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	}()
 	n.Status.Addresses = []core.NodeAddress{{Type: core.NodeInternalIP, Address: "192.0.2.250"}}
-	if _, err := api.UpdateStatus(t.Context(), n, meta.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(api.UpdateStatus(t.Context(), n, meta.UpdateOptions{}))(t)
 	labtest.Until(t, 10*time.Second, "the table has the new node", func() error {
 		list, err := c.api.CoreV1().ConfigMaps("steelyard").List(t.Context(), meta.ListOptions{
 			LabelSelector: "steelyard.dev/node-table",
@@ -86,15 +83,10 @@ func restartRequests(t *testing.T, c *cluster, pods ...*pod) {
 	requests := func(program string, restart func() error) (map[string]int, int) {
 		t.Helper()
 		start, sum := time.Now(), 0
-		if err := restart(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, restart())
 		c.waitRouted(t, vips, 0, 1, 2)
 		time.Sleep(eventsTime)
-		all, err := c.control.Requests(start, program, node.V4, node.V6)
-		if err != nil {
-			t.Fatal(err)
-		}
+		all := must.Get(c.control.Requests(start, program, node.V4, node.V6))(t)
 		for _, n := range all {
 			sum += n
 		}
@@ -133,10 +125,7 @@ func (c *cluster) watches(t *testing.T, labels ...string) float64 {
 // apiMetric returns the sum of the series of a metric of the API server that have these labels.
 func (c *cluster) apiMetric(t *testing.T, name string, labels ...string) (sum float64) {
 	t.Helper()
-	text, err := c.api.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(c.api.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context()))(t)
 	lines := bufio.NewScanner(bytes.NewReader(text))
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // brokenService is the one of 200 Services that the agent of a node cannot handle.
@@ -60,9 +61,7 @@ func panicOfOneObject(t *testing.T, proxied bool) {
 // startFaultyAgent replaces the agent of a node by one that panics where FaultsPath says.
 func (c *panicCluster) startFaultyAgent(t *testing.T, node int) {
 	t.Helper()
-	if err := c.Agents[node].Terminate(t.Context(), lab.Ready); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Agents[node].Terminate(t.Context(), lab.Ready))
 	config := c.Config[node]
 	config.Env = append(slices.Clip(config.Env), labtest.FaultsEnv)
 	c.agent = labtest.Agent(t, c.Balancers[node].Host, labtest.FaultyBinary(t), config)
@@ -123,9 +122,7 @@ func (c *panicCluster) healed(t *testing.T, part string) {
 
 func (c *panicCluster) fault(t *testing.T, line string) {
 	t.Helper()
-	if err := c.agent.WriteFile(labtest.FaultsPath, line+"\n", 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.agent.WriteFile(labtest.FaultsPath, line+"\n", 0o600))
 }
 
 // setPort gives the Service the port of the echo servers, beside 80.

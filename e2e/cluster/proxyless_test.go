@@ -12,6 +12,7 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // proxyHealth: an agent that is the service proxy of its node serves /healthz and /livez on port 10256, as kube-proxy
@@ -63,10 +64,7 @@ func TestKubernetesWithoutProxy(t *testing.T) {
 	a, b := c.startPod(t, "pod-a", 0), c.startPod(t, "pod-b", 1)
 	vips := c.startService(t, "web", local, []int{0}, a)
 	c.checkClientAddress(t, a)
-	s, err := c.api.CoreV1().Services("default").Get(t.Context(), "web", meta.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(c.api.CoreV1().Services("default").Get(t.Context(), "web", meta.GetOptions{}))(t)
 	at := func(node int) string {
 		return fmt.Sprintf("http://%s/", netip.AddrPortFrom(c.Balancers[node].V4, uint16(s.Spec.HealthCheckNodePort)))
 	}

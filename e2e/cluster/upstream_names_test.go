@@ -10,16 +10,15 @@ import (
 	"github.com/miekg/dns"
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // serveNames answers for the names of Services, SERVICE.NAMESPACE.svc.cluster.local, as the name server of a cluster.
 func (u *upstream) serveNames(t *testing.T) {
 	t.Helper()
 	at := u.Servers[0]
-	conn, err := at.ListenPacket(t.Context(), "udp", netip.AddrPortFrom(at.V4, 53).String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(at.ListenPacket(t.Context(), "udp", netip.AddrPortFrom(at.V4, 53).String()))(t)
 	server := &dns.Server{PacketConn: conn, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
 		r := new(dns.Msg)
 		r.SetReply(q)

@@ -19,6 +19,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // upstreamSubset are the tests of Kubernetes that "make test-kubernetes" runs; "make conformance" runs all. Those of
@@ -47,10 +48,7 @@ const upstreamDir = "../../.cache/conformance"
 // have kube-proxy alone.
 func TestUpstream(t *testing.T) {
 	t.Parallel()
-	programs, err := filepath.Abs(upstreamDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	programs := must.Get(filepath.Abs(upstreamDir))(t)
 	if _, err := os.Stat(filepath.Join(programs, "e2e.test")); err != nil {
 		err = fmt.Errorf("%w; build it with: make conformance-programs", err)
 		if os.Getenv("STEELYARD_CI") != "" {
@@ -129,13 +127,9 @@ func (s spec) name() string {
 // startUpstream starts a cluster whose pods have a network and a name server. With an agent it installs the DaemonSet.
 func startUpstream(t *testing.T, programs string, nodes int, agent bool) *upstream {
 	t.Helper()
-	if err := kube.RuntimeAvailable(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, kube.RuntimeAvailable())
 	u := &upstream{cluster: startCluster(t, nodes, "tunnel"), programs: programs, dir: t.TempDir()}
-	if err := u.control.StartControllers("*"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, u.control.StartControllers("*"))
 	u.serveNames(t)
 	images := []kube.Image{agentsImage(), u.serverImage(t)}
 	for i, n := range u.Balancers {
@@ -144,17 +138,12 @@ func startUpstream(t *testing.T, programs string, nodes int, agent bool) *upstre
 		v4, v6 := podPrefixes(i)
 		// The API server and the tests reach pods, too.
 		router := u.Topology.Router
-		if err := errors.Join(router.AddRoute(v4, n.V4), router.AddRoute(v6, n.V6)); err != nil {
-			t.Fatal(err)
-		}
-		kubelet, err := u.control.StartKubelet(n, kube.Kubelet{
+		must.Do(t, errors.Join(router.AddRoute(v4, n.V4), router.AddRoute(v6, n.V6)))
+		kubelet := must.Get(u.control.StartKubelet(n, kube.Kubelet{
 			Images: images, Pods: []netip.Prefix{v4, v6}, DNS: u.Servers[0].V4,
 			// A test expects health check node ports at every address of a Node, whatever the family of the Service.
 			OnlyIPv4: true,
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))(t)
 		t.Cleanup(func() {
 			if t.Failed() {
 				agent := u.daemonLog(n)
@@ -186,10 +175,7 @@ func (u *upstream) serverImage(t *testing.T) kube.Image {
 		"dash", "nc.openbsd", "wget", "curl", "cat", "date", "dd", "env", "getent", "grep", "head", "ls", "mkdir",
 		"sed", "seq", "sleep", "sort", "tail", "timeout", "touch", "tr", "true", "uniq", "wc",
 	} {
-		program, err := exec.LookPath(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		program := must.Get(exec.LookPath(name))(t)
 		image.Programs = append(image.Programs, program)
 	}
 	for _, v := range []string{"2.55", "2.59"} {

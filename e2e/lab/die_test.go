@@ -16,6 +16,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // ownerEnv makes this test program build a lab with processes, print their process IDs, and wait for SIGKILL.
@@ -65,13 +66,11 @@ func ownLab() error {
 // (PR_SET_PDEATHSIG).
 func TestProcessesEndWithAKilledOwner(t *testing.T) {
 	labtest.Root(t)
-	self, err := os.Executable()
-	check(t, err)
+	self := must.Get(os.Executable())(t)
 	owner := exec.Command(self)
 	owner.Env = append(os.Environ(), ownerEnv+"=1")
-	out, err := owner.StdoutPipe()
-	check(t, err)
-	check(t, owner.Start())
+	out := must.Get(owner.StdoutPipe())(t)
+	must.Do(t, owner.Start())
 	t.Cleanup(func() {
 		owner.Process.Kill()
 		owner.Wait()
@@ -88,7 +87,7 @@ func TestProcessesEndWithAKilledOwner(t *testing.T) {
 	if len(pids) == 0 {
 		t.Fatal("want some processes")
 	}
-	check(t, owner.Process.Kill())
+	must.Do(t, owner.Process.Kill())
 	labtest.Until(t, 5*time.Second, "its processes have ended", func() error {
 		var all error
 		for _, pid := range pids {
@@ -108,11 +107,4 @@ func notRunning(pid int) error {
 		return nil
 	}
 	return fmt.Errorf("process %d runs: %s", pid, b)
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestRequestsGoThroughTheRouter(t *testing.T) {
@@ -33,10 +34,7 @@ func TestRequestsGoThroughTheRouter(t *testing.T) {
 			for _, s := range topo.Servers {
 				labtest.HTTP(t, s, 8080)
 				for i, at := range s.At(8080) {
-					a, err := client.Get(t.Context(), "http://"+at.String()+"/?size=100000")
-					if err != nil {
-						t.Fatal(err)
-					}
+					a := must.Get(client.Get(t.Context(), "http://"+at.String()+"/?size=100000"))(t)
 					want := []netip.Addr{node.V4, node.V6}[i]
 					if a.Server != s.Name() || a.Client.Addr() != want || len(a.Body) < 100000 {
 						t.Errorf("want %s answering %s with 100000 bytes, got %s answering %s with %d", s, want,
@@ -61,29 +59,19 @@ func TestRoutesSpreadFlowsOverNextHops(t *testing.T) {
 		vip := netip.MustParsePrefix(vip)
 		var hops []netip.Addr
 		for _, s := range topo.Servers {
-			if err := s.AddAddress("lo", vip); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.AddAddress("lo", vip))
 			at := netip.AddrPortFrom(vip.Addr(), 80)
-			if _, err := traffic.ServeHTTP(s.Host, s.Name(), at); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(traffic.ServeHTTP(s.Host, s.Name(), at))(t)
 			hops = append(hops, s.At(0)[f].Addr())
 		}
-		if err := router.AddRoute(vip, hops...); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := router.WaitNextHops(t.Context(), time.Second, vip, hops...); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, router.AddRoute(vip, hops...))
+		must.Get(router.WaitNextHops(t.Context(), time.Second, vip, hops...))(t)
 		url := "http://" + netip.AddrPortFrom(vip.Addr(), 80).String()
 		r := client.Load(t.Context(), traffic.Load{URL: url, Requests: 150})
 		if r.Err() != nil || len(r.Servers) != 3 {
 			t.Errorf("want responses of 3 servers, got %v (%v)", r, r.Err())
 		}
-		if err := router.DeleteRoute(vip); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, router.DeleteRoute(vip))
 		if _, err := router.WaitNextHops(t.Context(), time.Second, vip); err != nil {
 			t.Error(err)
 		}
@@ -96,16 +84,9 @@ func TestPowerOffStopsAndPowerOnRestores(t *testing.T) {
 	labtest.HTTP(t, lb, 80)
 	labtest.UDPEcho(t, lb, 53)
 	vip := netip.MustParsePrefix("203.0.113.1/32")
-	if err := topo.Router.AddRoute(vip, lb.V4); err != nil {
-		t.Fatal(err)
-	}
-	if err := lb.WriteFile("/run/x", "x", 0o600); err != nil {
-		t.Fatal(err)
-	}
-	sleeper, err := lb.Start(lab.Command{Path: "sleep", Args: []string{"60"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, topo.Router.AddRoute(vip, lb.V4))
+	must.Do(t, lb.WriteFile("/run/x", "x", 0o600))
+	sleeper := must.Get(lb.Start(lab.Command{Path: "sleep", Args: []string{"60"}}))(t)
 	request := func() error {
 		all := errors.Join(client.Ping(t.Context(), lb.V4), client.Ping(t.Context(), lb.V6))
 		for i := range lb.At(0) {
@@ -116,12 +97,8 @@ func TestPowerOffStopsAndPowerOnRestores(t *testing.T) {
 		}
 		return all
 	}
-	if err := request(); err != nil {
-		t.Fatal(err)
-	}
-	if err := lb.PowerOff(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, request())
+	must.Do(t, lb.PowerOff())
 	if _, err := lb.ReadFile("/run/x"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("want no file in /run after PowerOff, got %v", err)
 	}
@@ -134,9 +111,7 @@ func TestPowerOffStopsAndPowerOnRestores(t *testing.T) {
 	if hops, err := topo.Router.NextHops(vip); err != nil || len(hops) != 0 {
 		t.Errorf("want no next hop behind a link without carrier, got %v, %v", hops, err)
 	}
-	if err := lb.PowerOn(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, lb.PowerOn())
 	labtest.Until(t, 5*time.Second, "the host responds again", request)
 }
 
@@ -145,15 +120,10 @@ func TestDelay(t *testing.T) {
 	server, client := topo.Servers[0], topo.Clients[0]
 	web := labtest.HTTP(t, server, 8080)
 	const roundTrip = 60 * time.Millisecond
-	if err := topo.Delay(client, roundTrip); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, topo.Delay(client, roundTrip))
 	for _, at := range server.At(8080) {
 		start := time.Now()
-		conn, err := client.Dial(t.Context(), "tcp", at.String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must.Get(client.Dial(t.Context(), "tcp", at.String()))(t)
 		conn.Close()
 		if took := time.Since(start); took < roundTrip {
 			t.Errorf("%s: connected after %v", at, took)
@@ -170,9 +140,7 @@ func TestDelay(t *testing.T) {
 func TestHostsHaveTheirOwnSystemDirectories(t *testing.T) {
 	topo := labtest.Topology(t, lab.Shape{})
 	a, b := topo.Balancers[0], topo.Servers[0]
-	if err := a.WriteFile("/run/steelyard/x", "here", 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, a.WriteFile("/run/steelyard/x", "here", 0o600))
 	if _, err := b.ReadFile("/run/steelyard/x"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("want no such file in another host, got %v", err)
 	}
@@ -180,16 +148,13 @@ func TestHostsHaveTheirOwnSystemDirectories(t *testing.T) {
 		t.Error("a file of the host's /run is in ours")
 	}
 	const script = "cat /run/steelyard/x; mkdir /sys/fs/bpf/mine; ls /sys/class/net /sys/fs/bpf; ls -d /sys/fs/cgroup/*"
-	out, err := a.Run(t.Context(), "sh", "-c", script)
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(a.Run(t.Context(), "sh", "-c", script))(t)
 	for _, want := range []string{"here", "\neth0\n", "\nmine\n", "/sys/fs/cgroup/"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("want %q in\n%s", want, out)
 		}
 	}
-	if out, err = b.Run(t.Context(), "ls", "/sys/fs/bpf"); err != nil || strings.Contains(out, "mine") {
+	if out, err := b.Run(t.Context(), "ls", "/sys/fs/bpf"); err != nil || strings.Contains(out, "mine") {
 		t.Errorf("want an empty bpffs in another host, got %q, %v", out, err)
 	}
 }
@@ -198,32 +163,24 @@ func TestStopAndKillEndProcesses(t *testing.T) {
 	topo := labtest.Topology(t, lab.Shape{})
 	h := topo.Servers[0]
 	const script = "trap 'echo stopped; exit 3' TERM; echo ready; while :; do sleep 0.05; done"
-	process, err := h.Start(lab.Command{Path: "sh", Args: []string{"-c", script}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	process := must.Get(h.Start(lab.Command{Path: "sh", Args: []string{"-c", script}}))(t)
 	labtest.Until(t, 5*time.Second, "the trap is set", func() error {
 		if !process.Log.Contains("ready") {
 			return errors.New("not yet")
 		}
 		return nil
 	})
-	if err := process.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, process.Stop())
 	var exit *exec.ExitError
 	if err := process.Wait(t.Context()); !errors.As(err, &exit) || exit.ExitCode() != 3 ||
 		!process.Log.Contains("stopped") {
 		t.Errorf("want exit status 3 and the output of the trap, got %v and %q", err, process.Log.Lines())
 	}
-	_, err = h.Run(t.Context(), "sh", "-c", "echo reason >&2; exit 4")
+	_, err := h.Run(t.Context(), "sh", "-c", "echo reason >&2; exit 4")
 	if err == nil || !strings.Contains(err.Error(), "reason") {
 		t.Errorf("want an error with the output of the program, got %v", err)
 	}
-	grandchild, err := h.Start(lab.Command{Path: "sh", Args: []string{"-c", "sleep 61 & echo $!; wait"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	grandchild := must.Get(h.Start(lab.Command{Path: "sh", Args: []string{"-c", "sleep 61 & echo $!; wait"}}))(t)
 	labtest.Until(t, 5*time.Second, "the grandchild runs", func() error {
 		if len(grandchild.Log.Lines()) == 0 {
 			return errors.New("not yet")
@@ -231,10 +188,7 @@ func TestStopAndKillEndProcesses(t *testing.T) {
 		return nil
 	})
 	grandchild.Kill()
-	pid, err := strconv.Atoi(strings.TrimSpace(grandchild.Log.Tail(1)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pid := must.Get(strconv.Atoi(strings.TrimSpace(grandchild.Log.Tail(1))))(t)
 	labtest.Until(t, 2*time.Second, "the grandchild has ended", func() error { return notRunning(pid) })
 }
 
@@ -257,10 +211,7 @@ func TestDoReturnsErrorsAndPanics(t *testing.T) {
 func TestCloseLeavesNothing(t *testing.T) {
 	labtest.Root(t)
 	use := func() {
-		topo, err := lab.NewTopology(lab.Shape{Servers: 2})
-		if err != nil {
-			t.Fatal(err)
-		}
+		topo := must.Get(lab.NewTopology(lab.Shape{Servers: 2}))(t)
 		defer func() {
 			if err := errors.Join(topo.Close(), topo.Close()); err != nil {
 				t.Error(err)
@@ -270,13 +221,8 @@ func TestCloseLeavesNothing(t *testing.T) {
 		labtest.HTTP(t, server, 80)
 		labtest.TCPEcho(t, server, 7)
 		labtest.UDPEcho(t, server, 53)
-		if _, err := server.Start(lab.Command{Path: "sleep", Args: []string{"62"}}); err != nil {
-			t.Fatal(err)
-		}
-		conns, err := client.Connect(t.Context(), server.At(7)[0], 3)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Get(server.Start(lab.Command{Path: "sleep", Args: []string{"62"}}))(t)
+		conns := must.Get(client.Connect(t.Context(), server.At(7)[0], 3))(t)
 		defer conns.Close()
 		stream := client.Stream(t.Context(), "http://"+server.At(80)[0].String(), 5*time.Millisecond, time.Second)
 		defer stream.Stop()
@@ -322,10 +268,7 @@ func traces(t *testing.T) map[string][]string {
 			all["children"] = append(all["children"], stat)
 		}
 	}
-	ns, err := os.Readlink("/proc/self/ns/net")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ns := must.Get(os.Readlink("/proc/self/ns/net"))(t)
 	all["namespace"] = []string{ns}
 	return all
 }

@@ -8,15 +8,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // write makes a file in dir and returns its name.
 func write(t *testing.T, dir, name, text string) string {
 	t.Helper()
 	name = filepath.Join(dir, name)
-	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(name, []byte(text), 0o644))
 	return name
 }
 
@@ -41,10 +41,7 @@ func TestMutantsOfAFile(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			const head, tail = "package p\n\nfunc _() {\n\t", "\n}\n"
-			found, err := mutantsOf(write(t, t.TempDir(), "p.go", head+tt.body+tail))
-			if err != nil {
-				t.Fatal(err)
-			}
+			found := must.Get(mutantsOf(write(t, t.TempDir(), "p.go", head+tt.body+tail)))(t)
 			var got []string
 			for _, m := range found {
 				got = append(got, strings.TrimSuffix(strings.TrimPrefix(string(m.mutated()), head), tail))
@@ -77,9 +74,7 @@ func TestSurvivorsAreReported(t *testing.T) {
 	var out bytes.Buffer
 	dir := module(t, `if !Tested(1, 1) || Tested(1, 2) { t.Error("wrong") }; Spin()`)
 	r := runner{n: 10, seed: 1, limit: 3 * time.Second, dir: dir, out: &out}
-	if err := r.run(t.Context(), []string{"./..."}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.run(t.Context(), []string{"./..."}))
 	want := "m.go:5:38: != → ==\nexample.org/m: 1 of 3 mutants survive (33 %), 1 time out\n"
 	if !strings.Contains(out.String(), want) {
 		t.Errorf("output:\n%s", &out)

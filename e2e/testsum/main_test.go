@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The streams in testdata were recorded from "go test -json" (Go 1.26, -trimpath) over small packages whose behaviour
@@ -102,10 +104,7 @@ func path(name string) string { return filepath.Join("testdata", name+".json") }
 
 func recorded(t *testing.T, name string) []byte {
 	t.Helper()
-	text, err := os.ReadFile(path(name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(path(name)))(t)
 	return text
 }
 

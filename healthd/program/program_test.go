@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // Only root may be able to replace the program, and the user must be able to execute it.
@@ -13,15 +15,11 @@ func TestFind(t *testing.T) {
 		t.Skip("needs root: files have owners")
 	}
 	top, err := os.MkdirTemp("", "programs") // in a directory with the sticky bit
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { os.RemoveAll(top) })
 	do := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	file := func(name string, dirMode, mode os.FileMode) string {
 		path := filepath.Join(top, name, "check")

@@ -20,6 +20,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // With a token, requests by TCP need it, except those to /healthz. The page comes with the refusal, and asks for it.
@@ -92,37 +94,23 @@ type pairs struct{ cert, key string }
 
 func (p pairs) write(t *testing.T, serial int64) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Hour),
 	}
-	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cert := must.Get(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
+	private := must.Get(x509.MarshalPKCS8PrivateKey(key))(t)
 	for name, block := range map[string]*pem.Block{
 		p.cert: {Type: "CERTIFICATE", Bytes: cert}, p.key: {Type: "PRIVATE KEY", Bytes: private},
 	} {
-		if err := os.WriteFile(name, pem.EncodeToMemory(block), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(name, pem.EncodeToMemory(block), 0o600))
 	}
 }
 
 // By TLS, the files are read again when they change; a bad certificate leaves the old one in force, and is a problem.
 // Sources that are not allowed get no handshake.
 func TestTLSAndSources(t *testing.T) {
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	free := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	o := options(t)
 	o.Listen = free.Addr().String()
 	free.Close()
@@ -166,9 +154,7 @@ func TestTLSAndSources(t *testing.T) {
 	wait("the first certificate", serves(1))
 	files.write(t, 2)
 	wait("the second certificate", serves(2))
-	if err := os.WriteFile(files.cert, []byte("no certificate"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(files.cert, []byte("no certificate"), 0o600))
 	wait("the problem", func() bool { return problem() != nil })
 	if serial, err := served(); err != nil || serial != "2" {
 		t.Errorf("with a bad certificate: %s, %v; want the second", serial, err)

@@ -22,6 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 var vip = netip.MustParseAddr("203.0.113.10")
@@ -115,12 +116,8 @@ func TestAPI(t *testing.T) {
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, httptest.NewRequest("GET", tt.path, nil))
 			var got, want any
-			if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
-				t.Fatal(err)
-			}
-			if err := json.Unmarshal([]byte(tt.want), &want); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, json.Unmarshal(w.Body.Bytes(), &got))
+			must.Do(t, json.Unmarshal([]byte(tt.want), &want))
 			if d := cmp.Diff(want, got); d != "" || w.Code != tt.code {
 				t.Errorf("code %d, want %d; diff (-want +got):\n%s", w.Code, tt.code, d)
 			}
@@ -261,9 +258,7 @@ func TestServerAndClient(t *testing.T) {
 		t.Errorf("without a server: %v", err)
 	}
 	for range 2 { // the second run finds the socket of the first
-		if err := os.WriteFile(o.Socket+".stale", nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(o.Socket+".stale", nil, 0o600))
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- New(o).Run(ctx) }()

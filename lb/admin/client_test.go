@@ -7,16 +7,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // serveAnswer answers every request on a new socket with a status and a body, and returns a client of it.
 func serveAnswer(t *testing.T, code int, body string) *Client {
 	t.Helper()
 	socket := options(t).Socket
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("unix", socket))(t)
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(code)
 		w.Write([]byte(body))
@@ -75,13 +74,10 @@ func TestClientErrors(t *testing.T) {
 // A socket file without a listener is one that an agent left behind.
 func TestClientOfAnAgentThatHasEnded(t *testing.T) {
 	socket := options(t).Socket
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"}))(t)
 	l.SetUnlinkOnClose(false)
 	l.Close()
-	err = NewClient(socket).Get(t.Context(), "/v1/x", nil)
+	err := NewClient(socket).Get(t.Context(), "/v1/x", nil)
 	if err == nil || !strings.HasPrefix(err.Error(), "no agent listens on "+socket) {
 		t.Errorf("error %v", err)
 	}
@@ -90,10 +86,7 @@ func TestClientOfAnAgentThatHasEnded(t *testing.T) {
 // A request to an agent that does not accept connections ends.
 func TestClientTimeout(t *testing.T) {
 	socket := options(t).Socket
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("unix", socket))(t)
 	defer l.Close()
 	c := NewClient(socket)
 	quick, slow := c.timeout("/v1/drain?node=true"), c.timeout("/v1/reload")

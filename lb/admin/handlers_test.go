@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // get returns the code and the body, without white space, of a GET of path. The body must be one JSON value.
@@ -167,10 +168,7 @@ func TestStateMetrics(t *testing.T) {
 	})
 	r := prometheus.NewPedanticRegistry()
 	r.MustRegister(m)
-	families, err := r.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	families := must.Get(r.Gather())(t)
 	got := map[string]float64{}
 	for _, f := range families {
 		for _, x := range f.Metric {

@@ -11,14 +11,13 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The TCP listener is read-only, the socket is not.
 func TestListeners(t *testing.T) {
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	free := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	o := options(t)
 	o.Listen = free.Addr().String()
 	o.Reload = func(string) (Reloaded, error) { return Reloaded{Config: "x"}, nil }
@@ -59,6 +58,7 @@ func TestListeners(t *testing.T) {
 
 	url := "http://" + o.Listen + "/v1/"
 	var resp *http.Response
+	var err error
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		if resp, err = http.Get(url + "status"); err == nil || time.Now().After(deadline) {
 			break
@@ -123,9 +123,7 @@ func TestSocketIsMadeAgain(t *testing.T) {
 	}
 	wait("the first answer", answers)
 	for _, path := range []string{o.Socket, filepath.Dir(o.Socket)} {
-		if err := os.RemoveAll(path); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.RemoveAll(path))
 		wait("an answer after the removal of "+path, answers)
 	}
 	if mu.Lock(); !failed["the socket was removed"] {
@@ -141,10 +139,7 @@ func TestSocketIsMadeAgain(t *testing.T) {
 		other, err = net.Listen("unix", o.Socket)
 		return err == nil
 	})
-	own, err := os.Lstat(o.Socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	own := must.Get(os.Lstat(o.Socket))(t)
 	wait("the problem", func() bool { return is("another agent runs there") })
 	cancel()
 	if err := <-done; err != nil {
@@ -158,9 +153,7 @@ func TestSocketIsMadeAgain(t *testing.T) {
 
 func TestSocketThatCannotBeReplaced(t *testing.T) {
 	o := options(t)
-	if err := os.MkdirAll(filepath.Join(o.Socket, "file"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Join(o.Socket, "file"), 0o755))
 	_, err := listenUnix(o.Socket)
 	if err == nil || !strings.HasPrefix(err.Error(), "remove the API socket of an earlier run: ") {
 		t.Errorf("a directory in place of the socket: %v", err)

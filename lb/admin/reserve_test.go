@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // fullEnv names the socket of the process of TestStatusWithoutDescriptors that has no descriptors left.
@@ -25,17 +27,9 @@ func TestStatusWithoutDescriptors(t *testing.T) {
 	socket := options(t).Socket
 	cmd := exec.Command(os.Args[0], "-test.run=^TestStatusWithoutDescriptors$")
 	cmd.Env, cmd.Stderr = append(os.Environ(), fullEnv+"="+socket), os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	in := must.Get(cmd.StdinPipe())(t)
+	out := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
 	lines := bufio.NewReader(out)
 	line, err := lines.ReadString('\n')
 	if err != nil || line != "full\n" {
@@ -67,28 +61,20 @@ func serveWithoutDescriptors(t *testing.T, socket string) {
 		t.Fatal("the socket is not open")
 	}
 	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	limit.Cur = 64
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
 	var taken []*os.File
 	for {
 		f, err := os.Open(os.DevNull)
 		if errors.Is(err, syscall.EMFILE) {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		taken = append(taken, f)
 	}
 	fmt.Println("full")
-	if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(io.Copy(io.Discard, os.Stdin))(t)
 	for _, f := range taken {
 		f.Close()
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/datapath"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The defaults are written where they are documented and where they are tested in the kernel.
@@ -21,9 +22,7 @@ func TestMountedConfigurationIsATask(t *testing.T) {
 	text := fmt.Sprintf("[kubernetes]\nkubeconfig = %q\n", apiServer(t, keysInCluster(keysOf(7, "A"))))
 	for _, mounted := range []string{"", "..1"} {
 		a, _, err := newInMemory(t, text, func(o *Options) { o.mounted = mounted })
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		t.Cleanup(a.close)
 		follows := slices.ContainsFunc(a.tasks, func(x task) bool { return x.name == "mounted configuration" })
 		if follows != (mounted != "") {

@@ -9,15 +9,14 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // Addresses that cannot be stored are a problem in the status, and are stored when that is possible.
 func TestAssignedThatCannotBeStored(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "state")
-	if err := os.WriteFile(dir, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(dir, nil, 0o600))
 	text := `
 [l2]
 [[pool]]
@@ -31,9 +30,7 @@ backends = ["10.0.0.21"]
 check = "none"
 `
 	a, _, err := newInMemory(t, text, func(o *Options) { o.KeepDir = dir })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer a.close()
 	const problem = "addresses not stored, services may get others from their pools at the next start"
 	stored := func() bool {
@@ -44,9 +41,7 @@ check = "none"
 	}
 	i := slices.IndexFunc(a.tasks, func(t task) bool { return t.name == "addresses to store" })
 	go a.tasks[i].run(t.Context())
-	if err := os.Remove(dir); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(dir))
 	eventually(t, "no problem", stored)
 	content, err := os.ReadFile(filepath.Join(dir, "addresses.json"))
 	if err != nil || !strings.Contains(string(content), `"web":["203.0.113.1`) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 type putSink struct {
@@ -41,9 +42,7 @@ func TestThreePanics(t *testing.T) {
 			return p
 		}
 		panics := func() { // as the runtime does, see TestPanicIsReported
-			if err := os.WriteFile(filepath.Join(dir, "panic"), []byte("panic: test\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(filepath.Join(dir, "panic"), []byte("panic: test\n"), 0o600))
 		}
 		run := func(d time.Duration) {
 			ctx, cancel := context.WithCancel(t.Context())

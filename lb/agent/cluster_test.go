@@ -17,6 +17,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/kube"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // apiServer serves lists by their path, and watches without events. It returns the name of a kubeconfig.
@@ -96,18 +97,12 @@ func runCluster(t *testing.T, lists map[string]any, proxy, healthz string) *lbte
 	cfg := parse(t, fmt.Sprintf("[kubernetes]\nkubeconfig = %q\nproxy = %q\nforward = \"nat\"\n"+
 		"[probe]\nproxy_healthz = %q\n", apiServer(t, lists), proxy, healthz))
 	memory := lbtest.New()
-	engine, err := lb.NewEngine(lb.EngineOptions{
+	engine := must.Get(lb.NewEngine(lb.EngineOptions{
 		Datapath: memory, Announcer: memory, Prober: memory, Sources: []string{kube.Name},
 		Settle: settleTimeout, Retry: retryDelay, Withdraw: withdrawTimeout, Log: discard,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	o := Options{Config: cfg, Log: discard, KeepDir: t.TempDir(), api: new(apiDialer)}
-	c, err := newCluster(o, facts, engine, engine, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(newCluster(o, facts, engine, engine, nil, nil))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	tasks := append(c.tasks, c.source, task{"engine", engine.Run})
 	ended := make(chan error, len(tasks))
@@ -139,10 +134,7 @@ func TestClusterAnswersAtNodePorts(t *testing.T) {
 	t.Parallel()
 	none := httptest.NewServer(nil)
 	none.Close()
-	free, err := net.Listen("tcp", ":0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	free := must.Get(net.Listen("tcp", ":0"))(t)
 	port := free.Addr().(*net.TCPAddr).Port
 	free.Close()
 	lists := webInCluster()

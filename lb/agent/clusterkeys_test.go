@@ -20,6 +20,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/kube"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // keysInCluster is what an API server has whose Secret has these keys.
@@ -50,9 +51,7 @@ func startWith(t *testing.T, kubeconfig, dir string) (*Agent, *memoryDatapath) {
 	a, dp, err := newInMemory(t, fmt.Sprintf("[kubernetes]\nkubeconfig = %q\n", kubeconfig), func(o *Options) {
 		o.StateDir = dir
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(a.close)
 	return a, dp
 }
@@ -117,10 +116,7 @@ func TestFollowsTheKeysOfTheCluster(t *testing.T) {
 	dir := t.TempDir()
 	a, dp := startWith(t, apiServer(t, keysInCluster(keysOf(7, "A"))), dir)
 	now := apiServer(t, keysInCluster(keysOf(8, "B")))
-	client, err := newClient(now, "", 0, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Get(newClient(now, "", 0, nil))(t)
 	o := kube.KeyOptions{Client: client, Namespace: defaultNamespace, Log: discard}
 	a.keys.keeper = kube.NewKeyKeeper(o, a.keys.known)
 	ctx, cancel := context.WithCancel(t.Context())

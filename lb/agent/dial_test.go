@@ -13,15 +13,13 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
 func TestRetryingDial(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	at := l.Addr().String()
 	l.Close()
 	away := new(reachability)
@@ -42,10 +40,7 @@ func TestRetryingDial(t *testing.T) {
 		}
 	})
 	start := time.Now()
-	conn, err := dial(t.Context(), "tcp", at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(dial(t.Context(), "tcp", at))(t)
 	conn.Close()
 	if !away.awaySince().IsZero() {
 		t.Error("the API server is away")
@@ -64,32 +59,22 @@ func TestLostConnectionEnds(t *testing.T) {
 	end := func(h *lab.Host, address string) lab.End {
 		return lab.End{Host: h, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix(address)}}
 	}
-	if err := l.Link(end(node, "192.0.2.1/24"), end(server, "192.0.2.2/24"), lab.LinkOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	listener, err := server.Listen(t.Context(), "tcp", "192.0.2.2:6443")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.Link(end(node, "192.0.2.1/24"), end(server, "192.0.2.2/24"), lab.LinkOptions{}))
+	listener := must.Get(server.Listen(t.Context(), "tcp", "192.0.2.2:6443"))(t)
 	defer listener.Close()
 	var idle, busy net.Conn
-	err = node.Do(func() (err error) {
+	must.Do(t, node.Do(func() (err error) {
 		if idle, err = new(apiDialer).dial(t.Context(), "tcp", "192.0.2.2:6443"); err == nil {
 			busy, err = new(apiDialer).dial(t.Context(), "tcp", "192.0.2.2:6443")
 		}
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	defer idle.Close()
 	defer busy.Close()
 	if out, err := server.Run(t.Context(), "ip", "route", "add", "blackhole", "192.0.2.1"); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if _, err := busy.Write([]byte("request")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(busy.Write([]byte("request")))(t)
 	for name, c := range map[string]net.Conn{"idle": idle, "busy": busy} {
 		_ = c.SetReadDeadline(time.Now().Add(25 * time.Second)) // the default of Go is 30 s before the first probe
 		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ETIMEDOUT) {
@@ -102,10 +87,7 @@ func TestLostConnectionEnds(t *testing.T) {
 // endpoints is reached instead. The node cannot reach its own VIPs.
 func TestEndpointInsteadOfAnOwnVIP(t *testing.T) {
 	listen := func() (net.Listener, uint16) {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 		return l, uint16(l.Addr().(*net.TCPAddr).Port)
 	}
 	server, target := listen()
@@ -123,9 +105,7 @@ func TestEndpointInsteadOfAnOwnVIP(t *testing.T) {
 	}}
 	dir := t.TempDir()
 	file := state.New(dir, "cluster", clusterStateVersion)
-	if err := file.Save(clusterState{Services: []*lb.Service{s}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, file.Save(clusterState{Services: []*lb.Service{s}}))
 	for name, learn := range map[string]func(*lastKnown){
 		"of the file":    (*lastKnown).replay,
 		"of the cluster": func(l *lastKnown) { l.Put(s) },

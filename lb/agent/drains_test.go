@@ -13,6 +13,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // fakeEngine has one service, web.
@@ -66,10 +67,7 @@ func TestDrainStore(t *testing.T) {
 func TestDrainStoreRefuses(t *testing.T) {
 	dir := t.TempDir()
 	e := new(fakeEngine)
-	store, err := openDrainStore(dir, e, newProblems(discard))
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Get(openDrainStore(dir, e, newProblems(discard)))(t)
 	refused := func(what, want string) {
 		t.Helper()
 		got, err := store.set(t.Context(), strings.Fields(what)[0], true)
@@ -99,15 +97,10 @@ func TestDrainThatCannotBeStored(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "drained.json")
 	e, p := new(fakeEngine), newProblems(discard)
-	store, err := openDrainStore(dir, e, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Get(openDrainStore(dir, e, p))(t)
 	store.kept.interval = 5 * time.Millisecond
 	go store.kept.run(t.Context())
-	if err := os.Mkdir(path, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(path, 0o700))
 	want := lb.Drains{Services: []string{"web"}}
 	got, err := store.set(t.Context(), "web", true)
 	if err != nil || cmp.Diff(want, got) != "" || len(e.drains) != 1 || cmp.Diff(want, e.drains[0]) != "" {
@@ -122,9 +115,7 @@ func TestDrainThatCannotBeStored(t *testing.T) {
 	if _, err := openDrainStore(dir, e, p); err == nil || !strings.HasPrefix(err.Error(), "read the drains from "+dir) {
 		t.Errorf("a directory in place of the file: %v", err)
 	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(path))
 	eventually(t, "no problem", func() bool { return len(lbtest.Texts(p.findings())) == 0 })
 	next := new(fakeEngine)
 	_, err = openDrainStore(dir, next, p)
@@ -135,9 +126,7 @@ func TestDrainThatCannotBeStored(t *testing.T) {
 
 func TestDrainStoreOfWrongFile(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "drained.json"), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, "drained.json"), []byte("{"), 0o600))
 	e := new(fakeEngine)
 	if _, err := openDrainStore(dir, e, newProblems(discard)); err == nil || len(e.drains) > 0 {
 		t.Errorf("error %v, engine %v; want an error and no drain", err, e.drains)
@@ -147,10 +136,7 @@ func TestDrainStoreOfWrongFile(t *testing.T) {
 // A drained service that was deleted since can be undrained.
 func TestUndrainDeleted(t *testing.T) {
 	e := new(fakeEngine)
-	store, err := openDrainStore(t.TempDir(), e, newProblems(discard))
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Get(openDrainStore(t.TempDir(), e, newProblems(discard)))(t)
 	store.current = lb.Drains{Services: []string{"deleted"}}
 	if got, err := store.set(t.Context(), "deleted", false); err != nil || len(got.Services) > 0 {
 		t.Errorf("%v, %v; want no drains", got, err)

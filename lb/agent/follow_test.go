@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/steelyard-lb/steelyard/lb/kube"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // mount writes a configuration as the kubelet writes a ConfigMap: into a new directory, to which the link ..data is
@@ -35,9 +36,7 @@ func mount(t *testing.T, dir, version, text string) string {
 	if _, missing := os.Lstat(file); err == nil && missing != nil {
 		err = os.Symlink("..data/steelyard.toml", file)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return file
 }
 
@@ -56,10 +55,7 @@ func TestMountedConfigurationIsFollowed(t *testing.T) {
 	go func() { m.run(ctx); close(done) }()
 	defer func() { cancel(); <-done }()
 	events := func() (all []string) {
-		list, err := client.CoreV1().Events("ns").List(t.Context(), meta.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		list := must.Get(client.CoreV1().Events("ns").List(t.Context(), meta.ListOptions{}))(t)
 		for _, e := range list.Items {
 			on := e.InvolvedObject
 			all = append(all, fmt.Sprintf("%s %s on %s %s/%s %s: %s", e.Type, e.Reason, on.Kind, on.Namespace, on.Name,

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // many is a file with services n to m-1, each with the address of its number plus shift.
@@ -41,9 +42,7 @@ func TestGuard(t *testing.T) {
 			l, _ := newTestReloader(t, new(slog.LevelVar), discard)
 			for _, text := range []string{"[l2]\n", tt.from} {
 				writeConfig(t, l.file, text)
-				if _, err := l.reload(""); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(l.reload(""))(t)
 			}
 			then, err := l.diff("/x.toml", []byte(tt.to))
 			if warned := strings.Contains(fmt.Sprint(then.Warnings), "a reload refuses this"); err != nil ||
@@ -75,9 +74,7 @@ func TestGuard(t *testing.T) {
 func TestGuardByCommand(t *testing.T) {
 	l, _ := newTestReloader(t, new(slog.LevelVar), discard)
 	writeConfig(t, l.file, many(0, 20, 0))
-	if _, err := l.reload(""); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(l.reload(""))(t)
 	writeConfig(t, l.file, many(0, 1, 0))
 	_, err := l.reload("")
 	if err == nil {
@@ -127,9 +124,7 @@ func TestGuardAtTheStart(t *testing.T) {
 		{many(0, 12, 0), many(0, 12, 0), false}, {many(0, 9, 0), many(0, 9, 0), false},
 	} {
 		a, _, err := newInMemory(t, tt.text, func(o *Options) { o.KeepDir = dir })
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		st := a.reloader.state.Load()
 		if !strings.HasSuffix(st.text, tt.inForce) || (st.refused != "") != tt.refused ||
 			len(a.reloader.findings()) > 0 {

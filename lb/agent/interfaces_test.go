@@ -12,6 +12,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // Interfaces of the file that do not exist: check names each with its line, and the start of the agent warns.
@@ -48,24 +49,17 @@ backends = ["10.0.0.1"]
 // when they exist: a card that is slow or broken does not stop the others.
 func TestStartsWithTheInterfacesThatExist(t *testing.T) {
 	labtest.Root(t)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
 	l := labtest.New(t)
 	h, peer := labtest.Host(t, l, "lb"), labtest.Host(t, l, "peer")
 	connect := func(name, prefix string) {
 		t.Helper()
 		at := lab.End{Host: h, Name: name, Addresses: []netip.Prefix{netip.MustParsePrefix(prefix)}}
-		if err := l.Link(at, lab.End{Host: peer, Name: name}, lab.LinkOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, l.Link(at, lab.End{Host: peer, Name: name}, lab.LinkOptions{}))
 	}
 	cfg := lab.AgentConfig{Name: "lb1", Mode: "tc", Interfaces: []string{"eth0", "eth1"}}
 	agent, err := lab.StartAgent(h, lab.AgentOptions{Binary: self, Config: cfg.TOML()}) // it will not be ready
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	state := func(what string, verdict admin.Verdict, reasons ...string) {
 		t.Helper()
 		labtest.Until(t, stepTimeout, what, func() error {
@@ -92,9 +86,7 @@ func TestStartsWithTheInterfacesThatExist(t *testing.T) {
 	state("it works by the second interface", admin.Degraded, "interface eth0: interface not found")
 	connect("eth0", "198.51.100.1/24")
 	state("it works by both", admin.OK)
-	if err := agent.Terminate(t.Context(), stepTimeout); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, agent.Terminate(t.Context(), stepTimeout))
 }
 
 // A BGP peer with an address of this machine: check refuses it with its line. The start of the agent warns: an address

@@ -10,20 +10,16 @@ import (
 	"testing"
 
 	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // Lines for the journal begin with their priority, and no other lines do.
 func TestJournalPriorities(t *testing.T) {
 	for _, journal := range []bool{true, false} {
-		f, err := os.Create(filepath.Join(t.TempDir(), "log"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(os.Create(filepath.Join(t.TempDir(), "log")))(t)
 		defer f.Close()
 		var st syscall.Stat_t
-		if err := syscall.Fstat(int(f.Fd()), &st); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, syscall.Fstat(int(f.Fd()), &st))
 		if journal {
 			t.Setenv("JOURNAL_STREAM", fmt.Sprintf("%d:%d", st.Dev, st.Ino))
 		} else {
@@ -36,10 +32,7 @@ func TestJournalPriorities(t *testing.T) {
 		log.Warn("c")
 		log.WithGroup("g").Error("d")
 		queue.Flush()
-		text, err := os.ReadFile(f.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(f.Name()))(t)
 		for i, line := range strings.Split(strings.TrimSpace(string(text)), "\n") {
 			want := "time="
 			if journal {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/kube"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
@@ -156,9 +157,7 @@ func TestWrittenStateIsThatOfTheFile(t *testing.T) {
 			want.Services = all[:n]
 		}
 		f := state.New(t.TempDir(), "cluster", clusterStateVersion)
-		if err := f.Write(func(w io.Writer) error { return writeState(w, all[:n], nodes) }); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, f.Write(func(w io.Writer) error { return writeState(w, all[:n], nodes) }))
 		var got clusterState
 		if found, err := f.Load(&got); !found || err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%d services: %t, %v\n got %+v\nwant %+v", n, found, err, got, want)

@@ -13,6 +13,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // reader is the reader of a log, which stops reading, reads again, and ends.
@@ -37,10 +38,7 @@ func (r *reader) Write(p []byte) (int, error) {
 // in the log. It lives on when the reader ends.
 func TestLogThatNobodyReads(t *testing.T) {
 	labtest.Root(t)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
 	site := labtest.Topology(t, lab.Shape{Clients: 1, Balancers: 1, Servers: 1})
 	server := labtest.TCPEcho(t, site.Servers[0], 8080)
 	cfg := lab.AgentConfig{
@@ -53,11 +51,8 @@ func TestLogThatNobodyReads(t *testing.T) {
 		}},
 	}
 	log := new(reader)
-	agent, err := lab.StartAgent(site.Balancers[0].Host,
-		lab.AgentOptions{Binary: self, Config: cfg.TOML(), Output: log})
-	if err != nil {
-		t.Fatal(err)
-	}
+	agent := must.Get(lab.StartAgent(site.Balancers[0].Host,
+		lab.AgentOptions{Binary: self, Config: cfg.TOML(), Output: log}))(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the end of the log:\n%s", agent.Process().Log.FailureTail(60))
@@ -89,17 +84,11 @@ func TestLogThatNobodyReads(t *testing.T) {
 	}
 	for n := 0; !lost(); n++ { // each adds a line of some 100 kB to the log
 		mark := fmt.Sprintf("rubbish%d", n)
-		if err := agent.Configure(cfg.TOML() + "[" + mark + "]\n" + wrong.String()); err != nil {
-			t.Fatal(err)
-		}
-		if err := agent.Reload(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, agent.Configure(cfg.TOML()+"["+mark+"]\n"+wrong.String()))
+		must.Do(t, agent.Reload())
 		state("the wrong file is refused", func() bool { return strings.Contains(i.LoadError, mark) })
 	}
-	if err := server.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, server.Stop())
 	state("the address is withdrawn", func() bool { return i.Settled && i.Announced == 0 })
 
 	reading()
@@ -114,15 +103,11 @@ func TestLogThatNobodyReads(t *testing.T) {
 	})
 	for n := range 3 {
 		mark := fmt.Sprintf("waste%d", n)
-		if err := agent.Configure("[" + mark + "]\n"); err != nil {
-			t.Fatal(err)
-		}
-		if err := agent.Reload(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, agent.Configure("["+mark+"]\n"))
+		must.Do(t, agent.Reload())
 		state("the agent lives on", func() bool { return strings.Contains(i.LoadError, mark) })
 	}
-	err = agent.Terminate(t.Context(), stepTimeout)
+	err := agent.Terminate(t.Context(), stepTimeout)
 	if err == nil || !strings.Contains(err.Error(), errEnded.Error()) { // which the lab finds after an exit status of 0
 		t.Fatal(err)
 	}

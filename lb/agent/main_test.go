@@ -23,6 +23,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // TestMain makes the test program an agent, too: the lab starts it in a host with the arguments "run -c FILE". The
@@ -47,10 +48,7 @@ const stepTimeout = time.Minute
 // refuses a wrong file, and withdraws at its end.
 func TestAgentInALab(t *testing.T) {
 	labtest.Root(t)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
 	site := labtest.Topology(t, lab.Shape{Clients: 1, Balancers: 1, Servers: 1})
 	b := site.Balancers[0]
 	agent := labtest.Agent(t, b.Host, self, lab.AgentConfig{
@@ -78,49 +76,26 @@ func TestAgentInALab(t *testing.T) {
 		named := i.Node == "lb1" && i.Version == "test" && i.Config == lab.AgentConfigPath
 		return named && i.Settled && i.Announced == 2
 	})
-	drains, err := json.Marshal(map[string]any{"node": true, "services": nil})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := agent.Terminate(t.Context(), stepTimeout); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Host.WriteFile("/run/steelyard/drained.json", string(drains), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := agent.Start(); err != nil {
-		t.Fatal(err)
-	}
+	drains := must.Get(json.Marshal(map[string]any{"node": true, "services": nil}))(t)
+	must.Do(t, agent.Terminate(t.Context(), stepTimeout))
+	must.Do(t, b.Host.WriteFile("/run/steelyard/drained.json", string(drains), 0o600))
+	must.Do(t, agent.Start())
 	state("the drained addresses are not announced", func(i admin.Info) bool { return i.Settled && i.Announced == 0 })
-	if err := agent.Configure("[nonsense]\n"); err != nil {
-		t.Fatal(err)
-	}
-	if err := agent.Reload(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, agent.Configure("[nonsense]\n"))
+	must.Do(t, agent.Reload())
 	state("the wrong file is refused", func(i admin.Info) bool { return strings.Contains(i.LoadError, "nonsense") })
-	if err := agent.Terminate(t.Context(), stepTimeout); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, agent.Terminate(t.Context(), stepTimeout))
 }
 
 // A SIGHUP while the agent starts does not end it: it reads its configuration once more after the start. The file is a
 // named pipe, which shows when it is read.
 func TestHangupBeforeTheStart(t *testing.T) {
 	labtest.Root(t)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
 	h := labtest.Host(t, labtest.New(t), "lb")
 	file := filepath.Join(t.TempDir(), "steelyard.toml")
-	if err := syscall.Mkfifo(file, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	p, err := h.Start(lab.Command{Path: self, Args: []string{"run", "-c", file}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Mkfifo(file, 0o600))
+	p := must.Get(h.Start(lab.Command{Path: self, Args: []string{"run", "-c", file}}))(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log of the agent:\n%s", p.Log.FailureTail(60))
@@ -158,22 +133,14 @@ func TestHangupBeforeTheStart(t *testing.T) {
 // there. A reload can end the wait, too.
 func TestWaitsForTheNetwork(t *testing.T) {
 	labtest.Root(t)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
 	l := labtest.New(t)
 	h, peer := labtest.Host(t, l, "lb"), labtest.Host(t, l, "peer")
-	err = l.Link(lab.End{Host: h, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24")}},
-		lab.End{Host: peer, Name: "eth0"}, lab.LinkOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.Link(lab.End{Host: h, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24")}},
+		lab.End{Host: peer, Name: "eth0"}, lab.LinkOptions{}))
 	cfg := lab.AgentConfig{Name: "lb1", Mode: "tc"}
 	agent, err := lab.StartAgent(h, lab.AgentOptions{Binary: self, Config: cfg.TOML()}) // it will not be ready
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	state := func(what string, want func(admin.Info) bool) {
 		t.Helper()
 		labtest.Until(t, stepTimeout, what, func() error {
@@ -193,33 +160,17 @@ func TestWaitsForTheNetwork(t *testing.T) {
 			!strings.Contains(strings.Join(i.Warnings, "\n"), "find the uplink")
 	}
 	state("it waits", waits)
-	err = h.Do(func() error { return netlink.RouteAdd(&netlink.Route{Gw: ip("192.0.2.254").AsSlice()}) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.Do(func() error { return netlink.RouteAdd(&netlink.Route{Gw: ip("192.0.2.254").AsSlice()}) }))
 	state("it works with the route", works)
-	if err := agent.Terminate(t.Context(), stepTimeout); err != nil {
-		t.Fatal(err)
-	}
-	err = h.Do(func() error { return netlink.RouteDel(&netlink.Route{Gw: ip("192.0.2.254").AsSlice()}) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := agent.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, agent.Terminate(t.Context(), stepTimeout))
+	must.Do(t, h.Do(func() error { return netlink.RouteDel(&netlink.Route{Gw: ip("192.0.2.254").AsSlice()}) }))
+	must.Do(t, agent.Start())
 	state("it waits again", waits)
 	cfg.Interfaces = []string{"eth0"}
-	if err := agent.Configure(cfg.TOML()); err != nil {
-		t.Fatal(err)
-	}
-	if err := agent.Reload(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, agent.Configure(cfg.TOML()))
+	must.Do(t, agent.Reload())
 	state("it works with the interface of the file", works)
-	if err := agent.Terminate(t.Context(), stepTimeout); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, agent.Terminate(t.Context(), stepTimeout))
 }
 
 // An agent refuses what it cannot carry out before it changes anything, and names all of it.

@@ -15,6 +15,7 @@ import (
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/lb/kube"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A node has members when the file names some, or it is in a cluster.
@@ -94,10 +95,7 @@ func TestReloadMembers(t *testing.T) {
 		{"no l2", nil, "[192.0.2.12]", true},
 	} {
 		running, next := &config.Config{L2: before}, &config.Config{L2: tt.next}
-		m, err := newMembership(running, node1, nil, discard)
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := must.Get(newMembership(running, node1, nil, discard))(t)
 		if err := m.reload(running, next); err != nil || l2PeersOf(m) != tt.peers {
 			t.Errorf("%s: %v, peers %s; want %s", tt.name, err, l2PeersOf(m), tt.peers)
 		}
@@ -113,10 +111,7 @@ func TestReloadMembersInACluster(t *testing.T) {
 		return &config.Config{L2: &config.L2{Members: members}, Kubernetes: &config.Kubernetes{}}
 	}
 	running := config(ip("192.0.2.12"))
-	m, err := newMembership(running, node{name: "lb1", address4: ip("192.0.2.11")}, nil, discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(newMembership(running, node{name: "lb1", address4: ip("192.0.2.11")}, nil, discard))(t)
 	reload := func(want string, members ...netip.Addr) {
 		t.Helper()
 		if err := m.reload(running, config(members...)); err != nil || l2PeersOf(m) != want {
@@ -138,10 +133,7 @@ func TestMembersDoNotRespond(t *testing.T) {
 			return &config.Config{L2: &config.L2{Members: members}}
 		}
 		running := config(ip("192.0.2.12"))
-		m, err := newMembership(running, node{name: "lb1", address4: ip("192.0.2.11")}, nil, discard)
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := must.Get(newMembership(running, node{name: "lb1", address4: ip("192.0.2.11")}, nil, discard))(t)
 		problems := func(after time.Duration, want ...string) {
 			t.Helper()
 			time.Sleep(after)
@@ -210,10 +202,7 @@ func TestMembersOfACluster(t *testing.T) {
 	c := &config.Config{L2: &config.L2{Port: freePort(t)}, Kubernetes: &config.Kubernetes{}}
 	var all []*membership
 	for i, keys := range []kube.Keys{before, after} {
-		m, err := newMembership(c, node{name: fmt.Sprintf("n%d", i), address4: nodes[i]}, nil, discard)
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := must.Get(newMembership(c, node{name: fmt.Sprintf("n%d", i), address4: nodes[i]}, nil, discard))(t)
 		m.setNodes(nodes)
 		m.setClusterKeys(c, keys)
 		all = append(all, m)
@@ -230,27 +219,19 @@ func TestReloadKeepsTheSecret(t *testing.T) {
 	running := &config.Config{L2: &l2, Datapath: tunnel}
 	var all []*membership
 	for i := range nodes {
-		m, err := newMembership(running, node{name: fmt.Sprintf("n%d", i), address4: nodes[i]}, nil, discard)
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := must.Get(newMembership(running, node{name: fmt.Sprintf("n%d", i), address4: nodes[i]}, nil, discard))(t)
 		all = append(all, m)
 	}
 	open := l2
 	open.Secrets = nil
-	if err := all[0].reload(running, &config.Config{L2: &open, Datapath: tunnel}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, all[0].reload(running, &config.Config{L2: &open, Datapath: tunnel}))
 	findEachOther(t, all)
 }
 
 // freePort returns a port of 127.0.6.1 that no socket uses.
 func freePort(t *testing.T) uint16 {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.6.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.6.1:0"))(t)
 	defer l.Close()
 	return netip.MustParseAddrPort(l.Addr().String()).Port()
 }
@@ -280,10 +261,7 @@ func findEachOther(t *testing.T, all []*membership) {
 func TestMemberProblems(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &config.Config{L2: &config.L2{Port: 7946, Members: []netip.Addr{ip("127.0.6.2")}}}
-		m, err := newMembership(c, node{name: "n1", address4: ip("127.0.6.1")}, nil, discard)
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := must.Get(newMembership(c, node{name: "n1", address4: ip("127.0.6.1")}, nil, discard))(t)
 		if list := lbtest.Texts(m.findings()); len(list) > 0 {
 			t.Errorf("at the start: %q", list)
 		}

@@ -23,6 +23,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // memoryDatapath is a datapath in memory.
@@ -107,9 +108,7 @@ backends = ["10.0.0.22"]
 forward = "dsr"
 check = "tcp"
 `, asIs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if o := dp.options; o.PinPath != "/pins" || o.Interfaces[0] != "lo" || o.Delivers {
 		t.Errorf("options of the datapath %+v", o)
 	}
@@ -124,9 +123,7 @@ check = "tcp"
 	}
 	var backends []lb.BackendStatus
 	reason := func() string {
-		if err := c.Get(ctx, "/v1/backends", &backends); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.Get(ctx, "/v1/backends", &backends))
 		return fmt.Sprint(backends)
 	}
 	eventually(t, "a failed check", func() bool {
@@ -176,15 +173,9 @@ func scrape(t *testing.T, socket string) string {
 			return new(net.Dialer).DialContext(ctx, "unix", socket)
 		},
 	}}
-	resp, err := client.Get("http://agent/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must.Get(client.Get("http://agent/metrics"))(t)
 	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(io.ReadAll(resp.Body))(t)
 	return string(text)
 }
 
@@ -223,13 +214,9 @@ func TestNewFails(t *testing.T) {
 // Drains that cannot be read are a problem, and do not prevent the start.
 func TestUnreadableDrains(t *testing.T) {
 	a, _, err := newInMemory(t, "", func(o *Options) {
-		if err := os.WriteFile(filepath.Join(o.StateDir, "drained.json"), []byte("x"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(o.StateDir, "drained.json"), []byte("x"), 0o600))
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if p := lbtest.Texts(a.problems.findings()); len(p) != 1 || !strings.Contains(p[0], "read the drains from ") {
 		t.Errorf("problems %q", p)
 	}
@@ -267,10 +254,7 @@ users: [{name: u, user: {}}]
 		{"proxy = \"kube-proxy\"\nallocate = false", pool, "node health checks"},
 	} {
 		cfg := parse(t, fmt.Sprintf("[kubernetes]\nkubeconfig = %q\n%s\n%s", kubeconfig, tt.keys, tt.more))
-		c, err := newCluster(Options{Config: cfg, Log: discard, api: new(apiDialer)}, facts, nil, nil, nil, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(newCluster(Options{Config: cfg, Log: discard, api: new(apiDialer)}, facts, nil, nil, nil, nil))(t)
 		var names []string
 		for _, x := range c.tasks {
 			names = append(names, x.name)
@@ -292,10 +276,7 @@ users: [{name: u, user: {}}]
 // The client of the API server identifies itself, asks for protobuf, and gives up after its timeout.
 func TestNewClient(t *testing.T) {
 	header := make(chan http.Header, 10)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	stop := make(chan struct{})
 	server := &http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		header <- r.Header
@@ -316,10 +297,7 @@ users: [{name: u, user: {}}]
 		dialed = address
 		return new(net.Dialer).DialContext(ctx, network, address)
 	}
-	client, err := newClient(kubeconfig, "v1", time.Second, dial)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Get(newClient(kubeconfig, "v1", time.Second, dial))(t)
 	if _, err := client.Discovery().ServerVersion(); err == nil || dialed != l.Addr().String() {
 		t.Errorf("a server without an answer: %v, dialed %q", err, dialed)
 	}
@@ -338,10 +316,7 @@ users: [{name: u, user: {}}]
 
 // The default interface is that of the kernel's routes; a host without a default route has none.
 func TestDefaultInterface(t *testing.T) {
-	routes, err := os.ReadFile("/proc/net/route")
-	if err != nil {
-		t.Fatal(err)
-	}
+	routes := must.Get(os.ReadFile("/proc/net/route"))(t)
 	got, err := thisHost{}.defaultInterface()
 	for line := range strings.Lines(string(routes)) {
 		f := strings.Fields(line)

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // fakeHost has an interface eth0 with one address of each family, and a default route over it.
@@ -122,9 +123,7 @@ func TestDescribe(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			equal := []cmp.Option{cmp.AllowUnexported(node{}), cmpopts.EquateComparable(netip.Addr{})}
 			if d := cmp.Diff(tt.want, got, equal...); d != "" {
 				t.Errorf("-want +got:\n%s", d)

@@ -18,6 +18,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/kube"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 var discard = slog.New(slog.DiscardHandler)
@@ -32,10 +33,7 @@ var comparable = cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
 // parse returns the configuration of a TOML text.
 func parse(t *testing.T, text string) *config.Config {
 	t.Helper()
-	cfg, err := config.Parse("test.toml", []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg := must.Get(config.Parse("test.toml", []byte(text)))(t)
 	return cfg
 }
 

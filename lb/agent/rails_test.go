@@ -13,6 +13,7 @@ import (
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/file"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // collector is a sink that keeps the services.
@@ -39,9 +40,7 @@ func checkRails(t *testing.T, text string) (valid bool) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	got := &collector{complete: cancel}
-	if err := source.Run(ctx, got); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, source.Run(ctx, got))
 	o := bgpOptions(cfg, facts, nil)
 	poolOf := func(a netip.Addr) int {
 		return slices.IndexFunc(cfg.Pools, func(p config.Pool) bool { return p.Contains(a) })

@@ -17,16 +17,14 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // 200 readers that ask for flows by TCP as fast as they can, while the node has more than 100,000, take no server out
 // of service.
 func TestReadersByTCPDisturbNoHealthCheck(t *testing.T) {
 	labtest.Root(t)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
 	site := labtest.Topology(t, lab.Shape{Clients: 1, Balancers: 1, Servers: 4})
 	b, client := site.Balancers[0], site.Clients[0]
 	var backends []lab.AgentBackend
@@ -52,9 +50,7 @@ func TestReadersByTCPDisturbNoHealthCheck(t *testing.T) {
 		}
 		return nil
 	})
-	if err := site.Router.AddRoute(netip.PrefixFrom(vip, 32), b.V4); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, site.Router.AddRoute(netip.PrefixFrom(vip, 32), b.V4))
 	sendFromEveryPort(t, client, vip, 53, 54)
 	var flows admin.Flows
 	if err := agent.Get(t.Context(), "/v1/flows?limit=100000", &flows); err != nil || !flows.More {
@@ -109,19 +105,14 @@ func getOnce(ctx context.Context, from *lab.Host, to netip.Addr) (int, error) {
 // sendFromEveryPort sends a datagram from nearly every port of a client to each of these ports.
 func sendFromEveryPort(t *testing.T, client lab.Node, vip netip.Addr, ports ...uint16) {
 	t.Helper()
-	c, err := client.ListenPacket(t.Context(), "ip4:udp", client.V4.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(client.ListenPacket(t.Context(), "ip4:udp", client.V4.String()))(t)
 	defer c.Close()
 	for _, port := range ports {
 		for source := uint16(1024); source != 0; source++ {
 			datagram := binary.BigEndian.AppendUint16(nil, source)
 			datagram = binary.BigEndian.AppendUint16(datagram, port)
 			datagram = append(datagram, 0, 9, 0, 0, 'x') // length, no checksum
-			if _, err := c.WriteTo(datagram, &net.IPAddr{IP: vip.AsSlice()}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(c.WriteTo(datagram, &net.IPAddr{IP: vip.AsSlice()}))(t)
 		}
 	}
 }

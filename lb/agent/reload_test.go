@@ -18,6 +18,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/file"
 	"github.com/steelyard-lb/steelyard/lb/kube"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 	"github.com/steelyard-lb/steelyard/systemd"
 )
 
@@ -37,9 +38,7 @@ func writeConfig(t *testing.T, path, text string) string {
 	if path == "" {
 		path = filepath.Join(t.TempDir(), "steelyard.toml")
 	}
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -66,9 +65,7 @@ func newTestReloader(t *testing.T, level *slog.LevelVar, log *slog.Logger) (*rel
 		ConfigFile: writeConfig(t, "", webTOML), Config: parse(t, webTOML), Version: "v", Log: log, Level: level,
 		KeepDir: t.TempDir(),
 	}
-	if err := services.Use(o.Config); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, services.Use(o.Config))
 	return newReloader(o, services, newReadiness(systemd.New(discard))), s
 }
 
@@ -90,9 +87,7 @@ func TestReloadConfiguresBGP(t *testing.T) {
 	for _, text := range []string{"[bgp]\nasn = 64512\n" +
 		"peers = [{ address = \"192.0.2.1\", asn = 64500 }]\n", ""} {
 		writeConfig(t, l.file, text+webTOML)
-		if _, err := l.reload(""); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(l.reload(""))(t)
 	}
 	if !slices.Equal(asn, []uint32{64512}) {
 		t.Errorf("configured with %d; want once, with 64512", asn)
@@ -106,10 +101,7 @@ func TestReloadApplies(t *testing.T) {
 	start := l.state.Load()
 	next := strings.Replace(webTOML, `"web"`, `"mail"`, 1) + "[log]\nlevel = \"debug\"\n[node]\nname = \"other\"\n"
 	writeConfig(t, l.file, next)
-	done, err := l.reload("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	done := must.Get(l.reload(""))(t)
 	if done.Config != l.file || !done.Loaded.After(start.at) || !slices.Equal(done.NeedRestart, []string{"node"}) {
 		t.Errorf("answer %+v", done)
 	}
@@ -137,10 +129,7 @@ func TestReloadOfMaxFlows(t *testing.T) {
 		want bool
 	}{{"[datapath]\nmax_flows = 99\n", true}, {"[datapath]\nmax_flows = 1000000\n", false}} {
 		writeConfig(t, l.file, webTOML+tt.text)
-		done, err := l.reload("")
-		if err != nil {
-			t.Fatal(err)
-		}
+		done := must.Get(l.reload(""))(t)
 		got, status := strings.Join(done.Warnings, "; "), strings.Join(l.state.Load().warnings, "; ")
 		if strings.Contains(got, sizeKept) != tt.want || status != got {
 			t.Errorf("%s: warnings %q, in the status %q; want %q: %t", tt.text, got, status, sizeKept, tt.want)
@@ -203,9 +192,7 @@ func TestReloadRefusesEmptyFile(t *testing.T) {
 		t.Error("the services are gone")
 	}
 	writeConfig(t, l.file, "# none\n")
-	if _, err := l.reload(""); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(l.reload(""))(t)
 	eventually(t, "no service", func() bool { return !services.has("web") })
 	writeConfig(t, l.file, "")
 	o := Options{
@@ -289,10 +276,7 @@ func TestPoolsAreReloaded(t *testing.T) {
 func notifications(t *testing.T) <-chan string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "notify")
-	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"}))(t)
 	t.Cleanup(func() { c.Close() })
 	t.Setenv("NOTIFY_SOCKET", path)
 	lines := make(chan string, 100)

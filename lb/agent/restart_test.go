@@ -13,6 +13,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // What check refuses, a restart refuses with the same text, also what the start of an agent would only wait for. A
@@ -57,10 +58,7 @@ func TestRestartRefusesWhatCheckRefuses(t *testing.T) {
 // A SIGTERM during a restart ends the agent: no new one follows.
 func TestStopDuringARestart(t *testing.T) {
 	labtest.Root(t)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
 	h := labtest.Host(t, labtest.New(t), "lb")
 	agent := labtest.Agent(t, h, self, lab.AgentConfig{Name: "lb1", Mode: "tc", Interfaces: []string{"lo"}})
 	client := http.Client{Transport: &http.Transport{
@@ -82,9 +80,7 @@ func TestStopDuringARestart(t *testing.T) {
 		}
 		return nil
 	})
-	if err := process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, process.Signal(syscall.SIGTERM))
 	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
 	defer cancel()
 	if err := process.Wait(ctx); err != nil {

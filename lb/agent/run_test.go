@@ -14,6 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/file"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 	"github.com/steelyard-lb/steelyard/systemd"
 )
 
@@ -39,23 +40,16 @@ func (e *events) all() []string { e.mu.Lock(); defer e.mu.Unlock(); return slice
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	memory := lbtest.New()
-	engine, err := lb.NewEngine(lb.EngineOptions{
+	engine := must.Get(lb.NewEngine(lb.EngineOptions{
 		Datapath: memory, Announcer: memory, Prober: memory, Sources: []string{file.Name},
 		Settle: settleTimeout, Retry: retryDelay, Withdraw: withdrawTimeout, Log: discard,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	o := Options{
 		ConfigFile: writeConfig(t, "", webTOML), Config: parse(t, webTOML), Log: discard, KeepDir: t.TempDir(),
 	}
-	if o, err = o.complete(); err != nil {
-		t.Fatal(err)
-	}
+	o = must.Get(o.complete())(t)
 	services := file.New(nil, nil)
-	if err := services.Use(o.Config); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, services.Use(o.Config))
 	f := &fixture{log: new(events), announced: func() int { return len(memory.Announced()) }}
 	f.Agent = &Agent{
 		log: discard, hangup: o.hangup, engine: engine, datapath: f.log, problems: newProblems(discard),
@@ -96,9 +90,7 @@ func TestRunWithdrawsFirst(t *testing.T) {
 	next(t, lines, "READY=1")
 	eventually(t, "an announced address", func() bool { return f.announced() == 1 })
 	stopped := time.Now()
-	if err := stop(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, stop())
 	next(t, lines, "STOPPING=1")
 	if left != 0 {
 		t.Errorf("%d addresses announced when the tasks ended; want 0", left)
@@ -146,9 +138,7 @@ func TestRunReloadsAtSIGHUP(t *testing.T) {
 	start := f.reloader.state.Load()
 	writeConfig(t, f.reloader.file, "[nonsense]\n")
 	eventually(t, "a reload", func() bool {
-		if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
 		return f.reloader.state.Load() != start
 	})
 	next(t, lines, "RELOADING=1", "READY=1")

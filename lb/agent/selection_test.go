@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A node has the peers whose node_selector its labels meet, follows their changes and those of the configuration, and
@@ -27,10 +28,7 @@ peers = [
 	dir, cfg := t.TempDir(), parse(t, text)
 	start := func() (setLabels func(map[string]string), want func(step string, peers ...string)) {
 		t.Helper()
-		a, err := newAnnouncers(cfg, facts, dir, prometheus.NewRegistry(), nil, discard)
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := must.Get(newAnnouncers(cfg, facts, dir, prometheus.NewRegistry(), nil, discard))(t)
 		return a.setLabels, func(step string, peers ...string) {
 			t.Helper()
 			labtest.Until(t, 10*time.Second, step, func() error {

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A dial is tried again at each interval until it succeeds or its context ends, and logs only the first failure.
@@ -40,19 +42,14 @@ func TestRetryingDialIntervals(t *testing.T) {
 		listening := make(chan net.Listener, 1)
 		time.AfterFunc(5*dialInterval/2, func() { l, _ := net.Listen("unix", socket); listening <- l })
 		start = time.Now()
-		conn, err = dial(t.Context(), "unix", socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn = must.Get(dial(t.Context(), "unix", socket))(t)
 		defer (<-listening).Close()
 		conn.Close()
 		if took := time.Since(start); took != 3*dialInterval {
 			t.Errorf("connected after %s, want %s", took, 3*dialInterval)
 		}
 		logged(1, 1)
-		if conn, err = dial(t.Context(), "unix", socket); err != nil {
-			t.Fatal(err)
-		}
+		conn = must.Get(dial(t.Context(), "unix", socket))(t)
 		conn.Close()
 		logged(0, 0)
 	})
@@ -71,10 +68,7 @@ func TestEngineThatDoesNotRun(t *testing.T) {
 
 // The addresses of an interface are the first global ones of each family in the order of the kernel.
 func TestAddressesOfInterfaces(t *testing.T) {
-	interfaces, err := net.Interfaces()
-	if err != nil {
-		t.Fatal(err)
-	}
+	interfaces := must.Get(net.Interfaces())(t)
 	for _, x := range interfaces {
 		addrs, err := x.Addrs()
 		if err != nil {

@@ -14,15 +14,13 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The states of backends outlive the agent: after a restart, a failing probe does not decide alone.
 func TestVerdictsOutliveTheAgent(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	socket, dir := filepath.Join(t.TempDir(), "s"), t.TempDir()
 	text := fmt.Sprintf("[admin]\nsocket = %q\n", socket) + fmt.Sprintf(`
@@ -38,9 +36,7 @@ check = { type = "tcp", interval = "1h", fall = 3 }
 		a, _, err := newInMemory(t, text, func(o *Options) {
 			o.StateDir, o.Config.Services[0].Backends[0].Addr = dir, netip.MustParseAddr("127.0.0.1")
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- a.Run(ctx) }()
@@ -91,9 +87,7 @@ func TestVerdictStore(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	p := newProblems(discard)
-	if err := openVerdictStore(dir, discard, p).run(ended, saved); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, openVerdictStore(dir, discard, p).run(ended, saved))
 	v := openVerdictStore(dir, discard, p)
 	for _, want := range list {
 		got, ok := v.health(want.Key)
@@ -127,12 +121,8 @@ func TestVerdictStore(t *testing.T) {
 
 	// A folder that cannot be written is a problem in the status, until it can be.
 	blocked := filepath.Join(dir, "file")
-	if err := os.WriteFile(blocked, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := openVerdictStore(blocked, discard, p).run(ended, list); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(blocked, nil, 0o600))
+	must.Do(t, openVerdictStore(blocked, discard, p).run(ended, list))
 	got := lbtest.Texts(p.findings())
 	if len(got) != 1 || !strings.Contains(got[0], "results of health checks not stored") {
 		t.Errorf("problems %q", got)

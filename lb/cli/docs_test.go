@@ -14,6 +14,7 @@ import (
 	ucli "github.com/urfave/cli/v2"
 
 	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 var discard = slog.New(slog.DiscardHandler)
@@ -29,10 +30,7 @@ func pages(t *testing.T) map[string]string {
 			t.Fatalf("%s: %d pages, %v", pattern, len(names), err)
 		}
 		for _, name := range names {
-			text, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := must.Get(os.ReadFile(name))(t)
 			out[strings.TrimPrefix(name, "../../")] = string(text)
 		}
 	}
@@ -42,10 +40,7 @@ func pages(t *testing.T) map[string]string {
 // What the documents tell the reader to type and to write is accepted: commands and flags, targets of the Makefile, and
 // every block of TOML, which is a complete configuration.
 func TestDocumentsRun(t *testing.T) {
-	makefile, err := os.ReadFile("../../Makefile")
-	if err != nil {
-		t.Fatal(err)
-	}
+	makefile := must.Get(os.ReadFile("../../Makefile"))(t)
 	secrets := writeSecrets(t)
 	var commands, targets, configurations int
 	for page, text := range pages(t) {
@@ -81,9 +76,7 @@ func TestDocumentsRun(t *testing.T) {
 func writeSecrets(t *testing.T) string {
 	dir := t.TempDir()
 	for _, name := range []string{"peer.key", "gossip.key", "tunnel.key"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte("0123456789abcdef\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte("0123456789abcdef\n"), 0o600))
 	}
 	return dir
 }

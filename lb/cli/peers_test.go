@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // Two commands have the flag --peer.
@@ -69,10 +70,7 @@ error        1h31m ago: bfd session down
 			"9s, keepalive 3s", "none, keepalive none", "30s by", "not by", "1h0m0s by", "not by",
 			"bfd          up\n", "", "error        1h31m ago: bfd session down\n", "").Replace(full): plain,
 	} {
-		answer, err := json.Marshal([]lb.PeerStatus{p})
-		if err != nil {
-			t.Fatal(err)
-		}
+		answer := must.Get(json.Marshal([]lb.PeerStatus{p}))(t)
 		var out strings.Builder
 		if err := peerDetails(&out, answer); err != nil || out.String() != want {
 			t.Errorf("%v:\n%s\nwant:\n%s", err, out.String(), want)

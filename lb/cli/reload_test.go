@@ -8,6 +8,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // reload succeeds only when the file is in force, and prints every error when it is refused.
@@ -68,9 +69,7 @@ func TestConfigShow(t *testing.T) {
 func TestDiff(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
-	if err := os.WriteFile("x.toml", []byte("text"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile("x.toml", []byte("text"), 0o600))
 	var sent string
 	socket := serve(t, lb.Status{}, func(o *admin.Options) {
 		o.Diff = func(name string, text []byte) (admin.Reloaded, error) {

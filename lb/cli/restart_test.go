@@ -14,6 +14,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // restart reports a configuration that would be rejected, and waits until the new agent is ready.
@@ -29,10 +30,7 @@ func TestRestart(t *testing.T) {
 				return admin.Info{Version: fmt.Sprint("v", started.Load()), Started: time.Unix(started.Load(), 0)}
 			},
 		})
-		l, err := net.Listen("unix", socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := must.Get(net.Listen("unix", socket))(t)
 		h := &http.Server{Handler: s.Handler(true)}
 		go h.Serve(l)
 		t.Cleanup(func() { h.Close() })
@@ -56,10 +54,7 @@ func TestRestart(t *testing.T) {
 // An agent of the first release does not know the request.
 func TestRestartOfAnEarlierRelease(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("unix", socket))(t)
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, `{"version": "v0.1"}`)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // serve runs an API that answers with st, and returns its socket. change sets other options.
@@ -60,9 +61,7 @@ func serve(t *testing.T, st lb.Status, change ...func(*admin.Options)) string {
 	}
 	s := admin.New(o)
 	l, err := net.Listen("unix", socket) // here, not in Server.Run: clients can connect from now on
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	server := &http.Server{Handler: s.Handler(true)}
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(l) }()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // With --check the exit code is that of the verdict also beside --ready, and an agent that is not ready fails.
@@ -65,9 +66,7 @@ func TestStatusShowsFindings(t *testing.T) {
 		`{"severity":"degraded","text":"first","remedy":"do this"},{"severity":"degraded","text":"second"},` +
 		`{"severity":"warning","text":"of the file","remedy":"do that"}]}`
 	var out strings.Builder
-	if err := statusTable(&out, []byte(text)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, statusTable(&out, []byte(text)))
 	rest := out.String()
 	for _, want := range []string{"DEGRADED: first\n", "-> do this\n", "also      second\n", "warning   of the file\n",
 		"-> do that\n"} {

@@ -17,6 +17,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/agent"
 	"github.com/steelyard-lb/steelyard/lb/cli"
 	"github.com/steelyard-lb/steelyard/lb/demo"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // TestMain makes the test program every program that the demo starts: with arguments it is steelyard, and with options
@@ -41,16 +42,11 @@ func TestMain(m *testing.M) {
 // TestDemo runs the whole demo, as make demo does.
 func TestDemo(t *testing.T) {
 	labtest.Root(t)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
 	var out bytes.Buffer
-	err = demo.Run(t.Context(), &out, self, demo.Options{})
+	err := demo.Run(t.Context(), &out, self, demo.Options{})
 	t.Logf("\n%s", &out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if strings.Contains(out.String(), "\x1b") {
 		t.Error("want no escape sequences without a terminal")
 	}
@@ -62,13 +58,10 @@ func TestDemo(t *testing.T) {
 // TestDemoInterrupted checks that Ctrl-C in the middle of a step ends the demo soon, with an error, and leaves nothing.
 func TestDemoInterrupted(t *testing.T) {
 	labtest.Root(t)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	out := &until{text: "A server fails", then: cancel}
-	err = demo.Run(ctx, out, self, demo.Options{})
+	err := demo.Run(ctx, out, self, demo.Options{})
 	if err == nil || !strings.Contains(err.Error(), "interrupted") {
 		t.Errorf("want an error that says interrupted, got %v after\n%s", err, &out.Buffer)
 	}
@@ -99,10 +92,7 @@ func (u *until) Write(b []byte) (int, error) {
 // children returns the child processes of this one.
 func children(t *testing.T) []string {
 	t.Helper()
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stats := must.Get(filepath.Glob("/proc/[0-9]*/stat"))(t)
 	self := strconv.Itoa(os.Getpid())
 	var all []string
 	for _, stat := range stats {

@@ -15,6 +15,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // speakerOptions makes the test program a speaker that announces both VIPs.
@@ -42,12 +43,10 @@ func speak(ctx context.Context, text string) error {
 
 func TestRouter(t *testing.T) {
 	labtest.Root(t)
-	self, err := os.Executable()
-	check(t, err)
-	n, err := build(self)
-	check(t, err)
-	t.Cleanup(func() { check(t, n.close()) })
-	check(t, n.startRouter())
+	self := must.Get(os.Executable())(t)
+	n := must.Get(build(self))(t)
+	t.Cleanup(func() { must.Do(t, n.close()) })
+	must.Do(t, n.startRouter())
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log of the router:\n%s", n.router.Log.Tail(60))
@@ -58,8 +57,7 @@ func TestRouter(t *testing.T) {
 	via := func(within time.Duration, nodes ...lab.Node) {
 		t.Helper()
 		for _, vip := range vips {
-			_, err := n.Router.WaitNextHops(t.Context(), within, host(vip), hops(vip, nodes...)...)
-			check(t, err)
+			must.Get(n.Router.WaitNextHops(t.Context(), within, host(vip), hops(vip, nodes...)...))(t)
 		}
 	}
 	via(20*time.Second, one, two)
@@ -72,7 +70,7 @@ func TestRouter(t *testing.T) {
 	stays(t, n, 4*time.Second, one, two)
 
 	// Without power the link is down: the routes are removed at once.
-	check(t, one.PowerOff())
+	must.Do(t, one.PowerOff())
 	via(time.Second, two)
 	labtest.Until(t, time.Second, "the router has removed them, not only its kernel", func() error {
 		_, after, _ := strings.Cut(n.router.Log.Tail(20), "interface=lb1 up=false")
@@ -83,14 +81,14 @@ func TestRouter(t *testing.T) {
 		}
 		return nil
 	})
-	check(t, one.PowerOn())
+	must.Do(t, one.PowerOn())
 	p1 = speaker(t, one, self)
 	via(20*time.Second, one, two)
 
 	// The routes of a speaker that closes its session are removed.
-	check(t, p2.Stop())
+	must.Do(t, p2.Stop())
 	via(2*time.Second, one)
-	check(t, p1.Stop())
+	must.Do(t, p1.Stop())
 	via(2 * time.Second)
 }
 
@@ -99,9 +97,7 @@ func stays(t *testing.T, n *network, d time.Duration, nodes ...lab.Node) {
 	t.Helper()
 	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(scanInterval) {
 		for _, vip := range vips {
-			if _, err := n.Router.WaitNextHops(t.Context(), 0, host(vip), hops(vip, nodes...)...); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(n.Router.WaitNextHops(t.Context(), 0, host(vip), hops(vip, nodes...)...))(t)
 		}
 	}
 }
@@ -117,21 +113,12 @@ func speaker(t *testing.T, node lab.Node, self string) *lab.Process {
 			Address: g, ASN: routerASN, Port: 179, HoldTime: 3 * time.Second, GracefulRestart: true,
 		})
 	}
-	text, err := json.Marshal(o)
-	check(t, err)
-	p, err := node.Start(lab.Command{Path: self, Env: []string{speakerOptions + "=" + string(text)}})
-	check(t, err)
+	text := must.Get(json.Marshal(o))(t)
+	p := must.Get(node.Start(lab.Command{Path: self, Env: []string{speakerOptions + "=" + string(text)}}))(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log of %s:\n%s", node, p.Log.Tail(30))
 		}
 	})
 	return p
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // sink records its calls.
@@ -24,10 +25,7 @@ func (s *sink) Complete(source string) { s.calls = append(s.calls, "complete "+s
 
 func parse(t *testing.T, text string) *config.Config {
 	t.Helper()
-	cfg, err := config.Parse("test.toml", []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg := must.Get(config.Parse("test.toml", []byte(text)))(t)
 	return cfg
 }
 
@@ -62,9 +60,7 @@ func TestSourceSendsTheDifference(t *testing.T) {
 			{pool + pooled("c") + pooled("b"), []string{"put c [203.0.113.1]", "complete file"}},
 		} {
 			out.calls = nil
-			if err := s.Use(parse(t, step.text)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.Use(parse(t, step.text)))
 			synctest.Wait()
 			if !slices.Equal(out.calls, step.want) {
 				t.Errorf("calls %q; want %q", out.calls, step.want)
@@ -180,9 +176,7 @@ func TestAddressPerNode(t *testing.T) {
 		`"192.0.2.2", "192.0.2.3"`, `"192.0.2.2", "192.0.2.3", "192.0.2.4"`, `"192.0.2.2"`,
 	} {
 		text := fmt.Sprintf(head, members) + pooled("a") + "address_per_node = true\n" + pooled("b") + pooled("c")
-		if err := s.Use(parse(t, text)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Use(parse(t, text)))
 		services := <-s.next
 		got := services[0].VIPs
 		n := min(len(got), len(had))
@@ -197,9 +191,7 @@ func TestAddressPerNode(t *testing.T) {
 		text += pooled(fmt.Sprintf("b%d", i))
 	}
 	s = New(nil, nil)
-	if err := s.Use(parse(t, text)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Use(parse(t, text)))
 	if got := (<-s.next)[0].VIPs; len(got) != 3 {
 		t.Errorf("%v of a pool of eight addresses beside five other services", got)
 	}
@@ -244,9 +236,7 @@ func (m *memory) Save(a Assigned) { m.saved = a }
 func TestAddressesOutliveTheAgent(t *testing.T) {
 	for _, name := range []string{"a", "b", "c", "d"} {
 		store := &memory{}
-		if err := New(nil, store).Use(parse(t, pool+pooled(name))); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, New(nil, store).Use(parse(t, pool+pooled(name))))
 		had := store.saved
 		if len(had) != 1 || len(had[name]) != 1 {
 			t.Fatalf("saved %v", had)
@@ -255,9 +245,7 @@ func TestAddressesOutliveTheAgent(t *testing.T) {
 			if other == name {
 				continue
 			}
-			if err := New(had, store).Use(parse(t, pool+pooled(other)+pooled(name))); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, New(had, store).Use(parse(t, pool+pooled(other)+pooled(name))))
 			if got := store.saved; !slices.Equal(got[name], had[name]) || slices.Equal(got[other], had[name]) {
 				t.Errorf("%s had %v, and with %s it has %v", name, had, other, got)
 			}

@@ -9,15 +9,13 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // serve returns the address of a server with a limit.
 func serve(t *testing.T, l *Limiter, h http.HandlerFunc) string {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	s := l.Server(h, slog.New(slog.DiscardHandler))
 	done := make(chan error)
 	go func() { done <- s.Serve(listener) }()
@@ -28,10 +26,7 @@ func serve(t *testing.T, l *Limiter, h http.HandlerFunc) string {
 func get(t *testing.T, addr string) {
 	t.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
-	resp, err := client.Get("http://" + addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must.Get(client.Get("http://" + addr))(t)
 	resp.Body.Close()
 }
 
@@ -42,10 +37,7 @@ func TestIdleConnectionsGiveWay(t *testing.T) {
 	addr := serve(t, l, func(http.ResponseWriter, *http.Request) {})
 	var idle []net.Conn
 	for range 10 * most {
-		c, err := net.Dial("tcp", addr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(net.Dial("tcp", addr))(t)
 		defer c.Close()
 		idle = append(idle, c)
 	}
@@ -79,10 +71,7 @@ func TestRequestsStay(t *testing.T) {
 	done := make(chan struct{})
 	go func() { get(t, addr); close(done) }()
 	<-inside
-	c, err := net.Dial("tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(net.Dial("tcp", addr))(t)
 	defer c.Close()
 	c.SetReadDeadline(time.Now().Add(10 * time.Second))
 	if _, err := c.Read(make([]byte, 1)); err != io.EOF {
@@ -97,14 +86,9 @@ func TestMissingBodiesTakeNoPlace(t *testing.T) {
 	const most = 20
 	addr := serve(t, New(most), func(http.ResponseWriter, *http.Request) {})
 	for range most {
-		c, err := net.Dial("tcp", addr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(net.Dial("tcp", addr))(t)
 		defer c.Close()
-		if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n"); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(io.WriteString(c, "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n"))(t)
 		if _, err := io.ReadAll(c); err != nil { // the server closes the connection
 			t.Fatal(err)
 		}
@@ -121,10 +105,7 @@ func TestPanicOfARequest(t *testing.T) {
 		}
 	})).ServeHTTP)
 	for path, want := range map[string]int{"/bad": 500, "/good": 200} {
-		resp, err := http.Get("http://" + addr + path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := must.Get(http.Get("http://" + addr + path))(t)
 		if resp.Body.Close(); resp.StatusCode != want {
 			t.Errorf("%s: status %d; want %d", path, resp.StatusCode, want)
 		}

@@ -23,6 +23,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // apiServer has the part of the API of Services and Leases that the allocator uses, with its guarantees and no
@@ -110,13 +112,10 @@ func (s *apiServer) listAt(version uint64) *core.ServiceList {
 
 // client returns a client whose requests suffer from faults.
 func (s *apiServer) client(name string, f *faults) kubernetes.Interface {
-	c, err := kubernetes.NewForConfig(&rest.Config{
+	c := must.Get(kubernetes.NewForConfig(&rest.Config{
 		Host: "http://api", Transport: &transport{s, name, f}, QPS: 10_000, Burst: 10_000,
 		ContentConfig: rest.ContentConfig{ContentType: "application/json"},
-	})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	}))(s.t)
 	return c
 }
 

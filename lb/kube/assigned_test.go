@@ -10,6 +10,7 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A Service that cannot have an address has a condition with the reason, until it has one. An Event says it once.
@@ -23,19 +24,10 @@ func TestConditionAssigned(t *testing.T) {
 	api := client.CoreV1().Services("default")
 	reconcile := func() *core.Service {
 		t.Helper()
-		s, err := api.Get(t.Context(), "web", meta.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := term.services.Update(s); err != nil {
-			t.Fatal(err)
-		}
-		if err := term.reconcile(t.Context(), webName); err != nil {
-			t.Fatal(err)
-		}
-		if s, err = api.Get(t.Context(), "web", meta.GetOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(api.Get(t.Context(), "web", meta.GetOptions{}))(t)
+		must.Do(t, term.services.Update(s))
+		must.Do(t, term.reconcile(t.Context(), webName))
+		s = must.Get(api.Get(t.Context(), "web", meta.GetOptions{}))(t)
 		return s
 	}
 	condition := func(s *core.Service) string {
@@ -62,17 +54,13 @@ func TestConditionAssigned(t *testing.T) {
 	}
 	s := reconcile()
 	s.Annotations = nil
-	if _, err := api.Update(t.Context(), s, meta.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(api.Update(t.Context(), s, meta.UpdateOptions{}))(t)
 	s = reconcile()
 	if got := condition(s); got != "True Assigned " || len(s.Status.LoadBalancer.Ingress) != 1 {
 		t.Errorf("condition %q, status %+v", got, s.Status.LoadBalancer)
 	}
 	s.Spec.Type = core.ServiceTypeClusterIP
-	if _, err := api.Update(t.Context(), s, meta.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(api.Update(t.Context(), s, meta.UpdateOptions{}))(t)
 	if s = reconcile(); len(s.Status.Conditions) != 1 || len(s.Status.LoadBalancer.Ingress) > 0 {
 		t.Errorf("as ClusterIP: %+v", s.Status)
 	}
@@ -103,9 +91,7 @@ func TestUnknownAnnotations(t *testing.T) {
 		})
 		term, _, events := testTerm(t, s)
 		for range 2 {
-			if err := term.reconcile(t.Context(), webName); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, term.reconcile(t.Context(), webName))
 		}
 		var got []string
 		for len(events.Events) > 0 {
@@ -169,9 +155,7 @@ func TestConditionsOfTwoAllocators(t *testing.T) {
 				if err == nil {
 					err = term.reconcile(t.Context(), webName)
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, err)
 			}
 		}
 		if got := patches(client); len(got) == 0 || len(got) > 2 {

@@ -15,6 +15,7 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // stumbling returns a boundary in which one part panics on one object while on is set.
@@ -49,10 +50,7 @@ func TestPanicOfAService(t *testing.T) {
 			reconcile := func(name string, n int) *lb.Service {
 				t.Helper()
 				s, _ := numbered(name, n)
-				x, err := f.slim(of(name, slice(8080, ep("10.0.0.1", "n1", "rs"))))
-				if err != nil {
-					t.Fatal(err)
-				}
+				x := must.Get(f.slim(of(name, slice(8080, ep("10.0.0.1", "n1", "rs")))))(t)
 				f.have(t, s, x)
 				f.reconcile("default/"+name, sink)
 				return f.put["default/"+name]

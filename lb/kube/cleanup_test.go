@@ -11,6 +11,8 @@ import (
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // Cleanup takes back what is ours and leaves what is not, and does nothing while somebody assigns addresses.
@@ -32,17 +34,13 @@ func TestCleanup(t *testing.T) {
 		wanting("ours", finalized(given("203.0.113.1"))), wanting("others", others), wanting("none", same),
 		wanting("adopted", finalized(foreign("203.0.113.2"))), wanting("restored", restored),
 	} {
-		if err := client.Tracker().Add(s); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, client.Tracker().Add(s))
 	}
 	lease := &coordination.Lease{ObjectMeta: meta.ObjectMeta{Namespace: "steelyard", Name: leaseName}}
 	lease.Spec.HolderIdentity, lease.Spec.RenewTime = ptr("n1"), &meta.MicroTime{Time: time.Now()}
 	foreignLease := &coordination.Lease{ObjectMeta: meta.ObjectMeta{Namespace: "steelyard", Name: "other"}}
 	for _, l := range []*coordination.Lease{lease, foreignLease} {
-		if err := client.Tracker().Add(l); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, client.Tracker().Add(l))
 	}
 	var done []string
 	namespace := "typo" // whose Leases nobody renews, as there are none
@@ -57,12 +55,8 @@ func TestCleanup(t *testing.T) {
 	}
 	lease.Spec.RenewTime.Time = time.Now().Add(-time.Hour)
 	leases := client.CoordinationV1().Leases("steelyard")
-	if _, err := leases.Update(t.Context(), lease, meta.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if err := run(); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(leases.Update(t.Context(), lease, meta.UpdateOptions{}))(t)
+	must.Do(t, run())
 	want := []string{"Service default/adopted", "Service default/ours", "Service default/restored",
 		"Lease steelyard/steelyard"}
 	if !slices.Equal(done, want) {
@@ -72,10 +66,7 @@ func TestCleanup(t *testing.T) {
 		"ours": "[] []", "adopted": "[203.0.113.2] []", "others": "[192.0.2.1] [" + finalizer + "]", "none": "[] []",
 		"restored": "[] []",
 	} {
-		s, err := client.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(client.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{}))(t)
 		if got := fmt.Sprint(statusAddresses(s), s.Finalizers); got != want {
 			t.Errorf("%s has %s; want %s", name, got, want)
 		}

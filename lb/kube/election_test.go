@@ -21,6 +21,7 @@ import (
 	k8stest "k8s.io/client-go/testing"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // candidates runs allocators, each with its own client of one fake API server.
@@ -152,9 +153,7 @@ func TestElectionWithoutWatch(t *testing.T) {
 		held := &coordination.Lease{ObjectMeta: meta.ObjectMeta{Namespace: "steelyard", Name: leaseName}}
 		held.Spec.HolderIdentity, held.Spec.RenewTime = ptr("n9"), &meta.MicroTime{Time: time.Now()}
 		held.Spec.LeaseDurationSeconds = ptr(int32(15))
-		if err := c.server.Tracker().Add(held); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.server.Tracker().Add(held))
 		c.noWatch = true
 		_, stop := c.start("n1")
 		time.Sleep(leaseDuration - time.Second)
@@ -178,9 +177,7 @@ func TestElectionOfTheHolder(t *testing.T) {
 		held := &coordination.Lease{ObjectMeta: meta.ObjectMeta{Namespace: "steelyard", Name: leaseName}}
 		held.Spec.HolderIdentity, held.Spec.RenewTime = ptr("n1"), &meta.MicroTime{Time: time.Now()}
 		held.Spec.LeaseDurationSeconds = ptr(int32(15))
-		if err := c.server.Tracker().Add(held); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.server.Tracker().Add(held))
 		client, stop := c.start("n1")
 		time.Sleep(leaseDuration / 2)
 		synctest.Wait()
@@ -198,9 +195,7 @@ func TestManyServices(t *testing.T) {
 		client := fake.NewClientset()
 		for i := range services {
 			s := wanting(fmt.Sprint("s", i), func(s *core.Service) { s.ResourceVersion = "" })
-			if err := client.Tracker().Add(s); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, client.Tracker().Add(s))
 		}
 		from, to := netip.MustParseAddr("10.0.0.0"), netip.MustParseAddr("10.0.255.255")
 		a := NewAllocator(AllocatorOptions{

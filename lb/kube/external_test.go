@@ -5,6 +5,8 @@ import (
 
 	core "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The owner of a Service with externalIPs that no pool permits is told, once, whatever the type of the Service is.
@@ -23,9 +25,7 @@ func TestExternalIPNotPermitted(t *testing.T) {
 			s.Spec.Type, s.Spec.ExternalIPs = core.ServiceTypeClusterIP, tt.ips
 		}))
 		for range 2 {
-			if err := term.reconcile(t.Context(), webName); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, term.reconcile(t.Context(), webName))
 		}
 		got := ""
 		for len(events.Events) > 0 {

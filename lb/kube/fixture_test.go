@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The logger of client-go is set before any use. Its error handlers sleep until a time outside of a bubble of synctest.
@@ -92,10 +93,7 @@ func newFixture(t testing.TB, change func(*Options)) *fixture {
 		Log: slog.New(slog.NewTextHandler(&r.log, nil)),
 	}
 	change(&o)
-	s, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(New(o))(t)
 	t.Cleanup(s.queue.ShutDown)
 	s.events = r.emitted
 	return &fixture{s, r}
@@ -128,9 +126,7 @@ func (f *fixture) have(t testing.TB, objects ...any) {
 		case *core.Node:
 			err = f.nodes.Add(x)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	f.readNodes()
 }

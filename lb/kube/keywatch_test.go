@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stest "k8s.io/client-go/testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // verbs returns what a client has asked about Secrets.
@@ -31,10 +33,7 @@ func verbs(client *fake.Clientset) string {
 func TestResume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := newKeyCluster()
-		made, err := newKeyNode(client, new(bytes.Buffer), nil).First(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		made := must.Get(newKeyNode(client, new(bytes.Buffer), nil).First(t.Context()))(t)
 		client.ClearActions()
 		old := newKeys(time.Now())
 		n := newKeyNode(client, new(bytes.Buffer), &old)
@@ -48,14 +47,9 @@ func TestResume(t *testing.T) {
 		}
 		next, _ := made.after(time.Now().Add(keyPeriod).Truncate(time.Second), 0)
 		secrets := client.CoreV1().Secrets("steelyard")
-		secret, err := secrets.Get(t.Context(), KeySecret, meta.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		secret := must.Get(secrets.Get(t.Context(), KeySecret, meta.GetOptions{}))(t)
 		secret.Data = next.Data()
-		if _, err := secrets.Update(t.Context(), secret, meta.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(secrets.Update(t.Context(), secret, meta.UpdateOptions{}))(t)
 		settle()
 		if !n.last().equal(next) {
 			t.Errorf("used %+v; want what was changed later", n.used)

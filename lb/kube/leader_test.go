@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // newTerm is a term that does not run: tests fill its cache and call its methods.
@@ -34,16 +35,12 @@ func testTerm(t *testing.T, objects ...*core.Service) (*term, *fake.Clientset, *
 	a.events = events
 	term := newTerm(a, a.o.Pools)
 	term.services = cache.NewStore(cache.MetaNamespaceKeyFunc)
-	if err := term.ledger.take(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, term.ledger.take(t.Context()))
 	client.ClearActions()
 	t.Cleanup(term.queue.ShutDown)
 	for _, s := range objects {
 		term.services.Add(s)
-		if err := client.Tracker().Add(s); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, client.Tracker().Add(s))
 	}
 	return term, client, events
 }
@@ -344,9 +341,7 @@ func TestAdopt(t *testing.T) {
 		"deleting, kept by others": {[]*core.Service{wanting("a", deleting)}, "[203.0.113.1]"},
 	} {
 		term, _, _ := testTerm(t, tt.services...)
-		if err := term.readAll(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, term.readAll(t.Context()))
 		if got, err := term.assigner.assign(wanting("new", same)); fmt.Sprint(got) != tt.want {
 			t.Errorf("%s: %v, %v; want %s", name, got, err, tt.want)
 		}

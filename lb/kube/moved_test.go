@@ -6,6 +6,8 @@ import (
 
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A Service from which an address is taken gets an Event with the reason. The deletion of the Service is no reason.
@@ -44,9 +46,7 @@ func TestAddressMoved(t *testing.T) {
 		more := poolOfOne("198.51.100.1")
 		more.Name, more.AutoAssign = "more", false
 		term.assigner = newAssigner("", append(term.o.Pools, more, poolOfOne("2001:db8::1")))
-		if err := term.reconcile(t.Context(), webName); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, term.reconcile(t.Context(), webName))
 		got := ""
 		for len(events.Events) > 0 {
 			if text := <-events.Events; strings.Contains(text, "AddressMoved") {

@@ -21,6 +21,7 @@ import (
 	k8stest "k8s.io/client-go/testing"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestTableEntry(t *testing.T) {
@@ -58,10 +59,7 @@ func publisher(t *testing.T, client *fake.Clientset, log *bytes.Buffer) (stop fu
 // table returns the entries of all ConfigMaps.
 func table(t *testing.T, client *fake.Clientset) (entries []string) {
 	t.Helper()
-	list, err := client.CoreV1().ConfigMaps("steelyard").List(t.Context(), meta.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(client.CoreV1().ConfigMaps("steelyard").List(t.Context(), meta.ListOptions{}))(t)
 	for _, m := range list.Items {
 		for name, entry := range m.Data {
 			entries = append(entries, name+": "+entry)

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func asksPerNode(s *core.Service) {
@@ -84,10 +85,7 @@ func TestAddressPerNodeFollowsNodes(t *testing.T) {
 			t.Helper()
 			time.Sleep(3 * time.Second)
 			synctest.Wait()
-			s, err := client.CoreV1().Services("default").Get(t.Context(), "web", meta.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Get(client.CoreV1().Services("default").Get(t.Context(), "web", meta.GetOptions{}))(t)
 			got := statusAddresses(s)
 			if len(got) != want || !slices.IsSortedFunc(got, netip.Addr.Compare) {
 				t.Errorf("%s: %v; want %d addresses", name, got, want)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // poolOfOne is a pool with one address.
@@ -36,10 +37,7 @@ func TestAllocatorFollowsPools(t *testing.T) {
 			time.Sleep(10 * time.Second)
 			synctest.Wait()
 			for _, name := range []string{"has", "waits"} {
-				s, err := client.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{})
-				if err != nil {
-					t.Fatal(err)
-				}
+				s := must.Get(client.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{}))(t)
 				list += fmt.Sprint(statusAddresses(s))
 			}
 			return list
@@ -70,9 +68,7 @@ func TestExcludedServiceKeepsItsAddress(t *testing.T) {
 	others.Namespaces = []string{"other"}
 	term.assigner = newAssigner("", []Pool{others, poolOfOne("203.0.113.2")})
 	for range 2 {
-		if err := term.reconcile(t.Context(), webName); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, term.reconcile(t.Context(), webName))
 	}
 	if got := patches(client); len(got) > 0 {
 		t.Errorf("patched %q", got)
@@ -121,9 +117,7 @@ func TestExcludedServiceThatNamesItsAddress(t *testing.T) {
 		public.Name, more.Name = "public", "more"
 		term.assigner = newAssigner("", []Pool{public, more})
 		for range 2 {
-			if err := term.reconcile(t.Context(), webName); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, term.reconcile(t.Context(), webName))
 		}
 		for _, patch := range patches(client) { // only the condition, with the reason
 			if tt.want == excludes || strings.Contains(patch, "loadBalancer") || !strings.Contains(patch, tt.want) {
@@ -198,9 +192,7 @@ func TestManyPoolsFitIntoAnEvent(t *testing.T) {
 	s := wanting("web", func(s *core.Service) { s.Annotations = map[string]string{wantPool[0]: "x"} })
 	term, _, events := testTerm(t, s)
 	term.assigner = newAssigner("", pools)
-	if err := term.reconcile(t.Context(), webName); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, term.reconcile(t.Context(), webName))
 	if got := <-events.Events; len(got) > maxNote+len("Warning AllocationFailed ") {
 		t.Errorf("an Event of %d bytes", len(got))
 	}

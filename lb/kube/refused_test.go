@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // refusing is an API server with one agent that assigns addresses.
@@ -169,9 +170,7 @@ func TestLedgerAfterRefusal(t *testing.T) {
 		for i, err := range tt.failures {
 			addrs := []string{fmt.Sprint("203.0.113.", i+1)}
 			intent := intent{Service: nameOf(s), UID: string(s.UID), Version: s.ResourceVersion, Addresses: addrs}
-			if err := term.ledger.record(t.Context(), intent); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, term.ledger.record(t.Context(), intent))
 			term.failed(t.Context(), s, err)
 		}
 		if got := fmt.Sprint(term.ledger.pendingFor(s).addrs); got != tt.want {
@@ -193,10 +192,7 @@ func TestRefusedCondition(t *testing.T) {
 		if err := term.reconcile(t.Context(), webName); err == nil {
 			t.Error("no error")
 		}
-		s, err := client.CoreV1().Services("default").Get(t.Context(), "web", meta.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(client.CoreV1().Services("default").Get(t.Context(), "web", meta.GetOptions{}))(t)
 		c := assignedCondition(s)
 		if c == nil || c.Reason != "StatusRefused" || !strings.Contains(c.Message, refusals[0].Message) {
 			t.Fatalf("the condition is %+v", c)
@@ -215,21 +211,14 @@ func TestRefusedCondition(t *testing.T) {
 	// After another reason in between it is written again: else the condition would keep that one.
 	api := client.CoreV1().Services("default")
 	for _, step := range []struct{ pool, want string }{{"x", reasonFailed}, {"", reasonRefused}} {
-		s, err := api.Get(t.Context(), "web", meta.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(api.Get(t.Context(), "web", meta.GetOptions{}))(t)
 		s.Annotations = map[string]string{wantPool[0]: step.pool}
-		if s, err = api.Update(t.Context(), s, meta.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		s = must.Get(api.Update(t.Context(), s, meta.UpdateOptions{}))(t)
 		term.services.Update(s)
 		if err := term.reconcile(t.Context(), webName); (err != nil) != (step.want == reasonRefused) {
 			t.Errorf("pool %q: %v", step.pool, err)
 		}
-		if s, err = api.Get(t.Context(), "web", meta.GetOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		s = must.Get(api.Get(t.Context(), "web", meta.GetOptions{}))(t)
 		if c := assignedCondition(s); c == nil || c.Reason != step.want {
 			t.Errorf("pool %q: the condition is %+v; want %s", step.pool, c, step.want)
 		}
@@ -270,9 +259,7 @@ func TestLedgerFull(t *testing.T) {
 	}
 	s := wanting("web", same)
 	term.services.Add(s)
-	if err := client.Tracker().Add(s); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, client.Tracker().Add(s))
 	if err := term.reconcile(t.Context(), webName); err != nil || problem != nil {
 		t.Errorf("with room again: %v, and the status has the problem %v", err, problem)
 	}

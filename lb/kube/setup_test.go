@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // An Event names why no node announces the addresses of a Service, once.
@@ -30,9 +31,7 @@ func TestNobodyAnnounces(t *testing.T) {
 		term, _, events := testTerm(t, wanting("web", has))
 		tt.setUp(term)
 		for range 2 {
-			if err := term.reconcile(t.Context(), webName); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, term.reconcile(t.Context(), webName))
 		}
 		var got []string
 		for range len(events.Events) {
@@ -63,9 +62,7 @@ func TestServiceWithoutPools(t *testing.T) {
 			}
 		}))
 		term.assigner = newAssigner("", nil)
-		if err := term.reconcile(t.Context(), webName); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, term.reconcile(t.Context(), webName))
 		got := patches(client)
 		if said := strings.Contains(fmt.Sprint(got), textNoPool); said != tt.says || !said && len(got) > 0 {
 			t.Errorf("%+v: patched %q", tt, got)

@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stest "k8s.io/client-go/testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 var secretResource = schema.GroupResource{Resource: "secrets"}
@@ -89,14 +91,8 @@ func (n *keyNode) last() (k Keys) {
 
 func stored(t *testing.T, client *fake.Clientset) Keys {
 	t.Helper()
-	secret, err := client.CoreV1().Secrets("steelyard").Get(t.Context(), KeySecret, meta.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	k, err := ParseKeys(secret.Data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	secret := must.Get(client.CoreV1().Secrets("steelyard").Get(t.Context(), KeySecret, meta.GetOptions{}))(t)
+	k := must.Get(ParseKeys(secret.Data))(t)
 	return k
 }
 
@@ -167,39 +163,27 @@ func TestKeysOutliveTheSecret(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := newKeyCluster()
 		n := newKeyNode(client, new(bytes.Buffer), nil)
-		first, err := n.First(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		first := must.Get(n.First(t.Context()))(t)
 		n.run(t)
 		defer n.stop()
 		settle()
 		secrets := client.CoreV1().Secrets("steelyard")
-		if err := secrets.Delete(t.Context(), KeySecret, meta.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, secrets.Delete(t.Context(), KeySecret, meta.DeleteOptions{}))
 		settle()
 		if k := stored(t, client); !k.equal(first) {
 			t.Errorf("made again as %+v; want %+v", k, first)
 		}
-		secret, err := secrets.Get(t.Context(), KeySecret, meta.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		secret := must.Get(secrets.Get(t.Context(), KeySecret, meta.GetOptions{}))(t)
 		good := secret.Data["current"]
 		secret.Data["current"] = []byte("short")
-		if secret, err = secrets.Update(t.Context(), secret, meta.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		secret = must.Get(secrets.Update(t.Context(), secret, meta.UpdateOptions{}))(t)
 		settle()
 		if len(n.used) != 0 || !strings.Contains(n.Problem(), "current has 5 bytes; want at least 16") {
 			t.Errorf("used %+v, problem %q", n.used, n.Problem())
 		}
 		secret.Data["current"] = good
 		delete(secret.Data, "rotated") // an operator asks for a rotation
-		if _, err := secrets.Update(t.Context(), secret, meta.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(secrets.Update(t.Context(), secret, meta.UpdateOptions{}))(t)
 		time.Sleep(2 * keyCheck)
 		settle()
 		if k := stored(t, client); !bytes.Equal(k.Previous, first.Current) || n.Problem() != "" {
@@ -213,9 +197,7 @@ func TestKeysAreUsedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := newKeyCluster()
 		other := newKeyNode(client, new(bytes.Buffer), nil)
-		if _, err := other.First(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(other.First(t.Context()))(t)
 		n := newKeyNode(client, new(bytes.Buffer), nil)
 		n.err = errTest
 		n.run(t)
@@ -324,9 +306,7 @@ func TestFirstKeysAreAskedForAgain(t *testing.T) {
 		fails = 0
 		invalid := &core.Secret{ObjectMeta: meta.ObjectMeta{Name: KeySecret, ResourceVersion: "0"}}
 		secrets := client.CoreV1().Secrets("steelyard")
-		if _, err := secrets.Update(t.Context(), invalid, meta.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(secrets.Update(t.Context(), invalid, meta.UpdateOptions{}))(t)
 		start := time.Now()
 		if _, err := n.First(t.Context()); !errors.Is(err, errKeysInvalid) || time.Since(start) > 0 {
 			t.Errorf("%v after %s; want that the Secret is not valid, at once", err, time.Since(start))

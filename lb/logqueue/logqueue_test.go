@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func report(w io.Writer, lines int) error {
@@ -20,9 +22,7 @@ func report(w io.Writer, lines int) error {
 // that are lost in their place.
 func TestNeverBlocks(t *testing.T) {
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer r.Close()
 	const lines = 2 * size / 100
 	q := New(w, report)

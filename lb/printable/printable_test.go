@@ -6,6 +6,8 @@ import (
 	"testing"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestText(t *testing.T) {
@@ -46,10 +48,7 @@ func FuzzText(f *testing.F) {
 				t.Errorf("%q: %q, then %q", s, out, Text(out))
 			}
 		}
-		b, err := json.Marshal(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(json.Marshal(s))(t)
 		var was, is string
 		if json.Unmarshal(b, &was) != nil || json.Unmarshal(JSON(b), &is) != nil || was != is {
 			t.Errorf("%q: JSON %q has %q", s, JSON(b), is)

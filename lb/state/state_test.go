@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestSaveAndLoad(t *testing.T) {
@@ -15,9 +17,7 @@ func TestSaveAndLoad(t *testing.T) {
 		t.Errorf("no file: %t, %v", found, err)
 	}
 	for _, want := range []int{1, 2} {
-		if err := f.Save(map[string]int{"a": want}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, f.Save(map[string]int{"a": want}))
 		if found, err := f.Load(&got); !found || err != nil || got["a"] != want {
 			t.Errorf("%t, %v, %v", found, err, got)
 		}
@@ -27,13 +27,8 @@ func TestSaveAndLoad(t *testing.T) {
 // A file that is cut off, changed, of another version or of another name is not loaded.
 func TestDamagedFilesAreNotLoaded(t *testing.T) {
 	f := New(t.TempDir(), "things", 1)
-	if err := f.Save([]string{"one", "two"}); err != nil {
-		t.Fatal(err)
-	}
-	whole, err := os.ReadFile(f.Path())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.Save([]string{"one", "two"}))
+	whole := must.Get(os.ReadFile(f.Path()))(t)
 	for what, text := range map[string][]byte{
 		"empty":           {},
 		"cut off":         whole[:len(whole)-2],
@@ -42,18 +37,14 @@ func TestDamagedFilesAreNotLoaded(t *testing.T) {
 		"another name":    bytes.Replace(whole, []byte("things"), []byte("others"), 1),
 		"no header":       []byte(`["one"]`),
 	} {
-		if err := os.WriteFile(f.Path(), text, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(f.Path(), text, 0o600))
 		got := []string{"before"}
 		if found, err := f.Load(&got); found || !errors.Is(err, ErrDamaged) || got[0] != "before" {
 			t.Errorf("%s: %t, %v, %q", what, found, err, got)
 		}
 	}
 	number := New(t.TempDir(), "things", 1)
-	if err := number.Save(1); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, number.Save(1))
 	if found, err := number.Load(new([]string)); found || !errors.Is(err, ErrDamaged) {
 		t.Errorf("another type: %t, %v", found, err)
 	}

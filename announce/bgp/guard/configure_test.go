@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // setRouterKey sets the key for connections with the guard on a socket of the router.
@@ -17,9 +19,7 @@ func setRouterKey(t *testing.T, c syscall.Conn, password string) {
 		cfg := Config{Address: loopback, Password: password}
 		err = control(raw, func(fd int) error { return setKey(fd, &cfg) })
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 }
 
 // A password that is changed on both sides ends no session, and is that of the next one.
@@ -37,9 +37,7 @@ func TestPasswordRotation(t *testing.T) {
 	with.Password = "new"
 	f.g.SetPeers([]Config{with})
 	route := encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113})
-	if _, err := backend.Write(route); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(backend.Write(route))(t)
 	l.want(typeUpdate)
 	f.mu.Lock()
 	if len(f.faults) > 0 {
@@ -74,9 +72,7 @@ func TestNewConnectionReplacesTheSession(t *testing.T) {
 			after := f.connect()
 			if row.replaces {
 				backend = f.establish(after, theirs())
-				if _, err := backend.Write(route); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(backend.Write(route))(t)
 				after.want(typeUpdate)
 				f.until("the reason", func() bool { return slices.Contains(f.faults, errReplaced.Error()) })
 				return
@@ -86,9 +82,7 @@ func TestNewConnectionReplacesTheSession(t *testing.T) {
 			if b := after.want(typeNotification); b[0] != codeCease || b[1] != ceaseCollision {
 				t.Errorf("NOTIFICATION %v", b)
 			}
-			if _, err := backend.Write(route); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(backend.Write(route))(t)
 			before.want(typeUpdate)
 		})
 	}
@@ -135,9 +129,7 @@ func TestSetPeers(t *testing.T) {
 			f.g.SetPeers(list)
 			f.g.SetPeers(list)
 			if row.stays {
-				if _, err := backend.Write(encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113})); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(backend.Write(encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113})))(t)
 				l.want(typeUpdate)
 				return
 			}

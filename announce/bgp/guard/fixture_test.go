@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 var loopback = netip.MustParseAddr("127.0.0.1")
@@ -56,10 +58,7 @@ func newFixture(t testing.TB, change func(*Options, *Config)) *fixture {
 func newTCPFixture(t testing.TB, change func(*Options, *Config)) *fixture {
 	t.Helper()
 	listen := func() net.Listener {
-		l, err := net.Listen("tcp4", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := must.Get(net.Listen("tcp4", "127.0.0.1:0"))(t)
 		return l
 	}
 	f := fixtureOf(t, listen(), listen(), change)
@@ -210,10 +209,7 @@ func (f *fixture) connect() *link {
 		c, _ := l.Accept()
 		f.g.peerOf(loopback).accepted <- memory{c}
 	}()
-	c, err := l.Dial()
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	c := must.Get(l.Dial())(f.t)
 	return f.link(c)
 }
 
@@ -225,9 +221,7 @@ func (f *fixture) link(c net.Conn) *link {
 
 func (l *link) send(messages ...[]byte) {
 	l.t.Helper()
-	if _, err := l.Write(bytes.Join(messages, nil)); err != nil {
-		l.t.Fatal(err)
-	}
+	must.Get(l.Write(bytes.Join(messages, nil)))(l.t)
 }
 
 // next returns the next message but KEEPALIVEs; nil at the end.

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // What a peer must not send ends the connection with the NOTIFICATION of RFC 4271, section 6, and is the reason.
@@ -87,9 +89,7 @@ func TestNothingReachesTheBackend(t *testing.T) {
 		o := theirs()
 		o.Hostname, o.GracefulRestart, o.RestartTime = "attacker", true, 77
 		backend := f.establish(l, o)
-		if _, err := backend.Write(encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113})); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(backend.Write(encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113})))(t)
 		l.want(typeUpdate)
 		for range 100 {
 			l.send(
@@ -142,9 +142,7 @@ func TestOnlyNegotiatedFamilies(t *testing.T) {
 			l, o := f.accept(), theirs()
 			row.peer(&o)
 			backend := f.establish(l, o)
-			if _, err := backend.Write(bytes.Join(all, nil)); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(backend.Write(bytes.Join(all, nil)))(t)
 			for i, want := range row.expected {
 				if got := l.want(typeUpdate); !bytes.Equal(got, want[headerLen:]) {
 					t.Errorf("UPDATE %d: %x, want %x", i, got, want[headerLen:])
@@ -166,9 +164,7 @@ func TestBackendEndsTheSession(t *testing.T) {
 		l := f.accept()
 		backend := f.establish(l, theirs())
 		withdrawal := encode(typeUpdate, []byte{0, 4, 24, 203, 0, 113, 0, 0})
-		if _, err := backend.Write(slices.Concat(withdrawal, cease(ceaseShutdown, "bye").message())); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(backend.Write(slices.Concat(withdrawal, cease(ceaseShutdown, "bye").message())))(t)
 		if got := l.want(typeUpdate); !bytes.Equal(got, withdrawal[headerLen:]) {
 			t.Errorf("UPDATE %x", got)
 		}

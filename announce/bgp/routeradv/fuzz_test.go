@@ -9,6 +9,8 @@ import (
 
 	"github.com/mdlayher/ndp"
 	"golang.org/x/net/ipv6"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // fuzzConn has messages, each after its length, the last byte of its sender, its hop limit and its interface.
@@ -48,9 +50,7 @@ func FuzzAdvertisements(f *testing.F) {
 	advertisement, err := ndp.MarshalMessage(&ndp.RouterAdvertisement{RouterLifetime: time.Hour, Options: []ndp.Option{
 		&ndp.LinkLayerAddress{Direction: ndp.Source, Addr: []byte{2, 0, 0, 0, 0, 1}}, ndp.NewMTU(1500),
 	}})
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.Do(f, err)
 	message := func(from, hops, index byte) []byte {
 		return append([]byte{byte(len(advertisement)), from, hops, index}, advertisement...)
 	}

@@ -22,6 +22,8 @@ import (
 
 	"github.com/hashicorp/memberlist"
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // object encodes a map as MessagePack, from keys and values in turn. A number takes nine bytes.
@@ -88,14 +90,8 @@ func nonsense() [][]byte {
 // sealedWith seals a text as memberlist does, of version 0 without padding.
 func sealedWith(t testing.TB, key, text, with []byte, version byte) []byte {
 	sum := sha256.Sum256(append([]byte("steelyard members\x00"), key...))
-	block, err := aes.NewCipher(sum[:])
-	if err != nil {
-		t.Fatal(err)
-	}
-	gcm, err := cipher.NewGCM(block)
-	if err != nil {
-		t.Fatal(err)
-	}
+	block := must.Get(aes.NewCipher(sum[:]))(t)
+	gcm := must.Get(cipher.NewGCM(block))(t)
 	nonce := make([]byte, 12)
 	return append(append([]byte{version}, nonce...), gcm.Seal(nil, nonce, text, with)...)
 }
@@ -128,10 +124,7 @@ func TestNonsenseOfAMember(t *testing.T) {
 	a, _ := start(t, port, 1, 3, "key")
 	start(t, port, 3, 3, "key")
 	until(t, "a member", func() bool { return slices.Equal(alive(a), []string{"lb3"}) })
-	packets, err := net.ListenUDP("udp", &net.UDPAddr{IP: node(2).AsSlice()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	packets := must.Get(net.ListenUDP("udp", &net.UDPAddr{IP: node(2).AsSlice()}))(t)
 	defer packets.Close()
 	to := net.UDPAddrFromAddrPort(netip.AddrPortFrom(node(1), port))
 	messages, before := nonsense(), allocated()
@@ -140,9 +133,7 @@ func TestNonsenseOfAMember(t *testing.T) {
 			p := sealedWith(t, []byte("key"), text, []byte("steelyard"), version)
 			p = append([]byte("\xf4\x09steelyard"), p...)
 			if len(p) < 65000 {
-				if _, err := packets.WriteTo(p, to); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(packets.WriteTo(p, to))(t)
 			}
 			h := binary.BigEndian.AppendUint32([]byte{10}, uint32(len(text)+29))
 			p = append([]byte("\xf4\x09steelyard"), h...)
@@ -222,33 +213,23 @@ func TestStrangersAreDropped(t *testing.T) {
 	a.mu.Lock()
 	raw, err := a.network.udp.SyscallConn()
 	a.mu.Unlock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	dropped := func() (n uint32) {
 		var info [unix.SK_MEMINFO_DROPS + 1]uint32
 		size := uint32(unsafe.Sizeof(info))
-		err := raw.Control(func(fd uintptr) {
+		must.Do(t, raw.Control(func(fd uintptr) {
 			unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_MEMINFO, uintptr(unsafe.Pointer(&info)),
 				uintptr(unsafe.Pointer(&size)), 0)
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))
 		return info[unix.SK_MEMINFO_DROPS]
 	}
 	send := func(from netip.Addr) {
 		t.Helper()
-		c, err := net.ListenUDP("udp", &net.UDPAddr{IP: from.AsSlice()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(net.ListenUDP("udp", &net.UDPAddr{IP: from.AsSlice()}))(t)
 		defer c.Close()
 		to := net.UDPAddrFromAddrPort(netip.AddrPortFrom(node(1), port))
 		for range 100 {
-			if _, err := c.WriteTo([]byte("x"), to); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(c.WriteTo([]byte("x"), to))(t)
 		}
 	}
 	send(node(3))
@@ -314,10 +295,7 @@ func FuzzMessages(f *testing.F) {
 	m := New(Options{Name: "lb1", Address: node(1), Port: 7946, Log: slog.New(slog.DiscardHandler)})
 	m.SetPeers([]netip.Addr{node(2)})
 	n := network{make(chan *memberlist.Packet), make(chan net.Conn)}
-	list, err := memberlist.Create(m.config(n))
-	if err != nil {
-		f.Fatal(err)
-	}
+	list := must.Get(memberlist.Create(m.config(n)))(f)
 	f.Cleanup(func() { list.Shutdown() })
 	f.Fuzz(func(t *testing.T, b []byte, stream bool) {
 		switch {

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 var vip, vip6 = netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("2001:db8::10")
@@ -22,10 +24,7 @@ func node(n int) netip.Addr { return netip.AddrFrom4([4]byte{127, 0, 5, byte(n)}
 
 // freePort returns a port that no socket uses.
 func freePort(t *testing.T) uint16 {
-	l, err := net.Listen("tcp", "127.0.5.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.5.1:0"))(t)
 	defer l.Close()
 	return netip.MustParseAddrPort(l.Addr().String()).Port()
 }
@@ -66,9 +65,7 @@ func setKeys(t *testing.T, m *Members, keys ...string) {
 	for _, k := range keys {
 		list = append(list, []byte(k))
 	}
-	if err := m.SetKeys(list); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.SetKeys(list))
 }
 
 // alive returns the names of the live peers of m.
@@ -200,10 +197,7 @@ func TestLibraryAsMember(t *testing.T) {
 	c := memberlist.DefaultLANConfig()
 	c.Name, c.BindAddr, c.BindPort, c.AdvertisePort = node(2).String(), node(2).String(), int(port), int(port)
 	c.Label, c.SecretKey, c.EnableCompression, c.LogOutput = "steelyard", sum[:], false, io.Discard
-	b, err := memberlist.Create(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(memberlist.Create(c))(t)
 	defer b.Shutdown()
 	until(t, "the library", func() bool { return slices.Equal(alive(a), []string{node(2).String()}) })
 	until(t, "the member", func() bool { return b.NumMembers() == 2 })

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // newTestTable returns the table of the nth node.
@@ -145,9 +147,7 @@ func TestPublish(t *testing.T) {
 	z, _ := newTestTable(3, node(1), node(2))
 	for b := y.whole(); len(b) > 0; {
 		r, rest, err := parseReport(b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		z.merge(r)
 		b = rest
 	}

@@ -6,16 +6,14 @@ import (
 	"testing"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // Each path does what is to be measured: Cost checks some packets of each. Times are not checked.
 func TestCost(t *testing.T) {
 	labtest.Root(t)
 	rows := regexp.MustCompile(`^(ipip|gue|dsr|spread|nat|nat, reply|delivery.*|tunnel.*|answer.*|foreign.*)$`)
-	cells, err := Cost(CostOptions{Rows: rows, Flows: flows64k, Packets: 1000, Rounds: 1, Log: io.Discard})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cells := must.Get(Cost(CostOptions{Rows: rows, Flows: flows64k, Packets: 1000, Rounds: 1, Log: io.Discard}))(t)
 	n := map[string]int{}
 	for _, c := range cells {
 		n[c.Path]++
@@ -30,10 +28,7 @@ func TestCost(t *testing.T) {
 // Packets arrive by each way, at the addresses that it forwards to.
 func TestLive(t *testing.T) {
 	labtest.Root(t)
-	rates, err := Live(LiveOptions{Packets: 2000, Rounds: 1, Log: io.Discard})
-	if err != nil {
-		t.Fatal(err)
-	}
+	rates := must.Get(Live(LiveOptions{Packets: 2000, Rounds: 1, Log: io.Discard}))(t)
 	if want := len(ways()) * len(LiveLoads); len(rates) != want {
 		t.Errorf("%d measurements; want %d", len(rates), want)
 	}

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // TCHook returns the hook that the datapath selects for tc programs on this kernel: tcx since Linux 6.6, otherwise
@@ -13,10 +15,9 @@ import (
 func TCHook(t testing.TB) string {
 	t.Helper()
 	var name unix.Utsname
-	must(t, unix.Uname(&name))
+	must.Do(t, unix.Uname(&name))
 	var major, minor int
-	_, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &major, &minor)
-	must(t, err)
+	must.Get(fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &major, &minor))(t)
 	if major > 6 || major == 6 && minor >= 6 {
 		return "tcx"
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // Root skips the test if it does not run as root. With STEELYARD_CI set it fails the test instead, so that CI cannot
@@ -35,8 +36,7 @@ func Root(t testing.TB) {
 func New(t testing.TB) *lab.Lab {
 	t.Helper()
 	Root(t)
-	l, err := lab.New()
-	must(t, err)
+	l := must.Get(lab.New())(t)
 	closeWith(t, l)
 	return l
 }
@@ -45,8 +45,7 @@ func New(t testing.TB) *lab.Lab {
 func Topology(t testing.TB, s lab.Shape) *lab.Topology {
 	t.Helper()
 	Root(t)
-	topo, err := lab.NewTopology(s)
-	must(t, err)
+	topo := must.Get(lab.NewTopology(s))(t)
 	closeWith(t, topo.Lab)
 	return topo
 }
@@ -66,8 +65,7 @@ func closeWith(t testing.TB, l *lab.Lab) {
 // Host adds a host.
 func Host(t testing.TB, l *lab.Lab, name string) *lab.Host {
 	t.Helper()
-	h, err := l.Host(name)
-	must(t, err)
+	h := must.Get(l.Host(name))(t)
 	return h
 }
 
@@ -81,8 +79,7 @@ func Router(t testing.TB, h *lab.Host, kind peers.RouterKind, c peers.RouterConf
 		}
 		t.Skip(err)
 	}
-	r, err := peers.StartRouter(t.Context(), h, kind, c)
-	must(t, err)
+	r := must.Get(peers.StartRouter(t.Context(), h, kind, c))(t)
 	t.Cleanup(func() {
 		if !t.Failed() {
 			return
@@ -98,15 +95,14 @@ func Router(t testing.TB, h *lab.Host, kind peers.RouterKind, c peers.RouterConf
 // counters.
 func Agent(t testing.TB, h *lab.Host, binary string, c lab.AgentConfig) *lab.Agent {
 	t.Helper()
-	a, err := lab.StartAgent(h, lab.AgentOptions{Binary: binary, Config: c.TOML(), Env: c.Env})
-	must(t, err)
+	a := must.Get(lab.StartAgent(h, lab.AgentOptions{Binary: binary, Config: c.TOML(), Env: c.Env}))(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log of the agent of %s:\n%s\nits packet counters:\n%s", h, a.Process().Log.FailureTail(60),
 				PacketCounters(a))
 		}
 	})
-	must(t, a.WaitReady(t.Context(), lab.Ready))
+	must.Do(t, a.WaitReady(t.Context(), lab.Ready))
 	return a
 }
 
@@ -120,32 +116,28 @@ func ControlPlane(t testing.TB, h *lab.Host, address netip.Addr, dir string) *ku
 		}
 		t.Skip(err)
 	}
-	c, err := kube.StartControlPlane(t.Context(), h, address, dir)
-	must(t, err)
+	c := must.Get(kube.StartControlPlane(t.Context(), h, address, dir))(t)
 	return c
 }
 
 // HTTP starts a web server on a port of every address of a node.
 func HTTP(t testing.TB, n lab.Node, port uint16) *traffic.HTTPServer {
 	t.Helper()
-	s, err := traffic.ServeHTTP(n.Host, n.Name(), n.At(port)...)
-	must(t, err)
+	s := must.Get(traffic.ServeHTTP(n.Host, n.Name(), n.At(port)...))(t)
 	return s
 }
 
 // TCPEcho starts a server for long-lived connections on a port of every address of a node.
 func TCPEcho(t testing.TB, n lab.Node, port uint16) *traffic.TCPEcho {
 	t.Helper()
-	s, err := traffic.ServeTCPEcho(n.Host, n.Name(), n.At(port)...)
-	must(t, err)
+	s := must.Get(traffic.ServeTCPEcho(n.Host, n.Name(), n.At(port)...))(t)
 	return s
 }
 
 // UDPEcho starts a UDP server on a port of every address of a node.
 func UDPEcho(t testing.TB, n lab.Node, port uint16) *traffic.UDPEcho {
 	t.Helper()
-	s, err := traffic.ServeUDPEcho(n.Host, n.Name(), n.At(port)...)
-	must(t, err)
+	s := must.Get(traffic.ServeUDPEcho(n.Host, n.Name(), n.At(port)...))(t)
 	return s
 }
 
@@ -155,8 +147,7 @@ func Connect(t testing.TB, from traffic.Client, to netip.AddrPort, n int) *traff
 	limit := 20*time.Second + time.Duration(n)*20*time.Millisecond // one after another, on a busy machine
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	c, err := from.Connect(ctx, to, n)
-	must(t, err)
+	c := must.Get(from.Connect(ctx, to, n))(t)
 	t.Cleanup(c.Close)
 	return c
 }
@@ -164,16 +155,8 @@ func Connect(t testing.TB, from traffic.Client, to netip.AddrPort, n int) *traff
 // Until polls f until it returns nil, and returns how long that took. It fails the test when the time has passed.
 func Until(t testing.TB, within time.Duration, what string, f func() error) time.Duration {
 	t.Helper()
-	took, err := lab.Until(t.Context(), within, what, f)
-	must(t, err)
+	took := must.Get(lab.Until(t.Context(), within, what, f))(t)
 	return took
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // PacketCounters returns an agent's packet counters that are not 0.

@@ -11,6 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // ASN is the AS number of a Site's balancers, and RouterASN its router's.
@@ -117,7 +118,7 @@ func CheckEven(t testing.TB, r traffic.Result, servers int) {
 func Metrics(t testing.TB, a *lab.Agent, names ...string) string {
 	t.Helper()
 	var text string
-	must(t, a.Get(t.Context(), "/metrics", &text))
+	must.Do(t, a.Get(t.Context(), "/metrics", &text))
 	var lines []string
 	for line := range strings.Lines(text) {
 		for _, n := range names {

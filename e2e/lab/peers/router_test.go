@@ -10,6 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 var (
@@ -36,23 +37,14 @@ protocol static { ipv6; route %s blackhole; }
 		}
 		conf += "  ipv6 { import none; export all; next hop self; };\n}\n"
 	}
-	if err := n.WriteFile("/run/announcer.conf", conf, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, n.WriteFile("/run/announcer.conf", conf, 0o600))
 	for _, vip := range []netip.Prefix{vip4, vip6} {
-		if err := n.AddAddress("lo", vip); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := traffic.ServeHTTP(n.Host, n.Name(), netip.AddrPortFrom(vip.Addr(), 80)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, n.AddAddress("lo", vip))
+		must.Get(traffic.ServeHTTP(n.Host, n.Name(), netip.AddrPortFrom(vip.Addr(), 80)))(t)
 	}
 	return func() *lab.Process {
 		args := []string{"-f", "-c", "/run/announcer.conf", "-s", "/run/announcer.ctl"}
-		p, err := n.Start(lab.Command{Path: "/usr/sbin/bird", Args: args})
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must.Get(n.Start(lab.Command{Path: "/usr/sbin/bird", Args: args}))(t)
 		return p
 	}
 }
@@ -72,14 +64,12 @@ func TestRoutersImportSpreadRetainAndWithdraw(t *testing.T) {
 			one, two := topo.Balancers[0], topo.Balancers[1]
 			start := announcer(t, one, "")
 			p1, p2 := start(), announcer(t, two, "")()
-			check(t, r.WaitEstablished(t.Context(), lab.Ready))
+			must.Do(t, r.WaitEstablished(t.Context(), lab.Ready))
 
 			hops := func(want4, want6 []netip.Addr) {
 				t.Helper()
-				_, err := r.WaitNextHops(t.Context(), 10*time.Second, vip4, want4...)
-				check(t, err)
-				_, err = r.WaitNextHops(t.Context(), 10*time.Second, vip6, want6...)
-				check(t, err)
+				must.Get(r.WaitNextHops(t.Context(), 10*time.Second, vip4, want4...))(t)
+				must.Get(r.WaitNextHops(t.Context(), 10*time.Second, vip6, want6...))(t)
 			}
 			hops([]netip.Addr{one.V4, two.V4}, []netip.Addr{one.V6, two.V6})
 			for _, vip := range []netip.Prefix{vip4, vip6} {
@@ -101,18 +91,18 @@ func TestRoutersImportSpreadRetainAndWithdraw(t *testing.T) {
 			})
 			hops([]netip.Addr{one.V4, two.V4}, []netip.Addr{one.V6, two.V6})
 			p1 = start()
-			check(t, r.WaitEstablished(t.Context(), lab.Ready))
+			must.Do(t, r.WaitEstablished(t.Context(), lab.Ready))
 			hops([]netip.Addr{one.V4, two.V4}, []netip.Addr{one.V6, two.V6})
 
 			// The routes of a neighbour that closes its session (NOTIFICATION Cease) are removed.
-			check(t, p2.Stop())
+			must.Do(t, p2.Stop())
 			hops([]netip.Addr{one.V4}, []netip.Addr{one.V6})
-			check(t, r.Reset(t.Context(), one.V4))
-			check(t, r.WaitEstablished(t.Context(), lab.Ready, one.V4, one.V6))
+			must.Do(t, r.Reset(t.Context(), one.V4))
+			must.Do(t, r.WaitEstablished(t.Context(), lab.Ready, one.V4, one.V6))
 			// Not right after the session is up: a BIRD that ends with unread data in a socket resets the connection,
 			// the NOTIFICATION is lost, and the router handles it as a crash.
 			hops([]netip.Addr{one.V4}, []netip.Addr{one.V6})
-			check(t, p1.Stop())
+			must.Do(t, p1.Stop())
 			hops(nil, nil)
 			show := map[peers.RouterKind]string{peers.BIRD: "show route", peers.FRR: "show ip route"}[kind]
 			if out, err := r.Show(t.Context(), show); err != nil {
@@ -138,19 +128,11 @@ func TestRouterPasswords(t *testing.T) {
 			r := labtest.Router(t, topo.Router, kind, conf)
 			announcer(t, one, `password "right";`)()
 			announcer(t, two, `password "wrong";`)()
-			check(t, r.WaitEstablished(t.Context(), lab.Ready, one.V4, one.V6))
-			peers, err := r.Peers(t.Context())
-			check(t, err)
+			must.Do(t, r.WaitEstablished(t.Context(), lab.Ready, one.V4, one.V6))
+			peers := must.Get(r.Peers(t.Context()))(t)
 			if peers[two.V4].Established || peers[two.V6].Established || peers[two.V4].Info == "" {
 				t.Errorf("want no session with a wrong password, and a reason, got %+v", peers)
 			}
 		})
-	}
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

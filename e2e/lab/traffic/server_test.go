@@ -10,6 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestStoppedServerResetsAndStartsAgain(t *testing.T) {
@@ -18,9 +19,7 @@ func TestStoppedServerResetsAndStartsAgain(t *testing.T) {
 	echo := labtest.TCPEcho(t, server, 7)
 	web := labtest.HTTP(t, server, 80)
 	conns := labtest.Connect(t, client, server.At(7)[0], 10)
-	if err := errors.Join(echo.Stop(), web.Stop()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(echo.Stop(), web.Stop()))
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	for _, err := range conns.Exchange(ctx) {
@@ -35,9 +34,7 @@ func TestStoppedServerResetsAndStartsAgain(t *testing.T) {
 		!strings.Contains(err.Error(), "refused") {
 		t.Errorf("want connection refused, got %v", err)
 	}
-	if err := errors.Join(echo.Start(), web.Start()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(echo.Start(), web.Start()))
 	web.SetHealthy(false)
 	a, err := client.Get(ctx, "http://"+server.At(80)[1].String()+"/healthz")
 	if err != nil || a.Status != 503 {

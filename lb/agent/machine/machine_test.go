@@ -8,14 +8,13 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func address(t *testing.T, link int, text string) netlink.Addr {
 	t.Helper()
 	ip, n, err := net.ParseCIDR(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return netlink.Addr{IPNet: &net.IPNet{IP: ip, Mask: n.Mask}, LinkIndex: link}
 }
 

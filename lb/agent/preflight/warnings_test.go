@@ -8,15 +8,14 @@ import (
 	"testing"
 
 	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // What is valid and does not work on this machine is a warning with its line.
 func TestWarnings(t *testing.T) {
 	const service = "[[service]]\nname = \"web\"\naddress = \"192.0.2.10\"\nports = [\"80\"]\n"
 	file := filepath.Join(t.TempDir(), "secret")
-	if err := os.WriteFile(file, []byte("0123456789abcdef"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte("0123456789abcdef"), 0o600))
 	secret := fmt.Sprintf("[l2]\nsecret_file = %q\n", file)
 	exec := func(path string) string {
 		const check = "backends = [\"10.0.0.1\"]\n[service.check]\ntype = \"exec\"\n"
