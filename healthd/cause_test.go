@@ -1,7 +1,6 @@
 package healthd
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"net"
@@ -25,9 +24,7 @@ func TestReportCarriesTheError(t *testing.T) {
 
 	reports := make(chan lb.Health, 2)
 	p := New(Options{Report: func(h lb.Health) { reports <- h }, Log: slog.New(slog.DiscardHandler)})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- p.Run(ctx) }()
+	must.Run(t, p.Run)
 	spec := lb.CheckSpec{Type: lb.CheckTCP, Interval: time.Hour, Timeout: 10 * time.Second, Rise: 1, Fall: 1}
 	for _, target := range []netip.AddrPort{open, closed} {
 		key := lb.CheckKey{Service: target.String(), Backend: target}
@@ -39,9 +36,5 @@ func TestReportCarriesTheError(t *testing.T) {
 		if want := h.Key.Backend == closed; refused != want || (h.Err != nil) != want {
 			t.Errorf("%v, %s: error %v; refused: want %t", h.Key.Backend, h.State, h.Err, want)
 		}
-	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
 	}
 }

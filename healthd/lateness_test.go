@@ -9,6 +9,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // silentServer never responds. During the first probe this process is stopped for 0.3 s.
@@ -39,14 +40,9 @@ func TestLateProbeIsInconclusive(t *testing.T) {
 	p.make = func(lb.Check) Checker { return server }
 	p.Put("web", []lb.Check{{Key: lb.CheckKey{Service: "web"}, Presumed: true, Spec: lb.CheckSpec{
 		Type: lb.CheckTCP, Interval: 500 * time.Millisecond, Timeout: 200 * time.Millisecond, Rise: 1, Fall: 1}}})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- p.Run(ctx) }()
+	stop := must.Run(t, p.Run)
 	h := <-reports
-	cancel()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	stop()
 	if h.State != lb.StateUnhealthy || h.Reason != "no response within 200ms" || server.probes < 2 {
 		t.Errorf("%s (%s) after %d probes; want unhealthy, after the first", h.State, h.Reason, server.probes)
 	}

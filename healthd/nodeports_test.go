@@ -2,7 +2,6 @@ package healthd
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -138,9 +137,7 @@ func isOpen(port uint16) bool {
 func TestNodePortsChange(t *testing.T) {
 	var out bytes.Buffer
 	n := NewNodePorts(nil, nil, slog.New(slog.NewTextHandler(&out, nil)))
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- n.Run(ctx) }()
+	stop := must.Run(t, n.Run)
 	p := freePorts(t, 3)
 	serve := func(service string, port uint16) *http.Server {
 		t.Helper()
@@ -162,10 +159,7 @@ func TestNodePortsChange(t *testing.T) {
 		}
 	}
 	n.Stop("default/unknown")
-	cancel()
-	if err := <-done; err != nil {
-		t.Errorf("Run: %v", err)
-	}
+	stop()
 	for i := range p {
 		if isOpen(p[i]) {
 			t.Errorf("port %d of 3 is open after Run", i+1)

@@ -70,9 +70,7 @@ func TestWithoutDescriptors(t *testing.T) {
 		defer mu.Unlock()
 		reports = append(reports, h.State)
 	}})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- p.Run(ctx) }()
+	must.Run(t, p.Run)
 	for i, typ := range []lb.CheckType{lb.CheckTCP, lb.CheckTCP, lb.CheckTCP} {
 		s := lb.CheckSpec{Type: typ, Interval: 20 * time.Millisecond, Timeout: 10 * time.Second, Rise: 1, Fall: 2}
 		key := lb.CheckKey{Service: "web", Backend: netip.AddrPortFrom(to.Addr(), uint16(i))}
@@ -107,10 +105,6 @@ func TestWithoutDescriptors(t *testing.T) {
 	if !healthy() {
 		t.Errorf("reports %v; want three of healthy backends", reports)
 	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
 }
 
 // A program that cannot be started says nothing about the backend; why it has no state is reported.
@@ -122,9 +116,7 @@ func TestMissingProgramIsInconclusive(t *testing.T) {
 		Type: lb.CheckExec, Path: "/nowhere", User: "nobody", Interval: time.Hour, Timeout: time.Minute, Fall: 1,
 	}
 	p.Put("web", []lb.Check{c})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- p.Run(ctx) }()
+	must.Run(t, p.Run)
 	select {
 	case h := <-reports:
 		if h.State != lb.StateUnknown || !strings.Contains(h.Reason, "no such file") {
@@ -132,9 +124,5 @@ func TestMissingProgramIsInconclusive(t *testing.T) {
 		}
 	case <-time.After(time.Minute):
 		t.Error("no report")
-	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
 	}
 }

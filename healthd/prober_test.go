@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // fake is a Checker with a preset result. It records when each probe started.
@@ -56,19 +57,13 @@ func bubble(t *testing.T, checker Checker, f func(t *testing.T, p *Prober, repor
 			list = append(list, fmt.Sprintf("%s: %s", h.State, h.Reason))
 		}})
 		p.make = func(lb.Check) Checker { return checker }
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- p.Run(ctx) }()
+		must.Run(t, p.Run)
 		f(t, p, func() []string {
 			synctest.Wait()
 			mu.Lock()
 			defer mu.Unlock()
 			return slices.Clone(list)
 		})
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
 	})
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // checkerFunc is a Checker.
@@ -286,14 +287,9 @@ func TestPutOutsideRun(t *testing.T) {
 		p.Put("removed", []lb.Check{check(2, spec())})
 		p.Put("removed", nil)
 		time.Sleep(time.Minute)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- p.Run(ctx) }()
+		stop := must.Run(t, p.Run)
 		time.Sleep(500 * time.Millisecond)
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
+		stop()
 		p.Put("late", []lb.Check{check(3, spec())})
 		time.Sleep(time.Minute)
 		if n := len(f.startTimes()); n != 1 {
@@ -311,9 +307,7 @@ func TestMetrics(t *testing.T) {
 		registry := prometheus.NewRegistry()
 		p := New(Options{Log: slog.New(slog.DiscardHandler), Report: func(lb.Health) {}, Registerer: registry})
 		p.make = func(lb.Check) Checker { return f }
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- p.Run(ctx) }()
+		must.Run(t, p.Run)
 		s := spec()
 		s.Interval = time.Hour
 		of := func(service string, i int) []lb.Check {
@@ -358,7 +352,5 @@ steelyard_health_probe_duration_seconds_bucket{service="web",le="+Inf"} 1
 steelyard_health_probe_duration_seconds_sum{service="web"} 0.002
 steelyard_health_probe_duration_seconds_count{service="web"} 1
 `, "steelyard_health_probe_duration_seconds")
-		cancel()
-		<-done
 	})
 }

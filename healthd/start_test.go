@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The first failure of a backend without a state does not decide: the state follows after Fall failures.
@@ -91,9 +92,7 @@ func TestDeadBackendsDelayNoOthers(t *testing.T) {
 				return Result{}, ctx.Err()
 			})
 		}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- p.Run(ctx) }()
+		must.Run(t, p.Run)
 		var checks []lb.Check
 		for i := range all {
 			checks = append(checks, check(i, s))
@@ -131,10 +130,6 @@ func TestDeadBackendsDelayNoOthers(t *testing.T) {
 		promise := time.Duration(s.Fall)*s.Interval + s.Timeout
 		turn("a quarter fails", true, promise, func(i int) bool { return i%4 == 1 })
 		turn("it recovers", false, time.Duration(s.Rise)*s.Interval+s.Timeout, func(i int) bool { return i%4 == 1 })
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
 	})
 }
 

@@ -1,7 +1,6 @@
 package lb_test
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -21,10 +20,7 @@ func BenchmarkEngine(b *testing.B) {
 		Datapath: fx, Announcer: fx, Prober: fx, Settle: time.Second, Retry: time.Second,
 		Withdraw: time.Second, Log: slog.New(slog.DiscardHandler),
 	}))(b)
-	ctx, cancel := context.WithCancel(b.Context())
-	done := make(chan error, 1)
-	go func() { done <- e.Run(ctx) }()
-	defer func() { cancel(); <-done }()
+	must.Run(b, e.Run)
 	make10 := func(i, n int) *lb.Service {
 		var backends []string
 		for k := range n {

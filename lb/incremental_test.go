@@ -1,7 +1,6 @@
 package lb_test
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -111,10 +110,7 @@ func TestIncrementalPlans(t *testing.T) {
 				Datapath: fx, Announcer: fx, Prober: fx, Sources: []string{"file"}, Settle: 1,
 				Retry: time.Second, Withdraw: time.Second, Log: slog.New(slog.DiscardHandler),
 			}))(t)
-			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan error, 1)
-			go func() { done <- e.Run(ctx) }()
-			return e, func() { cancel(); <-done }
+			return e, must.Run(t, e.Run)
 		}
 		status := func(e *lb.Engine) lb.Status {
 			st := must.Get(e.Status(t.Context()))(t)

@@ -39,15 +39,7 @@ func TestLargeServiceDelaysNothing(t *testing.T) {
 		Datapath: d, Announcer: d, Prober: d, Sources: []string{"file"}, Settle: 10 * time.Second,
 		Retry: 100 * time.Millisecond, Withdraw: 5 * time.Second, Log: slog.New(slog.DiscardHandler),
 	}))(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- e.Run(ctx) }()
-	defer func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}()
+	must.Run(t, e.Run)
 	small := service("small", []netip.Addr{vip2}, "10.0.0.1", "10.0.0.2")
 	e.Put(small)
 	answer(e, small, lb.StateHealthy)

@@ -50,9 +50,7 @@ func TestTimeToEffect(t *testing.T) {
 				routes = append(routes, fmt.Sprintf("%s %s %q", r.Address, r.State, r.Reason))
 			},
 		}))(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- e.Run(ctx) }()
+		must.Run(t, e.Run)
 		s := service("web", []netip.Addr{vip1}, "10.0.0.1", "10.0.0.2")
 		s.MinHealthy = 2
 		fault := func(text string) { e.Faults(map[netip.Addr]string{vip1: text}) }
@@ -97,10 +95,6 @@ func TestTimeToEffect(t *testing.T) {
 				t.Errorf("%s: effects %q, routes %q; want %q, %q", step.what, effects, routes, step.want, want)
 			}
 			mu.Unlock()
-		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
 		}
 	})
 }

@@ -140,7 +140,7 @@ func TestPublishedAttacks(t *testing.T) {
 			o := (&router{port: at.Port()}).options()
 			o.Peers[0].HoldTime = 90 * time.Second
 			s := newSpeaker(t, o)
-			run(t, s)
+			must.Run(t, s.Run)
 			must.Do(t, s.Set(t.Context(), announcements(vip4)))
 			tcp := must.Get(l.Accept())(t)
 			c := attacker(t, tcp)

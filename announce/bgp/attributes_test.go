@@ -1,7 +1,6 @@
 package bgp_test
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -15,20 +14,6 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
-
-// run runs a speaker until the end of the test.
-func run(t testing.TB, s *bgp.Speaker) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
-}
 
 // awaitPaths waits until the router has n routes and returns their attributes.
 func (r *router) awaitPaths(t testing.TB, n int) map[string][]string {
@@ -77,7 +62,7 @@ func TestAttributes(t *testing.T) {
 			o.Communities = []uint32{64512<<16 | 100, 0xFFFFFF01}
 			o.LargeCommunities = [][3]uint32{{64512, 1, 2}}
 			s := newSpeaker(t, o)
-			run(t, s)
+			must.Run(t, s.Run)
 			setWeights(t, s, 3, 1)
 			bandwidth := func(bytes float64) string {
 				return fmt.Sprintf("{Extcomms: [%v]}", packet.NewLinkBandwidthExtended(uint16(row.asn), float32(bytes)))
@@ -132,7 +117,7 @@ func TestAggregation(t *testing.T) {
 	o := r.options()
 	o.AggregateV4, o.AggregateV6 = 28, 64
 	s := newSpeaker(t, o)
-	run(t, s)
+	must.Run(t, s.Run)
 	for _, row := range []struct {
 		vips []netip.Addr
 		want []netip.Prefix

@@ -21,7 +21,7 @@ func TestFullTable(t *testing.T) {
 	o := (&router{port: l.Addr().(*net.TCPAddr).AddrPort().Port()}).options()
 	o.Peers[0].HoldTime, o.Peers[0].MaxReceived = 90*time.Second, 1000
 	s := newSpeaker(t, o)
-	run(t, s)
+	must.Run(t, s.Run)
 	must.Do(t, s.Set(t.Context(), announcements(vip4)))
 	tcp := must.Get(l.Accept())(t)
 	c := attacker(t, tcp)

@@ -33,9 +33,7 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 	r := startRouter(t)
 	for range 3 {
 		s := newSpeaker(t, r.options())
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- s.Run(ctx) }()
+		stop := must.Run(t, s.Run)
 		must.Do(t, s.Set(t.Context(), announcements(vip4, vip6)))
 		r.awaitPaths(t, 2)
 		labtest.Until(t, timeout, "the speaker has the session", func() error {
@@ -45,10 +43,7 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 			return nil
 		})
 		must.Do(t, s.Set(t.Context(), nil))
-		cancel()
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
+		stop()
 		if p := s.Peers()[0]; p.State != "idle" || p.Routes != 0 {
 			t.Errorf("after Run: %+v", p)
 		}
@@ -84,14 +79,9 @@ func TestRunTwice(t *testing.T) {
 	s := newSpeaker(t, r.options())
 	must.Do(t, s.Set(t.Context(), announcements(vip4)))
 	for range 2 {
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- s.Run(ctx) }()
+		stop := must.Run(t, s.Run)
 		r.awaitPaths(t, 1)
-		cancel()
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
+		stop()
 		r.awaitPaths(t, 0)
 		r.forgetNeighbour(t)
 	}
@@ -120,7 +110,7 @@ steelyard_bgp_session_transitions_total{peer="127.0.0.1",to="up"} %d
 	if err := gathered(0, 0, 0); err != nil {
 		t.Error(err)
 	}
-	run(t, s)
+	must.Run(t, s.Run)
 	must.Do(t, s.Set(t.Context(), announcements(vip4, vip6)))
 	labtest.Until(t, timeout, "metrics of a session", func() error { return gathered(1, 2, 1) })
 	if problems, err := testutil.GatherAndLint(reg); err != nil || len(problems) > 0 {
@@ -132,7 +122,7 @@ steelyard_bgp_session_transitions_total{peer="127.0.0.1",to="up"} %d
 func BenchmarkSet(b *testing.B) {
 	r := startRouter(b)
 	s := newSpeaker(b, r.options())
-	run(b, s)
+	must.Run(b, s.Run)
 	list := make([]lb.Announcement, 10_000)
 	for i := range list {
 		list[i] = lb.Announcement{VIP: netip.AddrFrom4([4]byte{100, 64, byte(i >> 8), byte(i)}), Weight: 1}

@@ -24,10 +24,8 @@ func TestRunOnPortInUse(t *testing.T) {
 	o := validOptions()
 	o.ListenPort, o.ListenAddresses = l.Addr().(*net.TCPAddr).Port, []netip.Addr{netip.MustParseAddr("127.0.0.1")}
 	s := must.Get(New(o))(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- s.Run(ctx) }()
-	must.Do(t, s.Set(ctx, nil))
+	must.Run(t, s.Run)
+	must.Do(t, s.Set(t.Context(), nil))
 	eventually := func(what string, f func() bool) {
 		t.Helper()
 		for end := time.Now().Add(10 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
@@ -49,10 +47,6 @@ func TestRunOnPortInUse(t *testing.T) {
 		c.Close()
 		return len(lbtest.Texts(s.Findings())) == 0
 	})
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
 }
 
 func TestDialProblem(t *testing.T) {

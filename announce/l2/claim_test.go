@@ -153,7 +153,7 @@ func TestNeighbourHasTheAddress(t *testing.T) {
 		log := &lines{}
 		a := newAnnouncer(t, log, "eth0")
 		a.o.Claim = false
-		run(t, a)
+		must.Run(t, a.Run)
 		must.Do(t, a.Set(t.Context(), []lb.Announcement{{VIP: vip}}))
 		until(t, "the conflict", func() bool { return len(a.Conflicts()) == 1 })
 		time.Sleep(2*claimRetry + probes*probeInterval)

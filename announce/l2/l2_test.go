@@ -2,7 +2,6 @@ package l2
 
 import (
 	"bytes"
-	"context"
 	"log/slog"
 	"maps"
 	"net"
@@ -56,17 +55,6 @@ func newAnnouncer(t testing.TB, log *lines, interfaces ...string) *Announcer {
 	return a
 }
 
-// run runs a until the end of the test.
-func run(t testing.TB, a *Announcer) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- a.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		must.Do(t, <-done)
-	})
-}
-
 func set(t testing.TB, a *Announcer, vips ...netip.Addr) {
 	t.Helper()
 	var list []lb.Announcement
@@ -100,7 +88,7 @@ func ourMAC(t testing.TB) net.HardwareAddr {
 func TestGratuitousFramesUpdateEntries(t *testing.T) {
 	n := newNeighbour(t)
 	a := newAnnouncer(t, &lines{}, "eth0")
-	run(t, a)
+	must.Run(t, a.Run)
 	for _, v := range []netip.Addr{vip4, vip6} {
 		must.Do(t, n.nl.NeighSet(&netlink.Neigh{LinkIndex: n.link.Attrs().Index, IP: v.AsSlice(),
 			HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 77}, State: netlink.NUD_STALE}))
@@ -122,7 +110,7 @@ func TestGratuitousFramesUpdateEntries(t *testing.T) {
 func TestUnicastProbesAreAnswered(t *testing.T) {
 	n := newNeighbour(t)
 	a := newAnnouncer(t, &lines{}, "eth0")
-	run(t, a)
+	must.Run(t, a.Run)
 	set(t, a, vip4, vip6)
 	for _, v := range []netip.Addr{vip4, vip6} {
 		until(t, "a first resolution", func() bool { return n.resolve(v) != nil })
@@ -162,7 +150,7 @@ func (n *neighbour) send(ethertype int, payload []byte) {
 func TestMalformedFramesDoNotEndTheLoop(t *testing.T) {
 	n := newNeighbour(t)
 	a := newAnnouncer(t, &lines{}, "eth0")
-	run(t, a)
+	must.Run(t, a.Run)
 	set(t, a, vip4, vip6)
 	until(t, "a first reply", func() bool { return n.resolve(vip4) != nil && n.resolve(vip6) != nil })
 	wrong := make([]byte, 28)
@@ -185,7 +173,7 @@ func TestConflictIsReported(t *testing.T) {
 	n := newNeighbour(t)
 	log := &lines{}
 	a := newAnnouncer(t, log, "eth0")
-	run(t, a)
+	must.Run(t, a.Run)
 	set(t, a, vip4)
 	until(t, "a first reply", func() bool { return n.resolve(vip4) != nil })
 	for range 2 {
@@ -224,7 +212,7 @@ func TestRenamedInterface(t *testing.T) {
 	a := newAnnouncer(t, log, "eth0")
 	var asked atomic.Value // by which name
 	a.Require(func(name string) bool { asked.Store(name); return true })
-	run(t, a)
+	must.Run(t, a.Run)
 	set(t, a, vip4)
 	until(t, "a reply", func() bool { return n.resolve(vip4) != nil })
 	ours := must.Get(netlink.LinkByName("eth0"))(t)
@@ -251,7 +239,7 @@ func TestInterfacesChange(t *testing.T) {
 	n := newNeighbour(t)
 	log := &lines{}
 	a := newAnnouncer(t, log, "missing0", "eth0")
-	run(t, a)
+	must.Run(t, a.Run)
 	set(t, a, vip4, vip6)
 	until(t, "replies", func() bool { return n.resolve(vip4) != nil && n.resolve(vip6) != nil })
 	before := ourMAC(t)
@@ -274,7 +262,7 @@ func TestInterfacesChange(t *testing.T) {
 func TestDuplicateAddressDetectionFails(t *testing.T) {
 	n := newNeighbour(t)
 	a := newAnnouncer(t, &lines{}, "eth0")
-	run(t, a)
+	must.Run(t, a.Run)
 	set(t, a, vip6)
 	until(t, "a first reply", func() bool { return n.resolve(vip6) != nil })
 	addr := must.Get(netlink.ParseAddr(vip6.String() + "/64"))(t)

@@ -23,7 +23,7 @@ func TestLinkOverrun(t *testing.T) {
 	t.Cleanup(release)
 	a.links.buffer = 1 // the kernel's minimum
 	a.links.received = func() { <-hold }
-	run(t, a)
+	must.Run(t, a.Run)
 	set(t, a, vip4)
 	before := ourMAC(t)
 	until(t, "a reply", func() bool { return bytes.Equal(n.resolve(vip4), before) })

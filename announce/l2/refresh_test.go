@@ -146,7 +146,7 @@ func TestSilentRival(t *testing.T) {
 	n := newNeighbour(t)
 	a := newAnnouncer(t, &lines{}, "eth0")
 	a.o.ProbeOwn = 2 * time.Second
-	run(t, a)
+	must.Run(t, a.Run)
 	set(t, a, vip4, vip6)
 	until(t, "the first frames", func() bool {
 		return testutil.ToFloat64(a.metrics.gratuitous.WithLabelValues("eth0")) >= 2

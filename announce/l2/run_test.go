@@ -42,9 +42,7 @@ func TestRunWithoutRoot(t *testing.T) {
 	f := newFakeSystem()
 	a := newAnnouncer(t, &lines{}, "eth0")
 	f.use(a)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- a.Run(ctx) }()
+	stop := must.Run(t, a.Run)
 	until(t, "the sockets are open", func() bool { opened, _ := f.counts(); return opened == 3 })
 	var many []netip.Addr
 	for i := range 9 {
@@ -57,8 +55,7 @@ func TestRunWithoutRoot(t *testing.T) {
 		return len(f.sent) == 4*len(many)
 	})
 	set(t, a, many...) // nothing new to announce
-	cancel()
-	must.Do(t, <-done)
+	stop()
 	set(t, a, append(many, vip4, vip6)...)
 	sent := f.take()
 	if len(sent) != 4*len(many) {

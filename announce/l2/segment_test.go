@@ -85,7 +85,7 @@ func TestFramesForOthers(t *testing.T) {
 	ours := must.Get(netlink.LinkByName("eth0"))(t)
 	must.Do(t, netlink.SetPromiscOn(ours))
 	a := newAnnouncer(t, &lines{}, "eth0")
-	run(t, a)
+	must.Run(t, a.Run)
 	set(t, a, vip4, vip6)
 	until(t, "replies", func() bool { return n.resolve(vip4) != nil && n.resolve(vip6) != nil })
 	time.Sleep(100 * time.Millisecond) // gratuitous frames
@@ -132,7 +132,7 @@ func TestInterfacesOfOneFamily(t *testing.T) {
 	remove(func(a netlink.Addr) bool { return a.IP.To4() != nil })
 	check := func(name string) {
 		a := newAnnouncer(t, &lines{}, "eth0")
-		run(t, a)
+		must.Run(t, a.Run)
 		set(t, a, vip4, vip6)
 		until(t, name, func() bool { return n.resolve(vip4) != nil && n.resolve(vip6) != nil })
 		set(t, a)
@@ -147,7 +147,7 @@ func TestManyGroups(t *testing.T) {
 	newNeighbour(t)
 	a := newAnnouncer(t, &lines{}, "eth0")
 	a.o.Repeat = []time.Duration{}
-	run(t, a)
+	must.Run(t, a.Run)
 	until(t, "sockets", func() bool { return a.responders[0].isOpen() })
 	var many []netip.Addr
 	const count = 6000
@@ -201,7 +201,7 @@ func TestTwoInterfacesInOneSegment(t *testing.T) {
 
 	log := &lines{}
 	a := newAnnouncer(t, log, "eth0", "eth1")
-	run(t, a)
+	must.Run(t, a.Run)
 	until(t, "sockets", func() bool { return a.responders[0].isOpen() && a.responders[1].isOpen() })
 	set(t, a, vip4)
 	until(t, "the second interface is silent", func() bool { return log.count("in the same segment") == 1 })
@@ -235,7 +235,7 @@ func TestForgedOwnAddress(t *testing.T) {
 
 	log := &lines{}
 	a := newAnnouncer(t, log, "other0", "eth0")
-	run(t, a)
+	must.Run(t, a.Run)
 	until(t, "sockets", func() bool { return a.responders[0].isOpen() && a.responders[1].isOpen() })
 	set(t, a, vip4)
 	until(t, "a reply", func() bool { return n.resolve(vip4) != nil })

@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -123,10 +122,7 @@ func TestTLSAndSources(t *testing.T) {
 	problem := func() error { mu.Lock(); defer mu.Unlock(); return problems["TLS of the admin API on "+o.Listen] }
 	s := New(o)
 	s.retry, s.watchInterval = 5*time.Millisecond, 5*time.Millisecond
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- s.Run(ctx) }()
-	defer func() { cancel(); <-done }()
+	must.Run(t, s.Run)
 
 	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true},

@@ -46,7 +46,7 @@ func status(context.Context) (lb.Status, error) {
 func options(t *testing.T) Options {
 	return Options{
 		Socket: filepath.Join(t.TempDir(), "s"), Status: status, Problem: func(string, error) {},
-		StatusOf: func(ctx context.Context, _ netip.Addr) (lb.Status, error) { return status(ctx) },
+		StatusOf: func(ctx context.Context, _ netip.Addr) (lb.Status, error) { return status(t.Context()) },
 		Peers: func() []lb.PeerStatus {
 			return []lb.PeerStatus{{Peer: netip.MustParseAddr("192.0.2.1"), State: "established"}}
 		},
@@ -259,11 +259,9 @@ func TestServerAndClient(t *testing.T) {
 	}
 	for range 2 { // the second run finds the socket of the first
 		must.Do(t, os.WriteFile(o.Socket+".stale", nil, 0o600))
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- New(o).Run(ctx) }()
+		stop := must.Run(t, New(o).Run)
 		deadline := time.Now().Add(5 * time.Second)
-		for c.Get(ctx, "/v1/status", &info) != nil && time.Now().Before(deadline) {
+		for c.Get(t.Context(), "/v1/status", &info) != nil && time.Now().Before(deadline) {
 			time.Sleep(5 * time.Millisecond)
 		}
 		if info.Node != "lb1" {
@@ -275,10 +273,7 @@ func TestServerAndClient(t *testing.T) {
 		if _, err := listenUnix(o.Socket); err == nil || !strings.Contains(err.Error(), "another agent runs there") {
 			t.Errorf("second server: %v", err)
 		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
+		stop()
 	}
 }
 

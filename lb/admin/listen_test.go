@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"context"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -37,15 +36,13 @@ func TestListeners(t *testing.T) {
 			problems[part] = err.Error()
 		}
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
 	server := New(o)
 	server.retry = 5 * time.Millisecond
-	go func() { done <- server.Run(ctx) }()
+	must.Run(t, server.Run)
 	// While the port is in use, the socket works.
 	var info Info
 	deadline := time.Now().Add(5 * time.Second)
-	for problem() == "" || NewClient(o.Socket).Get(ctx, "/v1/status", &info) != nil {
+	for problem() == "" || NewClient(o.Socket).Get(t.Context(), "/v1/status", &info) != nil {
 		if time.Now().After(deadline) {
 			t.Fatalf("problem %q, answer %+v", problem(), info)
 		}
@@ -76,12 +73,8 @@ func TestListeners(t *testing.T) {
 	}
 	resp.Body.Close()
 	var now Reloaded
-	if err := NewClient(o.Socket).Post(ctx, "/v1/reload", &now); err != nil || now.Config != "x" {
+	if err := NewClient(o.Socket).Post(t.Context(), "/v1/reload", &now); err != nil || now.Config != "x" {
 		t.Errorf("POST by the socket: %+v, %v", now, err)
-	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
 	}
 }
 
@@ -104,11 +97,9 @@ func TestSocketIsMadeAgain(t *testing.T) {
 		defer mu.Unlock()
 		return want == "" && problem == nil || problem != nil && want != "" && strings.Contains(problem.Error(), want)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
 	server := New(o)
 	server.retry, server.watchInterval = 5*time.Millisecond, 5*time.Millisecond
-	go func() { done <- server.Run(ctx) }()
+	stop := must.Run(t, server.Run)
 	wait := func(what string, f func() bool) {
 		t.Helper()
 		for deadline := time.Now().Add(10 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
@@ -119,7 +110,7 @@ func TestSocketIsMadeAgain(t *testing.T) {
 	}
 	answers := func() bool {
 		var info Info
-		return NewClient(o.Socket).Get(ctx, "/v1/status", &info) == nil && is("")
+		return NewClient(o.Socket).Get(t.Context(), "/v1/status", &info) == nil && is("")
 	}
 	wait("the first answer", answers)
 	for _, path := range []string{o.Socket, filepath.Dir(o.Socket)} {
@@ -141,10 +132,7 @@ func TestSocketIsMadeAgain(t *testing.T) {
 	})
 	own := must.Get(os.Lstat(o.Socket))(t)
 	wait("the problem", func() bool { return is("another agent runs there") })
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	stop()
 	if now, err := os.Lstat(o.Socket); err != nil || !os.SameFile(own, now) {
 		t.Errorf("the socket of the other agent is gone: %v", err)
 	}

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
 	"os"
@@ -45,12 +44,9 @@ func TestThreePanics(t *testing.T) {
 			must.Do(t, os.WriteFile(filepath.Join(dir, "panic"), []byte("panic: test\n"), 0o600))
 		}
 		run := func(d time.Duration) {
-			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan error)
-			go func() { done <- c.run(ctx) }()
+			stop := must.Run(t, c.run)
 			time.Sleep(d)
-			cancel()
-			<-done
+			stop()
 		}
 		state := func() (list string) {
 			for _, vip := range []string{"203.0.113.1", "203.0.113.2"} {

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -240,14 +239,7 @@ func freePort(t *testing.T) uint16 {
 func findEachOther(t *testing.T, all []*membership) {
 	t.Helper()
 	for _, m := range all {
-		done := make(chan error, 1)
-		ctx, cancel := context.WithCancel(t.Context())
-		go func() { done <- m.Run(ctx) }()
-		t.Cleanup(func() {
-			if cancel(); <-done != nil {
-				t.Error("membership failed")
-			}
-		})
+		must.Run(t, m.Run)
 	}
 	for i, m := range all {
 		eventually(t, "the other node", func() bool {

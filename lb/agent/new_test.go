@@ -112,38 +112,36 @@ check = "tcp"
 	if o := dp.options; o.PinPath != "/pins" || o.Interfaces[0] != "lo" || o.Delivers {
 		t.Errorf("options of the datapath %+v", o)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- a.Run(ctx) }()
+	stop := must.Run(t, a.Run)
 	c := admin.NewClient(socket)
 	var i admin.Info
-	eventually(t, "settled", func() bool { return c.Get(ctx, "/v1/status", &i) == nil && i.Settled })
+	eventually(t, "settled", func() bool { return c.Get(t.Context(), "/v1/status", &i) == nil && i.Settled })
 	if i.Node != "n" || i.Version != "v" || i.Services != 2 || i.Interfaces[0].Name != "lo" || i.Started.IsZero() {
 		t.Errorf("status %+v", i)
 	}
 	var backends []lb.BackendStatus
 	reason := func() string {
-		must.Do(t, c.Get(ctx, "/v1/backends", &backends))
+		must.Do(t, c.Get(t.Context(), "/v1/backends", &backends))
 		return fmt.Sprint(backends)
 	}
 	eventually(t, "a failed check", func() bool {
 		return strings.Contains(reason(), "way to 203.0.113.11 on 10.0.0.22 by dsr")
 	})
 	var flows admin.Flows
-	if err := c.Get(ctx, "/v1/flows", &flows); err != nil || !flows.More {
+	if err := c.Get(t.Context(), "/v1/flows", &flows); err != nil || !flows.More {
 		t.Errorf("flows %+v, %v", flows, err)
 	}
 	var x lb.Explanation
 	path := "/v1/explain?client=198.51.100.7&to=203.0.113.10:80"
-	if err := c.Get(ctx, path, &x); err != nil || x.Reason != "test" {
+	if err := c.Get(t.Context(), path, &x); err != nil || x.Reason != "test" {
 		t.Errorf("explanation %+v, %v", x, err)
 	}
 	var drains lb.Drains
-	if err := c.Post(ctx, "/v1/drain?service=web", &drains); err != nil || len(drains.Services) != 1 {
+	if err := c.Post(t.Context(), "/v1/drain?service=web", &drains); err != nil || len(drains.Services) != 1 {
 		t.Errorf("drains %+v, %v", drains, err)
 	}
 	var reloaded admin.Reloaded
-	if err := c.Post(ctx, "/v1/reload", &reloaded); err != nil || reloaded.Config != a.reloader.file {
+	if err := c.Post(t.Context(), "/v1/reload", &reloaded); err != nil || reloaded.Config != a.reloader.file {
 		t.Errorf("reload %+v, %v", reloaded, err)
 	}
 	metrics := scrape(t, socket)
@@ -155,10 +153,7 @@ check = "tcp"
 			t.Errorf("no %s in the metrics", name)
 		}
 	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	stop()
 	if got := fmt.Sprint(dp.all()); got != "[run datapath closed]" {
 		t.Errorf("datapath: %s", got)
 	}

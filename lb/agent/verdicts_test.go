@@ -37,14 +37,9 @@ check = { type = "tcp", interval = "1h", fall = 3 }
 			o.StateDir, o.Config.Services[0].Backends[0].Addr = dir, netip.MustParseAddr("127.0.0.1")
 		})
 		must.Do(t, err)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- a.Run(ctx) }()
-		f(ctx, admin.NewClient(socket))
-		cancel()
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
+		stop := must.Run(t, a.Run)
+		f(t.Context(), admin.NewClient(socket))
+		stop()
 	}
 	state := func(ctx context.Context, c *admin.Client) string {
 		var b []lb.BackendStatus

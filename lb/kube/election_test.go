@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -48,18 +47,10 @@ func (c *candidates) start(node string) (*fake.Clientset, func()) {
 		w, err := tracker.Watch(a.GetResource(), a.GetNamespace())
 		return true, w, err
 	})
-	ctx, cancel := context.WithCancel(c.t.Context())
-	done := make(chan error)
 	a := NewAllocator(AllocatorOptions{
 		Client: client, Lease: client, Node: node, Namespace: "steelyard", Log: slog.New(slog.DiscardHandler),
 	})
-	go func() { done <- a.Run(ctx) }()
-	return client, func() {
-		cancel()
-		if err := <-done; err != nil {
-			c.t.Error(err)
-		}
-	}
+	return client, must.Run(c.t, a.Run)
 }
 
 func (c *candidates) holder() string {
@@ -202,7 +193,7 @@ func TestManyServices(t *testing.T) {
 			Client: client, Lease: client, Node: "n1", Namespace: "steelyard", Log: slog.New(slog.DiscardHandler),
 			Pools: []Pool{{Pool: lb.Pool{AutoAssign: true, Ranges: []lb.AddrRange{{From: from, To: to}}}}},
 		})
-		stop := running(t, a.Run)
+		must.Run(t, a.Run)
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		patched, most := map[string]int{}, 0
@@ -215,7 +206,6 @@ func TestManyServices(t *testing.T) {
 		if len(patched) != services || most != 1 {
 			t.Errorf("%d Services were written, one of them %d times; want %d, once", len(patched), most, services)
 		}
-		stop()
 	})
 }
 
@@ -238,7 +228,7 @@ func TestForbiddenLease(t *testing.T) {
 					Client: client, Lease: client, Node: "n", Namespace: "steelyard",
 					Log: slog.New(slog.DiscardHandler), Problem: func(err error) { problem.Store(&err) },
 				})
-				stop := running(t, a.Run)
+				stop := must.Run(t, a.Run)
 				time.Sleep(time.Minute)
 				synctest.Wait()
 				if err := *problem.Load(); !apierrors.IsForbidden(err) {

@@ -155,23 +155,8 @@ func node(name string, addrs ...string) *core.Node {
 	return n
 }
 
-// running runs f, which must not fail, until the returned function is called.
-func running(t *testing.T, f func(context.Context) error) (stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- f(ctx) }()
-	return func() {
-		t.Helper()
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}
-}
-
 // running runs the Source.
 func (f *fixture) running(t *testing.T) (stop func()) {
 	t.Helper()
-	return running(t, func(ctx context.Context) error { return f.Run(ctx, fakeSink{f.recorded}) })
+	return must.Run(t, func(ctx context.Context) error { return f.Run(ctx, fakeSink{f.recorded}) })
 }

@@ -368,7 +368,7 @@ func TestElection(t *testing.T) {
 				Client: client, Lease: client, Node: node, Namespace: "kube-system", Pools: []Pool{{Pool: pool}},
 				Log: slog.New(slog.DiscardHandler),
 			})
-			return running(t, a.Run)
+			return must.Run(t, a.Run)
 		}
 		stopFirst, stopSecond := run("n1"), run("n2")
 		time.Sleep(time.Minute)

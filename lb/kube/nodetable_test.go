@@ -53,7 +53,7 @@ func publisher(t *testing.T, client *fake.Clientset, log *bytes.Buffer) (stop fu
 	a := NewAllocator(AllocatorOptions{
 		Client: client, Namespace: "steelyard", Log: slog.New(slog.NewTextHandler(log, nil)),
 	})
-	return running(t, func(ctx context.Context) error { a.publishNodes(ctx); return nil })
+	return must.Run(t, func(ctx context.Context) error { a.publishNodes(ctx); return nil })
 }
 
 // table returns the entries of all ConfigMaps.

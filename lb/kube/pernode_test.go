@@ -79,7 +79,7 @@ func TestAddressPerNodeFollowsNodes(t *testing.T) {
 				Log: slog.New(slog.DiscardHandler),
 			})
 			a.events = record.NewFakeRecorder(20)
-			return running(t, func(ctx context.Context) error { a.lead(ctx); return nil })
+			return must.Run(t, func(ctx context.Context) error { a.lead(ctx); return nil })
 		}
 		step := func(name string, want int) {
 			t.Helper()

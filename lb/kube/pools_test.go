@@ -32,7 +32,7 @@ func TestAllocatorFollowsPools(t *testing.T) {
 			Client: client, Lease: client, Node: "n1", Namespace: "steelyard", Log: slog.New(slog.DiscardHandler),
 			Pools: []Pool{poolOfOne("203.0.113.1")},
 		})
-		stop := running(t, a.Run)
+		must.Run(t, a.Run)
 		addresses := func() (list string) {
 			time.Sleep(10 * time.Second)
 			synctest.Wait()
@@ -53,7 +53,6 @@ func TestAllocatorFollowsPools(t *testing.T) {
 		if got := addresses(); got != "[203.0.113.1][203.0.113.2]" {
 			t.Errorf("without the first pool: %s", got)
 		}
-		stop()
 	})
 }
 

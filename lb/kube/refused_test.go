@@ -47,7 +47,7 @@ func newRefusing(t *testing.T) *refusing {
 
 // lead lets the agent lead for some time.
 func (r *refusing) lead(d time.Duration) {
-	stop := running(r.t, func(ctx context.Context) error { r.agent.lead(ctx); return nil })
+	stop := must.Run(r.t, func(ctx context.Context) error { r.agent.lead(ctx); return nil })
 	time.Sleep(d)
 	synctest.Wait()
 	stop()

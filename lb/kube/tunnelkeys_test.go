@@ -62,7 +62,7 @@ func newKeyNode(client *fake.Clientset, log *bytes.Buffer, known *Keys) *keyNode
 }
 
 func (n *keyNode) run(t *testing.T) {
-	n.stop = running(t, func(ctx context.Context) error {
+	n.stop = must.Run(t, func(ctx context.Context) error {
 		return n.Run(ctx, func(k Keys) error {
 			n.mu.Lock()
 			defer n.mu.Unlock()

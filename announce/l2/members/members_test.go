@@ -1,7 +1,6 @@
 package members
 
 import (
-	"context"
 	"crypto/sha256"
 	"fmt"
 	"io"
@@ -43,20 +42,7 @@ func start(t *testing.T, port uint16, i, n int, keys ...string) (m *Members, sto
 	}
 	m.SetPeers(peers)
 	setKeys(t, m, keys...)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- m.Run(ctx) }()
-	ended := false
-	stop = func() {
-		if cancel(); !ended {
-			ended = true
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	t.Cleanup(stop)
-	return m, stop
+	return m, must.Run(t, m.Run)
 }
 
 func setKeys(t *testing.T, m *Members, keys ...string) {
@@ -174,19 +160,13 @@ func TestKeyComesLater(t *testing.T) {
 	a, _ := start(t, port, 1, 2, "key")
 	b := New(Options{Name: "lb2", Address: node(2), Port: port, Log: slog.New(slog.DiscardHandler)})
 	b.SetPeers([]netip.Addr{node(1), node(2)})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- b.Run(ctx) }()
+	must.Run(t, b.Run)
 	<-b.Joined()
 	if len(alive(a))+len(alive(b)) > 0 {
 		t.Error("members without a key")
 	}
 	setKeys(t, b, "key")
 	until(t, "members", func() bool { return len(alive(a)) == 1 && len(alive(b)) == 1 })
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
 }
 
 // A member is understood by memberlist with a key and a label of its own, and understands it: so are earlier versions.

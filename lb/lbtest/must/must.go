@@ -1,7 +1,11 @@
 // Package must ends a test at once where a step that it needs fails.
 package must
 
-import "testing"
+import (
+	"context"
+	"sync"
+	"testing"
+)
 
 // Do ends the test if err is not nil.
 func Do(t testing.TB, err error) {
@@ -18,4 +22,19 @@ func Get[T any](value T, err error) func(t testing.TB) T {
 		Do(t, err)
 		return value
 	}
+}
+
+// Run runs f, which must not fail, until the test calls stop or ends. stop waits for the end of f.
+func Run(t testing.TB, f func(context.Context) error) (stop func()) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	done := make(chan error, 1)
+	go func() { done <- f(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
 }
