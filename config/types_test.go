@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -81,5 +82,153 @@ func TestNodeSelectorNeedsKubernetes(t *testing.T) {
 	got := mustParseText(t, text).Warnings
 	if len(got) != 1 || !strings.Contains(got[0], "6: bgp.peers[0].node_selector: has no effect without Kubernetes") {
 		t.Errorf("warnings %q", got)
+	}
+}
+
+// The keys of a check are validated for its type.
+func TestCheckKeys(t *testing.T) {
+	for keys, want := range map[string]bool{
+		`type = "http", path = "/a"`: true, `type = "http", path = "a"`: false, `type = "http", path = "/a b"`: false,
+		`type = "exec", path = "/a"`: true, `type = "exec", path = "a"`: false, `type = "exec"`: false,
+		`type = "tcp", path = ""`: true, `type = "tcp", path = "/a"`: false, `type = "none", path = "/a"`: true,
+		`type = "dns"`: false, `type = "dns", host = "a.example"`: true, `type = "http", host = "a_b:80"`: true,
+		`type = "http", host = "192.0.2.1"`: true, `type = "http", host = "2001:db8::1"`: true,
+		`type = "http", host = "[::1]:80"`: true, `type = "http", host = "a b"`: false,
+		`type = "http", host = "-a"`: false, `type = "none", host = "a b"`: true,
+		`type = "https", tls_server_name = "a"`: true, `type = "https", tls_server_name = "192.0.2.1"`: true,
+		`type = "https", tls_server_name = "a b"`: false, `type = "http", tls_server_name = "a"`: false,
+		`port = 0`: true, `port = 65535`: true, `port = -1`: false, `port = 65536`: false,
+		`rise = 1`: true, `rise = 100`: true, `rise = 0`: false, `rise = 101`: false,
+		`fall = 1`: true, `fall = 100`: true, `fall = 0`: false, `fall = 101`: false,
+		`expect_status = "200-399"`: true, `expect_status = "200"`: false,
+		`type = "http", expect_status = "200"`: true, `type = "none", expect_status = "200"`: true,
+	} {
+		text := fmt.Sprintf(withService, "check = { "+keys+" }")
+		if _, err := Parse("steelyard.toml", []byte(text)); (err == nil) != want {
+			t.Errorf("%s: %v, want accepted: %t", keys, err, want)
+		}
+	}
+}
+
+// The contract: every key of DESIGN §9, as it stands there.
+func TestSecondEdition(t *testing.T) {
+	const text = `
+[datapath]
+snat_ports      = "1024-32767,61000-65535"
+tunnel_key_file = ""
+
+[bgp]
+asn          = 64512
+restart_time = "30s"
+long_lived   = "10s"
+max_routes   = 7
+
+[[bgp.peers]]
+address       = "192.0.2.1"
+asn           = "external"
+pools         = ["public"]
+communities   = []
+med           = 10
+prepend       = 2
+passive       = true
+connect_retry = "5s"
+keepalive     = "3s"
+local_asn     = 64999
+interface     = ""
+bfd           = { interval = "100ms", multiplier = 3, multihop = false }
+
+[[bgp.peers]]
+address   = "192.0.2.2"
+asn       = "internal"
+local_asn = 64999
+
+[l2]
+probe_own = "15s"
+spread_local = true
+
+[[pool]]
+name         = "public"
+addresses    = ["203.0.113.0/28"]
+communities  = []
+local_pref   = 100
+med          = 0
+prepend      = 1
+aggregate_v4 = 32
+aggregate_v6 = 128
+external_ips = false
+
+[[service]]
+name        = "s"
+pool        = "public"
+ports       = ["80"]
+backends    = ["10.0.0.1"]
+snat        = true
+on_all_down = "withdraw"
+
+[probe]
+on_all_down = "keep"
+hold        = "0s"
+`
+	c := mustParseText(t, text)
+	if c.BGP.LongLivedRestartTime != 10*time.Second || c.BGP.MaxRoutes != 7 || c.Pools[0].Prepend != 1 {
+		t.Errorf("%+v, %+v", c.BGP, c.Pools[0])
+	}
+	p := c.BGP.Peers[0]
+	if !p.External || p.ASN != 0 || !p.Passive || p.ConnectRetry != 5*time.Second || p.Keepalive != 3*time.Second ||
+		p.LocalASN != 64999 {
+		t.Errorf("%+v", p)
+	}
+	if p := c.BGP.Peers[1]; p.External || p.ASN != 64999 {
+		t.Errorf("an internal peer of another local AS: %+v", p)
+	}
+}
+
+// address_per_node warns where [l2] does not have several members, or the service not several addresses.
+func TestAddressPerNode(t *testing.T) {
+	const (
+		head  = "[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/24\"]\n"
+		tail  = "[[service]]\nname = \"s\"\nports = [\"80\"]\nbackends = [\"10.0.0.1\"]\naddress_per_node = true\n"
+		on    = "[l2]\nmembers = [\"192.0.2.12\"]\nunencrypted = true\n"
+		alone = "[l2]\n"
+		pool  = "pool = \"p\"\n"
+		two   = "address = [\"203.0.113.1\", \"203.0.113.2\"]\n"
+		one   = "address = \"203.0.113.1\"\n"
+	)
+	for _, x := range []struct{ text, warning string }{
+		{on + head + tail + pool, ""},
+		{on + head + tail + two, ""},
+		{alone + "[kubernetes]\n" + head + tail + two, ""},
+		{"[bgp]\nasn = 1\n" + head + tail + pool, "[l2] does not announce"},
+		{on + "[bgp]\nasn = 1\n" + head + "announce = [\"bgp\"]\n" + tail + pool, "[l2] does not announce"},
+		{alone + head + tail + two, "without other members"},
+		{alone + "[kubernetes]\n" + head + tail + pool, "without other members"},
+		{on + head + tail + one, "with one address"},
+	} {
+		c := mustParseText(t, x.text)
+		got := strings.Join(slices.DeleteFunc(slices.Clone(c.Warnings), func(w string) bool {
+			return !strings.Contains(w, "address_per_node")
+		}), "")
+		if !c.Services[0].AddressPerNode || (got == "") != (x.warning == "") || !strings.Contains(got, x.warning) {
+			t.Errorf("%q: warnings %q; want %q", x.text, got, x.warning)
+		}
+	}
+}
+
+// An address that routers have is a warning where [l2] announces it.
+func TestSubnetRouterAnycast(t *testing.T) {
+	const service = "[[service]]\nname = \"s\"\nports = [\"80\"]\nbackends = [\"fd00::1\"]\naddress = \"%s\"\n"
+	const both = "[bgp]\nasn = 1\n[l2]\n[[pool]]\nname = \"p\"\naddresses = [\"2001:db8::/48\"]\nannounce = [\"%s\"]\n"
+	for _, x := range []struct {
+		head, address string
+		want          bool
+	}{
+		{"[l2]\n", "2001:db8::", true}, {"[l2]\n", "2001:db8:0:7::", true}, {"[l2]\n", "2001:db8::1", false},
+		{"[l2]\n", "2001:db8::1:0:0:0", false}, {"[bgp]\nasn = 1\n", "2001:db8::", false},
+		{fmt.Sprintf(both, "bgp"), "2001:db8::", false}, {fmt.Sprintf(both, "l2"), "2001:db8::", true},
+	} {
+		c := mustParseText(t, x.head+fmt.Sprintf(service, x.address))
+		if got := strings.Contains(strings.Join(c.Warnings, ""), "subnet-router anycast"); got != x.want {
+			t.Errorf("%s%s: warnings %q", x.head, x.address, c.Warnings)
+		}
 	}
 }

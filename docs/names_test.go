@@ -1,6 +1,7 @@
 package docs
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
@@ -127,5 +129,67 @@ func TestNamedTestsExist(t *testing.T) {
 				t.Errorf("%s names %s, which is no test", page, name)
 			}
 		}
+	}
+}
+
+// The page has every kind of finding.
+func TestFindingsAreDocumented(t *testing.T) {
+	var page strings.Builder
+	page.WriteString("# Findings\n\n" +
+		"The findings that `steelyard status` can report. Each has a code, a severity, a text that names the object\n" +
+		"and the cause, and a remedy. The verdict is `DOWN` with a finding of severity `down`, `DEGRADED` with one\n" +
+		"of severity `degraded`, and `OK` otherwise. The log reports each change of the verdict as\n" +
+		"`verdict changed`, and `steelyard_findings{code,severity}` counts the findings.\n\n" +
+		"| code | severity | meaning | remedy |\n|---|---|---|---|\n")
+	for _, k := range lb.FindingKinds {
+		fmt.Fprintf(&page, "| `%s` | %s | %s | %s |\n", k.Code, k.Severity, k.Meaning, k.Remedy)
+	}
+	if *update {
+		must.Do(t, os.WriteFile("findings.md", []byte(page.String()), 0o644))
+	}
+	if have, err := os.ReadFile("findings.md"); err != nil || string(have) != page.String() {
+		t.Errorf("docs/findings.md is not the table of lb/findings.go (%v); run go test ./docs -update", err)
+	}
+}
+
+// The page has config/reference.toml as it is.
+func TestReferenceIsDocumentedWhole(t *testing.T) {
+	page := "# Every key\n\n" +
+		"[Configuration](configuration.md) describes how to use them.\n\n" +
+		"```toml\n" + read(t, "../config/reference.toml") + "```\n"
+	if *update {
+		must.Do(t, os.WriteFile("reference.md", []byte(page), 0o644))
+	}
+	if have, err := os.ReadFile("reference.md"); err != nil || string(have) != page {
+		t.Errorf("docs/reference.md is not config/reference.toml (%v); run go test ./docs -update", err)
+	}
+}
+
+// generated pages are as long as the code that they show.
+var generated = []string{"datapath.md", "findings.md", "metrics.md", "reasons.md", "reference.md"}
+
+// What is longer is not read: README is one screen, the change log one page, and a page takes a few minutes.
+func TestWords(t *testing.T) {
+	limits := map[string]int{"../README.md": 700, "../CHANGELOG.md": 600}
+	sum := 0
+	for _, pattern := range []string{"*.md", "development/*.md"} {
+		paths, err := filepath.Glob(pattern)
+		if err != nil || len(paths) == 0 {
+			t.Fatalf("%s: %d pages, %v", pattern, len(paths), err)
+		}
+		for _, path := range paths {
+			if !slices.Contains(generated, path) {
+				limits[path] = 1500
+				sum += len(strings.Fields(read(t, path)))
+			}
+		}
+	}
+	for path, limit := range limits {
+		if n := len(strings.Fields(read(t, path))); n > limit {
+			t.Errorf("%s has %d words; the limit is %d", path, n, limit)
+		}
+	}
+	if limit := 24_000; sum > limit {
+		t.Errorf("docs has %d words without generated pages; the limit is %d", sum, limit)
 	}
 }

@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
@@ -95,4 +97,133 @@ func TestMembersTakeOver(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestMembersJoinedSegment: a member and a server are behind a link of the segment that goes down. The members on both
+// sides have all addresses then. When the link is up again, one of them gives each address up, and the router, which
+// nobody uses meanwhile, must have the MAC address of the other one.
+func TestMembersJoinedSegment(t *testing.T) {
+	m := newMembers(t, 2)
+	before := m.Settled(t, m.Agents...)
+	far := m.Others(before[m.VIPs[0]])[0]
+	run := func(host *lab.Host, command ...string) {
+		t.Helper()
+		if out, err := host.Run(t.Context(), command[0], command[1:]...); err != nil {
+			t.Fatal(err, out)
+		}
+	}
+	// The trunk is down from the start.
+	run(m.Switch, "ip", "link", "add", "trunk", "type", "veth", "peer", "name", "trunk-far")
+	run(m.Switch, "ip", "link", "add", "far", "type", "bridge", "mcast_snooping", "0")
+	run(m.Switch, "ip", "link", "set", "far", "up")
+	run(m.Switch, "ip", "link", "set", "trunk", "master", "switch")
+	run(m.Switch, "ip", "link", "set", "trunk-far", "up", "master", "far")
+	for _, vip := range m.VIPs {
+		m.Forget(t, vip)
+		must.Get(m.Client().Get(t.Context(), labtest.URL(vip)))(t)
+	}
+	for _, port := range []string{m.Port(far), m.Servers[1].Port} {
+		run(m.Switch, "ip", "link", "set", port, "master", "far")
+	}
+	labtest.Until(t, 30*time.Second, "the far member has all addresses", func() error {
+		routes, err := labtest.RoutesOf(t, far)
+		if err != nil {
+			return err
+		}
+		for _, r := range routes {
+			if !r.Announced {
+				return fmt.Errorf("%s: %s", r.Address, r.Reason)
+			}
+		}
+		return nil
+	})
+	time.Sleep(8 * time.Second)
+	run(m.Switch, "ip", "link", "set", "trunk", "up")
+	owners := m.Settled(t, m.Agents...)
+	link, err := far.Run(t.Context(), "ip", "-br", "link", "show", "eth0")
+	if err != nil || len(strings.Fields(link)) < 3 {
+		t.Fatal(err, link)
+	}
+	mac := strings.Fields(link)[2]
+	moved := 0
+	labtest.Until(t, 20*time.Second, "the router has the MAC address of the owner", func() error {
+		for _, vip := range m.VIPs {
+			if owners[vip] != far {
+				continue
+			}
+			moved++
+			out, err := m.Topology.Router.Run(t.Context(), "ip", "neigh", "show", vip.String(), "dev", "segment")
+			if err != nil || !strings.Contains(out, mac) {
+				return fmt.Errorf("%s: %q, %v; want %s", vip, out, err, mac)
+			}
+		}
+		return nil
+	})
+	if moved == 0 {
+		t.Error("the far member has no address")
+	}
+	for _, vip := range m.VIPs {
+		if _, err := m.Client().Get(t.Context(), labtest.URL(vip)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestMembersSeparated: a firewall drops the messages between two members that share the segment. Each address stays
+// where it is, every request is answered, and each member names the other one with the addresses that it does not have.
+func TestMembersSeparated(t *testing.T) {
+	m := newMembers(t, 2)
+	before := m.Settled(t, m.Agents...)
+	nft := func(text string) {
+		t.Helper()
+		if out, err := m.Agents[0].Run(t.Context(), "nft", text); err != nil {
+			t.Fatal(err, out)
+		}
+	}
+	since := time.Now()
+	nft(`table inet cut { chain in { type filter hook input priority 0; th dport 7946 drop; th sport 7946 drop; }; }`)
+	labtest.Until(t, 30*time.Second, "the members say that they do not reach each other", func() error {
+		for i, a := range m.Agents {
+			routes, err := labtest.RoutesOf(t, a)
+			if err != nil {
+				return err
+			}
+			for _, r := range routes {
+				if err := separated(a.Name(), m.Config[1-i].Name, r, before[r.Address] == a, since); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	for _, vip := range m.VIPs {
+		if r := m.Load(t, vip, 200); r.Err() != nil {
+			t.Errorf("%s: %v", vip, r.Err())
+		}
+	}
+	nft("delete table inet cut")
+	for vip, a := range m.Settled(t, m.Agents...) {
+		if a != before[vip] {
+			t.Errorf("%s has moved from %s to %s", vip, before[vip], a)
+		}
+	}
+}
+
+// separated returns an error unless an owner announces its route, and the other member names the owner.
+func separated(member, other string, r lb.RouteStatus, owner bool, since time.Time) error {
+	at := fmt.Sprintf("%s at %s: %s, %q", r.Address, member, r.State, r.Reason)
+	if owner {
+		if !r.Announced {
+			return fmt.Errorf("%s; want it announced", at)
+		}
+		return nil
+	}
+	_, text, ok := strings.Cut(r.Reason, "which is not reached as a member of [l2], answers for it since ")
+	if !ok || !strings.Contains(r.Reason, other+" (") || !strings.Contains(r.Reason, " on eth0)") {
+		return fmt.Errorf("%s; want %s named", at, other)
+	}
+	if begin, err := time.Parse(time.RFC3339, text); err != nil || begin.Before(since.Truncate(time.Second)) {
+		return fmt.Errorf("%s; want a time after %s", at, since)
+	}
+	return nil
 }

@@ -7,7 +7,9 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -187,4 +189,75 @@ func BenchmarkPut10000(b *testing.B) {
 	for b.Loop() {
 		p.Put("web", all)
 	}
+}
+
+// A probe that panics leaves its backend as it was; others are probed, and it is when the panic is gone.
+func TestPanicOfAProbe(t *testing.T) {
+	f := &fake{}
+	bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
+		var on atomic.Bool
+		bad := "web " + check(1, spec()).Key.BackendName()
+		p.o.Boundary = &lb.Boundary{Log: slog.New(slog.DiscardHandler), Before: func(part lb.Part, object string) {
+			if part == lb.PartProbe && object == bad && on.Load() {
+				panic("injected")
+			}
+		}}
+		p.Put("web", []lb.Check{check(1, spec()), check(2, spec())})
+		time.Sleep(5 * time.Second)
+		on.Store(true)
+		f.set(errors.New("odd"))
+		time.Sleep(10 * time.Second)
+		if got := reports(); !slices.Equal(got, []string{"healthy: fine", "healthy: fine", "unhealthy: odd"}) {
+			t.Errorf("reports %q; want one unhealthy backend", got)
+		}
+		if got := p.o.Boundary.Troubles(); len(got) != 1 || !strings.HasPrefix(got[0], "probe "+bad) {
+			t.Errorf("troubles %q", got)
+		}
+		on.Store(false)
+		time.Sleep(10 * time.Second)
+		if got := reports(); len(got) != 4 || got[3] != "unhealthy: odd" {
+			t.Errorf("reports %q; want both unhealthy", got)
+		}
+	})
+}
+
+// A backend that says that it takes no new flows drains: after Fall such results, and until Fall failures or Rise
+// successes.
+func TestDrainingBackend(t *testing.T) {
+	down, drains := errors.New("no response"), drainingError{errors.New("HTTP 503")}
+	f := &fake{}
+	bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
+		p.Put("web", []lb.Check{check(1, spec())}) // Rise 2, Fall 3
+		var want []string
+		for i, step := range []struct {
+			err  error
+			n    int // probes
+			want string
+		}{
+			{nil, 1, "healthy: fine"},
+			{drains, 2, ""},
+			{nil, 1, ""},
+			{drains, 1, ""},
+			{down, 1, ""},
+			{drains, 1, "draining: HTTP 503"}, // three in a row were no success
+			{down, 2, ""},
+			{drains, 1, ""},
+			{nil, 1, ""},
+			{down, 2, ""},
+			{down, 1, "unhealthy: no response"},
+			{drains, 1, ""},
+			{drains, 1, "draining: HTTP 503"},
+			{nil, 1, ""},
+			{nil, 1, "healthy: fine"},
+		} {
+			f.set(step.err)
+			time.Sleep(time.Duration(step.n) * time.Second)
+			if step.want != "" {
+				want = append(want, step.want)
+			}
+			if got := reports(); !slices.Equal(got, want) {
+				t.Fatalf("step %d: reports %q; want %q", i, got, want)
+			}
+		}
+	})
 }

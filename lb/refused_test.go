@@ -1,9 +1,11 @@
 package lb
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 )
 
 func TestRefuse(t *testing.T) {
@@ -34,5 +36,92 @@ func TestRefuse(t *testing.T) {
 	if r := out.Routes[0]; len(out.Routes) != 3 || r.Address != own || r.Reason != reason || r.Announced ||
 		!slices.Equal(r.Services, []string{"web", "mail"}) {
 		t.Errorf("routes %+v", out.Routes)
+	}
+}
+
+// refuse takes the next delta, which must be want, and refuses all of it.
+func (d *datapathState) refuse(t *testing.T, now time.Time, want string) {
+	t.Helper()
+	delta, _ := d.next(now, true)
+	if got := deltaText(delta); got != want {
+		t.Fatalf("delta %q; want %q", got, want)
+	}
+	errs := map[Frontend]error{}
+	for _, f := range delta.Put {
+		errs[f.Frontend] = fmt.Errorf("%w: no room", ErrRefused)
+	}
+	d.complete(delta, errs, now)
+}
+
+// What does not fit is the fault of its service: nothing of the node is behind, and it is retried seldom.
+func TestRefusedFrontend(t *testing.T) {
+	d, now := newTestState(), testStart
+	d.want(testPlan("large", 3, 80))
+	d.refuse(t, now, "+80")
+	if d.step(t, now, ""); !d.behind.IsZero() {
+		t.Errorf("behind since %v", d.behind)
+	}
+	d.step(t, now.Add(refusedFactor*time.Second-1), "")
+	d.refuse(t, now.Add(refusedFactor*time.Second), "+80")
+	d.want(testPlan("other", 1, 81))
+	if d.step(t, now, "+81", 81); d.behind.IsZero() {
+		t.Error("not behind after another error")
+	}
+	d.step(t, now.Add(time.Minute), "+80 +81")
+	if d.step(t, now.Add(time.Minute), ""); !d.behind.IsZero() {
+		t.Errorf("behind since %v after success", d.behind)
+	}
+}
+
+// A frontend in force that grows too large keeps the targets that it has, and loses those that fail.
+func TestRefusedUpdateRemovesTargets(t *testing.T) {
+	d, now := newTestState(), testStart
+	first := testPlan("web", 3, 80)
+	d.want(first)
+	d.step(t, now, "+80")
+	next := testPlan("web", 5, 80)
+	next.Frontends[0].Targets = next.Frontends[0].Targets[1:] // the first one has failed
+	d.want(next)
+	d.refuse(t, now, "+80")
+	d.step(t, now, "+80")
+	if s := d.frontends[at(80)]; len(s.plan.Targets) != 2 || s.plan.Targets[0] != first.Frontends[0].Targets[1] {
+		t.Errorf("targets %v; want the two that work", s.plan.Targets)
+	}
+	if d.step(t, now, ""); !d.behind.IsZero() || d.reason(at(80)) == "" {
+		t.Errorf("behind since %v, reason %q; want a reason only", d.behind, d.reason(at(80)))
+	}
+	d.step(t, now.Add(time.Minute), "+80")
+	if s := d.frontends[at(80)]; s.plan != s.want {
+		t.Error("not as wanted when there is room")
+	}
+	d.step(t, now.Add(time.Minute), "")
+}
+
+// One call puts a bounded number of targets: updates first, then the services that need few places.
+func TestSlices(t *testing.T) {
+	d, now := newTestState(), testStart
+	plan := func(name string, needs int, ports ...uint16) *Plan {
+		p := testPlan(name, sliceTargets/2, ports...)
+		for _, f := range p.Frontends {
+			f.Needs.Backends = needs
+		}
+		return p
+	}
+	d.want(plan("updated", 9, 70))
+	d.step(t, now, "+70")
+	d.want(plan("large", 8, 80, 81, 82))
+	d.want(plan("small", 1, 83))
+	update := plan("updated", 9, 70)
+	update.Frontends[0].Targets = equalWeights(3)
+	d.want(update)
+	d.step(t, now, "+70 +83")
+	d.step(t, now, "+80")
+	if d.behind.IsZero() {
+		t.Error("not behind while targets are left")
+	}
+	d.step(t, now, "+81")
+	d.step(t, now, "+82")
+	if d.step(t, now, ""); !d.behind.IsZero() {
+		t.Errorf("behind since %v", d.behind)
 	}
 }

@@ -7,17 +7,17 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/net/ipv4"
-	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/announce/bfd"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
 )
 
 // A flood from a host two hops away, which is no neighbour, reaches neither the queue of the sockets nor the thread,
@@ -38,18 +38,14 @@ func TestFlood(t *testing.T) {
 		lab.End{Host: p.router, Name: "eth1", Addresses: []netip.Prefix{netip.MustParsePrefix("198.51.100.1/24")}},
 		lab.End{Host: stranger, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("198.51.100.7/24")}},
 		lab.LinkOptions{})
-	must := func(err error) {
-		t.Helper()
-		must.Do(t, err)
-	}
-	must(err)
-	must(p.router.Forward())
-	must(stranger.AddRoute(netip.MustParsePrefix("192.0.2.0/24"), netip.MustParseAddr("198.51.100.1")))
+	must.Do(t, err)
+	must.Do(t, p.router.Forward())
+	must.Do(t, stranger.AddRoute(netip.MustParsePrefix("192.0.2.0/24"), netip.MustParseAddr("198.51.100.1")))
 	changes := make(chan bfd.Status, 100)
 	m, err := bfd.New(bfd.Options{
 		Log: slog.New(slog.DiscardHandler), Changed: func(_ bfd.State, s bfd.Status) { changes <- s },
 	})
-	must(err)
+	must.Do(t, err)
 	neighbor := fast(netip.MustParseAddr("192.0.2.1"))
 	neighbor.Multiplier = uint8(multiplier)
 	m.Set([]bfd.Neighbor{neighbor})
@@ -68,12 +64,12 @@ func TestFlood(t *testing.T) {
 	}
 	if busy {
 		for _, daemon := range p.daemon.Processes { // a router has a processor of its own
-			must(unix.Setpriority(unix.PRIO_PROCESS, daemon.Pid(), -20))
+			must.Do(t, unix.Setpriority(unix.PRIO_PROCESS, daemon.Pid(), -20))
 		}
 		for range runtime.NumCPU() {
 			load := lab.Command{Path: "/bin/sh", Args: []string{"-c", "while :; do :; done"}, Abrupt: true}
 			_, err := p.host.Start(load)
-			must(err)
+			must.Do(t, err)
 		}
 	}
 	sent := flood(t, stranger, duration)
@@ -92,7 +88,7 @@ func TestFlood(t *testing.T) {
 		t.Error("none was dropped by the kernel")
 	}
 	cancel()
-	must(<-ended)
+	must.Do(t, <-ended)
 }
 
 // flood sends what looks like BFD for some time, and returns how many datagrams.
@@ -110,4 +106,44 @@ func flood(t *testing.T, from *lab.Host, d time.Duration) (sent int) {
 		sent += n
 	}
 	return sent
+}
+
+// TestNoFalseAlarm has a session without a failure for some time, which must not end. BFD_TIME=10m has 3 packets of 100
+// ms, as long as that says, with all processors busy; alone on the machine. Without BFD_TIME the machine runs other
+// tests, and so there are 10 packets and no load.
+func TestNoFalseAlarm(t *testing.T) {
+	long := os.Getenv("BFD_TIME")
+	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
+		duration, multiplier := 10*time.Second, 10
+		if long != "" {
+			var err error
+			if duration, err = time.ParseDuration(long); err != nil {
+				t.Fatalf("BFD_TIME: %v", err)
+			}
+			multiplier = 3
+		}
+		p := newPairOf(t, kind, multiplier)
+		child := p.start(t, "192.0.2.1", multiplier)
+		p.sees(t, "192.0.2.2", "up")
+		if long != "" {
+			for range (runtime.NumCPU() + 1) / 2 { // as many for the other router
+				busy := lab.Command{Path: "/bin/sh", Args: []string{"-c", "while :; do :; done"}, Abrupt: true}
+				must.Get(p.host.Start(busy))(t)
+			}
+		}
+		time.Sleep(duration)
+		var alarms []string
+		for _, line := range child.Log.Lines() {
+			if strings.Contains(line, "bfd session down") {
+				alarms = append(alarms, line)
+			}
+		}
+		t.Logf("%s: %d false alarms in %v, %d × 100 ms", kind, len(alarms), duration, multiplier)
+		if len(alarms) > 0 {
+			t.Errorf("false alarms:\n%s", strings.Join(alarms, "\n"))
+		}
+		if state, err := p.state(t.Context(), "192.0.2.2"); err != nil || state != "up" {
+			t.Errorf("the session is %s at the router in the end, %v", state, err)
+		}
+	})
 }

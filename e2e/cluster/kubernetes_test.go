@@ -1,6 +1,11 @@
 package cluster
 
-import "testing"
+import (
+	"os"
+	"testing"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
 
 // TestKubernetes covers what Kubernetes guarantees for Services, on three nodes with kube-proxy beside the agent. Each
 // scenario has a Service of its own; pods has one pod on each node.
@@ -53,3 +58,7 @@ func TestKubernetes(t *testing.T) {
 		}
 	}
 }
+
+var binary string // the program under test
+
+func TestMain(m *testing.M) { os.Exit(labtest.Main(m, &binary)) }

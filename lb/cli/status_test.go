@@ -166,3 +166,37 @@ func TestStatusSaysWhatStillForwards(t *testing.T) {
 		}
 	}
 }
+
+// Drained services are not counted as services that should be healthy.
+func TestStatusOfDrainedServices(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"services":3,"services_healthy":2,"services_drained":1}`: "2 of 2 frontends can be announced, 1 drained",
+		`{"services":3,"services_healthy":2}`:                      "2 of 3 frontends can be announced",
+	} {
+		want = "services  " + want
+		var out strings.Builder
+		if err := statusTable(&out, []byte(text)); err != nil || !strings.Contains(out.String(), want+"\n") {
+			t.Errorf("%s: %v\n%s", text, err, out.String())
+		}
+	}
+}
+
+// A flag of the cleanup of a cluster does not clean the node when --cluster was forgotten.
+func TestCleanupNeedsCluster(t *testing.T) {
+	for _, tt := range []struct {
+		args     string
+		code     int
+		out, err string
+	}{
+		{"--kubeconfig k", 2, "", "steelyard: --kubeconfig needs --cluster\n"},
+		{"--kubeconfig=", 2, "", "steelyard: --kubeconfig needs --cluster\n"},
+		{"--namespace steelyard", 2, "", "steelyard: --namespace needs --cluster\n"},
+		{"--cluster --wait", 2, "", "steelyard: --wait is for the cleanup of a node\n"},
+		{"--cluster --namespace n", 0, "cleanup  n\n", ""},
+	} {
+		code, out, errOut := steelyard(t, append([]string{"cleanup"}, strings.Fields(tt.args)...)...)
+		if code != tt.code || out != tt.out || !strings.HasPrefix(errOut, tt.err) {
+			t.Errorf("cleanup %s: code %d, stdout %q, stderr %q; want %+v", tt.args, code, out, errOut, tt)
+		}
+	}
+}

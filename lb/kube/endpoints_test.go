@@ -5,11 +5,52 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 	core "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
-
-	"github.com/steelyard-lb/steelyard/lb"
 )
+
+// The owner of a Service with externalIPs that no pool permits is told, once, whatever the type of the Service is.
+func TestExternalIPNotPermitted(t *testing.T) {
+	const want = "Warning ExternalIPNotPermitted 198.51.100.1 of spec.externalIPs is not announced: no pool permits " +
+		"it; a [[pool]] that has the address and is for this Service needs external_ips = true"
+	for _, tt := range []struct {
+		ips  []string
+		want string
+	}{
+		{[]string{"203.0.113.1", "198.51.100.1"}, want}, // the pool of the first one permits it
+		{[]string{"203.0.113.1"}, ""},
+		{nil, ""},
+	} {
+		term, _, events := testTerm(t, wanting("web", func(s *core.Service) {
+			s.Spec.Type, s.Spec.ExternalIPs = core.ServiceTypeClusterIP, tt.ips
+		}))
+		for range 2 {
+			must.Do(t, term.reconcile(t.Context(), webName))
+		}
+		got := ""
+		for len(events.Events) > 0 {
+			got += <-events.Events
+		}
+		if got != tt.want {
+			t.Errorf("%v: %q; want %q", tt.ips, got, tt.want)
+		}
+	}
+}
+
+// An endpoint with an address that no host has is none: packets to it would reach nobody.
+func TestEndpointsOfHosts(t *testing.T) {
+	for addr, want := range map[string]bool{
+		"10.0.0.1": true, "2001:db8::1": true,
+		"239.1.1.1": false, "255.255.255.255": false, "ff02::1": false, "0.0.0.0": false,
+	} {
+		s := &discovery.EndpointSlice{Endpoints: []discovery.Endpoint{{Addresses: []string{addr}}}}
+		if got := len(slimSlice(s).endpoints) == 1; got != want {
+			t.Errorf("%s is an endpoint: %t; want %t", addr, got, want)
+		}
+	}
+}
 
 // Flows of datagrams to endpoints that do not serve end while others serve, in the whole cluster and under any policy,
 // and no node asks the nodes of such endpoints for flows (pkg/proxy/conntrack/cleanup.go).
@@ -83,5 +124,49 @@ func TestUnsetConditions(t *testing.T) {
 		if !ok || x.ready != tt.ready || x.serving != tt.serving || x.terminating != tt.terminating {
 			t.Errorf("%v: %t, %+v; want %+v", tt.conditions, ok, x, tt)
 		}
+	}
+}
+
+func TestPolicyIsExternalTrafficPolicy(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(*core.Service)
+		want   lb.Policy
+	}{
+		{"unset", func(s *core.Service) { s.Spec.ExternalTrafficPolicy = "" }, lb.PolicyCluster},
+		{"Cluster", same, lb.PolicyCluster},
+		{"Local", local, lb.PolicyLocal},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := viewOn(aService(tt.change), nil, topology{node: "n1"}, false).service.Policy; got != tt.want {
+				t.Errorf("policy %q; want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// Under Local, packets to each port and family without a backend here are dropped when another node has one, and
+// refused when none has, whatever is so of the other ports and of the other family (pkg/proxy/service.go).
+func TestDropsByPortAndFamily(t *testing.T) {
+	port := func(name string, at int32, e *discovery.EndpointSlice) *discovery.EndpointSlice {
+		e.Ports = []discovery.EndpointPort{{Name: ptr(name), Port: &at, Protocol: ptr(core.ProtocolTCP)}}
+		return e
+	}
+	v6 := port("http", 8080, slice(0, ep("2001:db8::2", "n2", "rs")))
+	v6.AddressType = discovery.AddressTypeIPv6
+	s := viewOn(aService(func(s *core.Service) {
+		local(s)
+		s.Spec.Ports = append(s.Spec.Ports,
+			core.ServicePort{Name: "else", Port: 81}, core.ServicePort{Name: "none", Port: 82})
+	}), []*discovery.EndpointSlice{
+		port("http", 8080, slice(0, ep("10.0.0.1", "n1", "rs"))), v6,
+		port("else", 8081, slice(0, ep("10.0.0.2", "n2", "rs"))),
+	}, topology{node: "n1"}, false).service
+	got := ""
+	for _, p := range s.Ports {
+		got += fmt.Sprintln(p.Port.Port, len(p.Backends), p.DropWhenEmpty)
+	}
+	if want := "80 1 [IPv6]\n81 0 [IPv4]\n82 0 []\n"; got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
 	}
 }
