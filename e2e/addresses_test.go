@@ -26,10 +26,7 @@ func (s *site) addressBecomesOwn(t *testing.T) {
 	must.Do(t, s.Topology.Router.AddRoute(labtest.HostRoute(vip4), b.V4))
 	labtest.Until(t, lab.Ready, "the machine itself answers there", func() error {
 		got, err := s.Client().Get(t.Context(), fmt.Sprintf("http://%s:7000/", vip4))
-		if err == nil && got.Server != own.Name {
-			err = fmt.Errorf("%s answered", got.Server)
-		}
-		return err
+		return errors.Join(err, labtest.ErrorIf(got.Server != own.Name, "%s answered", got.Server))
 	})
 	if err := shows(t, a, reason, "check", lab.AgentConfigPath); err == nil {
 		t.Error("check accepts the address of this machine")
@@ -46,8 +43,5 @@ func (s *site) addressBecomesOwn(t *testing.T) {
 // shows fails unless the output of a command has text.
 func shows(t *testing.T, a *lab.Agent, text string, command ...string) error {
 	out, err := a.CLI(t.Context(), command...)
-	if err == nil && !strings.Contains(out, text) {
-		err = errors.New(out)
-	}
-	return err
+	return errors.Join(err, labtest.ErrorIf(!strings.Contains(out, text), "%s", out))
 }

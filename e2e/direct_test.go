@@ -197,10 +197,8 @@ func (s *site) keepsConnections(t *testing.T, m method) {
 		}
 		for _, vip := range vips {
 			labtest.Until(t, lab.Ready, fmt.Sprintf("%d servers get requests", active), func() error {
-				if r := s.Load(t, vip, 60); r.Err() != nil || len(r.Servers) != active {
-					return fmt.Errorf("%s, %w", r, r.Err())
-				}
-				return nil
+				r := s.Load(t, vip, 60)
+				return labtest.ErrorIf(r.Err() != nil || len(r.Servers) != active, "%s, %w", r, r.Err())
 			})
 		}
 		labtest.Exchange(t, four, fmt.Sprintf("with %d servers", active))
@@ -253,10 +251,8 @@ func (s *site) checksThePath(t *testing.T, m method) {
 	}
 	for _, vip := range vips {
 		labtest.Until(t, lab.Ready, "the datapath has removed the server", func() error {
-			if r := s.Load(t, vip, 200); r.Err() != nil || len(r.Servers) != 2 {
-				return fmt.Errorf("%s, %w", r, r.Err())
-			}
-			return nil
+			r := s.Load(t, vip, 200)
+			return labtest.ErrorIf(r.Err() != nil || len(r.Servers) != 2, "%s, %w", r, r.Err())
 		})
 	}
 }
@@ -280,10 +276,7 @@ func (s *site) rotatesKeys(t *testing.T) {
 			writeTunnelKeys(t, nodes[i], keys...)
 			must.Do(t, a.Reload())
 			labtest.Until(t, lab.Ready, "the configuration is reloaded", func() error {
-				if loadedAt(t, a) == before {
-					return errors.New("not yet")
-				}
-				return nil
+				return labtest.ErrorIf(loadedAt(t, a) == before, "not yet")
 			})
 		}
 	}

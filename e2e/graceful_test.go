@@ -200,10 +200,7 @@ func (p *pair) gives(t *testing.T, up func() error, logged string, lossless bool
 	p.wait(t, p.r1, "10.1.0.2")
 	t.Logf("the router has chosen the other balancer after %v", time.Since(began))
 	labtest.Until(t, lab.Ready, "the route is withdrawn", func() error {
-		if !p.agent.Process().Log.Contains(logged) {
-			return errors.New("not yet")
-		}
-		return nil
+		return labtest.ErrorIf(!p.agent.Process().Log.Contains(logged), "not yet")
 	})
 	time.Sleep(500 * time.Millisecond)
 	sent, lost := stop()

@@ -21,10 +21,7 @@ func (s *site) uplinkRecreated(t *testing.T, mode string) {
 	attached := func(want string) func() error {
 		return func() error {
 			out, err := s.Agents[0].CLI(t.Context(), "status")
-			if err == nil && !strings.Contains(out, want) {
-				err = errors.New(out)
-			}
-			return err
+			return errors.Join(err, labtest.ErrorIf(!strings.Contains(out, want), "%s", out))
 		}
 	}
 	labtest.Until(t, lab.Ready, "status shows that it does not exist", attached("interface not found"))

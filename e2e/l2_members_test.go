@@ -213,17 +213,13 @@ func TestMembersSeparated(t *testing.T) {
 func separated(member, other string, r lb.RouteStatus, owner bool, since time.Time) error {
 	at := fmt.Sprintf("%s at %s: %s, %q", r.Address, member, r.State, r.Reason)
 	if owner {
-		if !r.Announced {
-			return fmt.Errorf("%s; want it announced", at)
-		}
-		return nil
+		return labtest.ErrorIf(!r.Announced, "%s; want it announced", at)
 	}
 	_, text, ok := strings.Cut(r.Reason, "which is not reached as a member of [l2], answers for it since ")
 	if !ok || !strings.Contains(r.Reason, other+" (") || !strings.Contains(r.Reason, " on eth0)") {
 		return fmt.Errorf("%s; want %s named", at, other)
 	}
-	if begin, err := time.Parse(time.RFC3339, text); err != nil || begin.Before(since.Truncate(time.Second)) {
-		return fmt.Errorf("%s; want a time after %s", at, since)
-	}
-	return nil
+	begin, err := time.Parse(time.RFC3339, text)
+	return labtest.ErrorIf(err != nil || begin.Before(since.Truncate(time.Second)),
+		"%s; want a time after %s", at, since)
 }

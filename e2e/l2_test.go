@@ -94,10 +94,8 @@ func TestTwoMachinesWithOneAddress(t *testing.T) {
 	}
 	owner.Kill()
 	labtest.Until(t, lab.Ready, "the other machine takes over", func() error {
-		if got := announced(other); len(got) != len(vips) {
-			return fmt.Errorf("announced are %v", got)
-		}
-		return nil
+		got := announced(other)
+		return labtest.ErrorIf(len(got) != len(vips), "announced are %v", got)
 	})
 	for _, vip := range vips {
 		labtest.Until(t, lab.Ready, "requests are answered", func() error {

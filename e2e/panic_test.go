@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -105,10 +104,8 @@ func (s *panicSite) panicked(t *testing.T, part, was, object string) {
 			return fmt.Errorf("steelyard_panics_total is %s", n)
 		}
 		out, err := s.agent.CLI(t.Context(), "status")
-		if !strings.HasPrefix(out, "DEGRADED") || !strings.Contains(out, part+" "+object) {
-			return fmt.Errorf("status: %v\n%s", err, out)
-		}
-		return nil
+		return labtest.ErrorIf(!strings.HasPrefix(out, "DEGRADED") || !strings.Contains(out, part+" "+object),
+			"status: %v\n%s", err, out)
 	})
 }
 
@@ -194,9 +191,6 @@ func (s *panicSite) healed(t *testing.T, part string) {
 	labtest.Until(t, lab.Ready, part+" panics no more", func() error {
 		was := labtest.Panics(t, s.agent, part)
 		time.Sleep(2 * time.Second)
-		if labtest.Panics(t, s.agent, part) != was {
-			return errors.New("another panic")
-		}
-		return nil
+		return labtest.ErrorIf(labtest.Panics(t, s.agent, part) != was, "another panic")
 	})
 }

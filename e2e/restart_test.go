@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -31,10 +30,8 @@ func (s *site) restartsByCommand(t *testing.T) {
 	pid := a.Process().Pid()
 	s.survivesRestart(t, func(*lab.Agent) error { return nil }, func(a *lab.Agent) error {
 		out, err := a.CLI(t.Context(), "restart")
-		if err == nil && !strings.HasPrefix(out, "restarted: version ") {
-			err = fmt.Errorf("the output is %q", out)
-		}
-		return err
+		return errors.Join(err, labtest.ErrorIf(!strings.HasPrefix(out, "restarted: version "),
+			"the output is %q", out))
 	})
 	if now := a.Process().Pid(); now != pid {
 		t.Errorf("process %d became %d", pid, now)
@@ -42,10 +39,7 @@ func (s *site) restartsByCommand(t *testing.T) {
 	a.Kill()
 	must.Do(t, a.Start())
 	labtest.Until(t, lab.Ready, "the agent starts", func() error { // before its first lines Go ignores the signal
-		if !a.Process().Log.Contains("interface attached") {
-			return errors.New("not yet")
-		}
-		return nil
+		return labtest.ErrorIf(!a.Process().Log.Contains("interface attached"), "not yet")
 	})
 	if err := a.EndForRestart(t.Context(), lab.Ready); err != nil {
 		t.Errorf("during the start: %v", err)
@@ -81,10 +75,7 @@ func (s *site) survivesRestart(t *testing.T, end, start func(*lab.Agent) error) 
 	b := s.Balancers[0]
 	must.Do(t, s.Daemon.WaitEstablished(t.Context(), lab.Ready, b.V4, b.V6))
 	labtest.Until(t, lab.Ready, "the new agent has announced", func() error {
-		if !s.Agents[0].Process().Log.Contains("route announced") {
-			return errors.New("not yet")
-		}
-		return nil
+		return labtest.ErrorIf(!s.Agents[0].Process().Log.Contains("route announced"), "not yet")
 	})
 	s.checkAnswered(t, 200)
 	labtest.Exchange(t, four, "with the new agent")

@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -41,10 +40,8 @@ func startedAtBoot(t *testing.T) {
 		if n := property(t, "steelyard", "NRestarts"); n != "0" {
 			return lab.Permanent(fmt.Errorf("%s restarts; want none", n))
 		}
-		if state := property(t, "steelyard", "ActiveState"); state != "active" {
-			return errors.New(state)
-		}
-		return nil
+		state := property(t, "steelyard", "ActiveState")
+		return labtest.ErrorIf(state != "active", "%s", state)
 	})
 	online := number(t, "network", "ActiveEnterTimestampMonotonic")
 	if started := number(t, "steelyard", "ExecMainStartTimestampMonotonic"); online == 0 || started < online {
@@ -88,10 +85,7 @@ func restartedByWatchdog(t *testing.T) {
 	must.Do(t, syscall.Kill(pid, syscall.SIGSTOP))
 	labtest.Until(t, 2*time.Minute, "systemd has restarted the agent", func() error {
 		n, state := number(t, "steelyard", "NRestarts"), property(t, "steelyard", "ActiveState")
-		if n != restarts+1 || state != "active" {
-			return fmt.Errorf("%d restarts, %s", n, state)
-		}
-		return nil
+		return labtest.ErrorIf(n != restarts+1 || state != "active", "%d restarts, %s", n, state)
 	})
 	if now := number(t, "steelyard", "MainPID"); now == pid {
 		t.Errorf("still process %d", now)
@@ -132,10 +126,8 @@ func uninstalled(t *testing.T) {
 func waitRoute(t *testing.T, vip string, want bool) {
 	t.Helper()
 	labtest.Until(t, time.Minute, fmt.Sprintf("the router has a route to %s: %t", vip, want), func() error {
-		if out := command(t, "ip", "-n", "router", "route", "show", vip); (out != "") != want {
-			return fmt.Errorf("%q", out)
-		}
-		return nil
+		out := command(t, "ip", "-n", "router", "route", "show", vip)
+		return labtest.ErrorIf((out != "") != want, "%q", out)
 	})
 }
 

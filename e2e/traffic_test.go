@@ -90,10 +90,7 @@ func (s *site) reloads(t *testing.T) {
 			if r.Err() != nil {
 				return lab.Permanent(r.Err())
 			}
-			if len(r.Servers) < 3 {
-				return errors.New(r.String())
-			}
-			return nil
+			return labtest.ErrorIf(len(r.Servers) < 3, "%s", r.String())
 		})
 		labtest.CheckEven(t, s.Load(t, vip, 1000), 3)
 	}
@@ -107,10 +104,8 @@ func (s *site) rejectsInvalidFile(t *testing.T) {
 	must.Do(t, errors.Join(a.Configure(invalid), a.Reload()))
 	labtest.Until(t, 5*time.Second, "status has the reason", func() error {
 		out, err := a.CLI(t.Context(), "status")
-		if err != nil || !strings.Contains(out, "no such key; did you mean ports?") {
-			return fmt.Errorf("%v\n%s", err, out)
-		}
-		return nil
+		return labtest.ErrorIf(err != nil || !strings.Contains(out, "no such key; did you mean ports?"),
+			"%v\n%s", err, out)
 	})
 	s.checkAnswered(t, 100)
 	if _, err := a.CLI(t.Context(), "check", "-c", lab.AgentConfigPath); err == nil {
@@ -119,10 +114,7 @@ func (s *site) rejectsInvalidFile(t *testing.T) {
 	must.Do(t, errors.Join(a.Configure(text), a.Reload()))
 	labtest.Until(t, 5*time.Second, "status has no error", func() error {
 		out, err := a.CLI(t.Context(), "status")
-		if err != nil || strings.Contains(out, "refused") {
-			return fmt.Errorf("%v\n%s", err, out)
-		}
-		return nil
+		return labtest.ErrorIf(err != nil || strings.Contains(out, "refused"), "%v\n%s", err, out)
 	})
 }
 
@@ -140,10 +132,8 @@ func (s *site) serverFails(t *testing.T) {
 	}
 	left := time.Since(off)
 	labtest.Until(t, 5*time.Second, "requests have been answered since then", func() error {
-		if r := stream.Between(time.Now().Add(-300*time.Millisecond), time.Time{}); r.Answered() < 20 {
-			return errors.New(r.String())
-		}
-		return nil
+		r := stream.Between(time.Now().Add(-300*time.Millisecond), time.Time{})
+		return labtest.ErrorIf(r.Answered() < 20, "%s", r.String())
 	})
 	stream.Stop()
 	if r := stream.Between(off.Add(detection+250*time.Millisecond), time.Time{}); r.Err() != nil {
@@ -178,10 +168,7 @@ func backends(t *testing.T, a *lab.Agent, state string, n int) error {
 			have[b.Address] = true
 		}
 	}
-	if len(have) != n {
-		return fmt.Errorf("%d backends are %s, want %d: %+v", len(have), state, n, all)
-	}
-	return nil
+	return labtest.ErrorIf(len(have) != n, "%d backends are %s, want %d: %+v", len(have), state, n, all)
 }
 
 func (s *site) allServersFail(t *testing.T) {

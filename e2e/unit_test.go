@@ -81,10 +81,7 @@ func TestUnitCapabilitiesAreNeeded(t *testing.T) {
 			if problem := degrades[missing]; problem != "" {
 				labtest.Until(t, lab.Ready, "a problem in the status", func() error {
 					out, err := agent.CLI(t.Context(), "status")
-					if err == nil && !strings.Contains(out, problem) {
-						err = errors.New(out)
-					}
-					return err
+					return errors.Join(err, labtest.ErrorIf(!strings.Contains(out, problem), "%s", out))
 				})
 				return
 			}

@@ -252,10 +252,7 @@ func (s *site) neverDead(t *testing.T, withdrawn bool, within time.Duration) {
 			return lab.Permanent(err)
 		}
 		if withdrawn {
-			if len(hops) > 0 {
-				return fmt.Errorf("announced by %v", hops)
-			}
-			return nil
+			return labtest.ErrorIf(len(hops) > 0, "announced by %v", hops)
 		}
 		if len(hops) == 0 {
 			return errors.New("not announced")
@@ -277,10 +274,7 @@ func (s *site) oneNotReached(t *testing.T) {
 		t.Helper()
 		labtest.Until(t, 20*time.Second, "the status is "+want, func() error {
 			out, err := s.Agents[0].CLI(t.Context(), "status")
-			if err == nil && !strings.HasPrefix(out, want) {
-				err = errors.New(out)
-			}
-			return err
+			return errors.Join(err, labtest.ErrorIf(!strings.HasPrefix(out, want), "%s", out))
 		})
 	}
 	status("OK\n")
@@ -301,9 +295,6 @@ func (s *site) noPeer(t *testing.T) {
 	must.Do(t, cut(b.Host))
 	labtest.Until(t, 20*time.Second, "the address is offered", func() error {
 		out, err := s.Agents[0].CLI(t.Context(), "routes")
-		if err == nil && !strings.Contains(out, "offered") {
-			err = errors.New(out)
-		}
-		return err
+		return errors.Join(err, labtest.ErrorIf(!strings.Contains(out, "offered"), "%s", out))
 	})
 }

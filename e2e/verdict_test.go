@@ -55,10 +55,8 @@ func TestVerdictFollowsClients(t *testing.T) {
 			if (err == nil) != (metric == 0) {
 				return fmt.Errorf("%s: exit with %v", first, err)
 			}
-			if m := labtest.Metrics(t, agent, "steelyard_verdict"); m != fmt.Sprintf("steelyard_verdict %d\n", metric) {
-				return errors.New(m)
-			}
-			return nil
+			m := labtest.Metrics(t, agent, "steelyard_verdict")
+			return labtest.ErrorIf(m != fmt.Sprintf("steelyard_verdict %d\n", metric), "%s", m)
 		})
 	}
 	logged := func(code string) {

@@ -44,10 +44,8 @@ func TestChangeWhileUp(t *testing.T) {
 		// Before, both sides noticed a failure within a second.
 		send(t, syscall.SIGSTOP, p.daemon.Processes...)
 		took := labtest.Until(t, 20*time.Second, "the monitor notices", func() error {
-			if log := strings.Join(child.Log.Lines(), "\n"); !strings.Contains(log, "bfd session down") {
-				return fmt.Errorf("log:\n%s", log)
-			}
-			return nil
+			log := strings.Join(child.Log.Lines(), "\n")
+			return labtest.ErrorIf(!strings.Contains(log, "bfd session down"), "log:\n%s", log)
 		})
 		if took < 3*time.Second {
 			t.Errorf("the monitor has noticed the router after %v", took)
@@ -55,10 +53,7 @@ func TestChangeWhileUp(t *testing.T) {
 		t.Logf("%s frozen: noticed after %v", kind, took)
 		send(t, syscall.SIGCONT, p.daemon.Processes...)
 		labtest.Until(t, 20*time.Second, "the router notices that it was frozen", func() error {
-			if !p.ended(t, before) {
-				return errors.New("the session has not ended there")
-			}
-			return nil
+			return labtest.ErrorIf(!p.ended(t, before), "the session has not ended there")
 		})
 		p.sees(t, "192.0.2.2", "up")
 		p.hears(t, slowInterval, slowMultiplier)
@@ -91,10 +86,7 @@ func (p pair) hears(t *testing.T, interval time.Duration, multiplier int) {
 	what := fmt.Sprintf("%s hears of %v × %d", p.daemon.Kind, interval, multiplier)
 	labtest.Until(t, 20*time.Second, what, func() error {
 		out, err := p.daemon.Show(t.Context(), command)
-		if err == nil && !pattern.MatchString(out) {
-			err = fmt.Errorf("want %s:\n%s", want, out)
-		}
-		return err
+		return errors.Join(err, labtest.ErrorIf(!pattern.MatchString(out), "want %s:\n%s", want, out))
 	})
 }
 

@@ -130,10 +130,7 @@ func (p pair) sees(t *testing.T, address, state string) time.Duration {
 	took := must.Get(lab.Until(t.Context(), 20*time.Second, fmt.Sprintf("%s: session with %s", p.daemon.Kind, address),
 		func() error {
 			got, err := p.state(t.Context(), address)
-			if err == nil && got != state {
-				err = fmt.Errorf("%s, want %s", got, state)
-			}
-			return err
+			return errors.Join(err, labtest.ErrorIf(got != state, "%s, want %s", got, state))
 		}))(t)
 	return took
 }
@@ -202,10 +199,8 @@ func TestMonitorNotices(t *testing.T) {
 			t.Helper()
 			labtest.Until(t, 20*time.Second, fmt.Sprintf("the session is %v", want), func() error {
 				s := m.Sessions()[0]
-				if s.State != want || s.Problem != "" || s.NotUpSince.IsZero() != (want == bfd.Up) {
-					return fmt.Errorf("%+v", s)
-				}
-				return nil
+				return labtest.ErrorIf(s.State != want || s.Problem != "" || s.NotUpSince.IsZero() != (want == bfd.Up),
+					"%+v", s)
 			})
 		}
 		is(bfd.Up)
@@ -218,10 +213,7 @@ func TestMonitorNotices(t *testing.T) {
 			forged := bfd.Packet{State: bfd.Down, Multiplier: 3, MyDiscriminator: 1}
 			must.Get(c.Write(forged.Append(nil)))(t)
 			labtest.Until(t, 5*time.Second, "the forged packet is discarded: "+reason, func() error {
-				if m.Discarded()[reason] == 0 {
-					return errors.New("none was discarded")
-				}
-				return nil
+				return labtest.ErrorIf(m.Discarded()[reason] == 0, "none was discarded")
 			})
 		}
 		if s := m.Sessions()[0]; s.State != bfd.Up || s.Since != since {

@@ -34,10 +34,7 @@ func (r *router) awaitPaths(t testing.TB, n int) map[string][]string {
 				all[prefix.String()] = append(all[prefix.String()], text)
 			}
 		}
-		if len(all) != n {
-			return fmt.Errorf("%d routes: %v", len(all), all)
-		}
-		return nil
+		return labtest.ErrorIf(len(all) != n, "%d routes: %v", len(all), all)
 	})
 	return all
 }
@@ -82,10 +79,8 @@ func TestAttributes(t *testing.T) {
 			// A changed weight changes the community; the route stays.
 			setWeights(t, s, 5, 1)
 			labtest.Until(t, timeout, "the new weight arrives", func() error {
-				if got := r.awaitPaths(t, 2)["203.0.113.10/32"]; !slices.Contains(got, bandwidth(5*125e6)) {
-					return fmt.Errorf("attributes %v", got)
-				}
-				return nil
+				got := r.awaitPaths(t, 2)["203.0.113.10/32"]
+				return labtest.ErrorIf(!slices.Contains(got, bandwidth(5*125e6)), "attributes %v", got)
 			})
 		})
 	}
@@ -135,10 +130,7 @@ func TestAggregation(t *testing.T) {
 					return fmt.Errorf("%v is missing", p)
 				}
 			}
-			if len(got) != len(row.want) {
-				return fmt.Errorf("%d routes", len(got))
-			}
-			return nil
+			return labtest.ErrorIf(len(got) != len(row.want), "%d routes", len(got))
 		})
 	}
 }

@@ -1,7 +1,6 @@
 package bgp_test
 
 import (
-	"fmt"
 	"net/netip"
 	"strings"
 	"syscall"
@@ -48,10 +47,8 @@ func TestBFD(t *testing.T) {
 			t.Fatal(err)
 		}
 		labtest.Until(t, timeout, "the packet is counted", func() error {
-			if a, err := s.call(request{}); err != nil || a.Discarded["dropped by the kernel"] == 0 {
-				return fmt.Errorf("%v, %v", a.Discarded, err)
-			}
-			return nil
+			a, err := s.call(request{})
+			return labtest.ErrorIf(err != nil || a.Discarded["dropped by the kernel"] == 0, "%v, %v", a.Discarded, err)
 		})
 		must.Do(t, s.Signal(syscall.SIGSTOP))
 		took := want(t, r, vip4)

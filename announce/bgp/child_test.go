@@ -261,10 +261,8 @@ func (c *child) until(peer netip.Addr, what string, ok func(lb.PeerStatus) bool)
 		if err != nil || i < 0 {
 			return fmt.Errorf("%v is not in %+v (%v)", peer, a.Peers, err)
 		}
-		if p = a.Peers[i]; !ok(p) {
-			return fmt.Errorf("%+v", p)
-		}
-		return nil
+		p = a.Peers[i]
+		return labtest.ErrorIf(!ok(p), "%+v", p)
 	})
 	return p
 }

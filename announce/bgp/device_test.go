@@ -1,7 +1,6 @@
 package bgp_test
 
 import (
-	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -64,19 +63,15 @@ func TestDeviceComesLater(t *testing.T) {
 	wantReason(t, c, later, "bind to device eth1: no such device")
 	labtest.Until(t, timeout, "the range has a problem", func() error {
 		a, err := c.call(request{})
-		if got := strings.Join(a.Problems, "; "); err != nil || !strings.Contains(got, "device eth2: no such device") {
-			return fmt.Errorf("%q, %v", got, err)
-		}
-		return nil
+		got := strings.Join(a.Problems, "; ")
+		return labtest.ErrorIf(err != nil || !strings.Contains(got, "device eth2: no such device"), "%q, %v", got, err)
 	})
 	for i := range 2 {
 		r := b.router(peers.BIRD, nil)
 		want(t, r, vip4, b.ours[i+1][0])
 	}
 	labtest.Until(t, timeout, "no problem is left", func() error {
-		if a, err := c.call(request{}); err != nil || len(a.Problems) > 0 {
-			return fmt.Errorf("%q, %v", a.Problems, err)
-		}
-		return nil
+		a, err := c.call(request{})
+		return labtest.ErrorIf(err != nil || len(a.Problems) > 0, "%q, %v", a.Problems, err)
 	})
 }

@@ -1,7 +1,6 @@
 package bgp_test
 
 import (
-	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -62,9 +61,7 @@ func TestListenRange(t *testing.T) {
 	c.configure(o)
 	labtest.Until(t, timeout, "the session is established", func() error {
 		a, err := c.call(request{})
-		if err != nil || len(a.Peers) != 1 || a.Peers[0].State != "established" {
-			return fmt.Errorf("%+v, %v", a.Peers, err)
-		}
-		return nil
+		return labtest.ErrorIf(err != nil || len(a.Peers) != 1 || a.Peers[0].State != "established",
+			"%+v, %v", a.Peers, err)
 	})
 }

@@ -1,7 +1,6 @@
 package bgp_test
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -74,10 +73,7 @@ func TestWrongPassword(t *testing.T) {
 				c.set(vip4)
 				wantReason(t, c, b.theirs[0][0], row.words...)
 				labtest.Until(t, timeout, "a line in the log", func() error {
-					if len(sessionDownLines(c)) == 0 {
-						return errors.New("none")
-					}
-					return nil
+					return labtest.ErrorIf(len(sessionDownLines(c)) == 0, "none")
 				})
 				if lines := sessionDownLines(c); len(lines) == 0 || len(lines) > 2 {
 					t.Errorf("log lines %q", lines)
@@ -186,10 +182,7 @@ func TestPortInUse(t *testing.T) {
 	c := startChild(t, b.host, b.options())
 	c.set(vip4)
 	labtest.Until(t, 10*time.Second, "the speaker says so", func() error {
-		if !c.Log.Contains("not listening; only connecting") {
-			return errors.New(c.Log.Tail(5))
-		}
-		return nil
+		return labtest.ErrorIf(!c.Log.Contains("not listening; only connecting"), "%s", c.Log.Tail(5))
 	})
 	c.terminate()
 }

@@ -2,6 +2,7 @@ package bgp_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"syscall"
@@ -78,10 +79,7 @@ func TestLongLivedGracefulRestart(t *testing.T) {
 		t.Helper()
 		labtest.Until(t, timeout, "the route is stale", func() error {
 			out, err := show()
-			if err == nil && !strings.Contains(out, word) {
-				err = fmt.Errorf("the output is %s", out)
-			}
-			return err
+			return errors.Join(err, labtest.ErrorIf(!strings.Contains(out, word), "the output is %s", out))
 		})
 		labtest.Until(t, longLived+timeout, "the route is removed", func() error {
 			if out, err := show(); err == nil && strings.Contains(out, word) { // birdc fails when there is no route

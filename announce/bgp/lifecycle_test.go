@@ -37,10 +37,8 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 		must.Do(t, s.Set(t.Context(), announcements(vip4, vip6)))
 		r.awaitPaths(t, 2)
 		labtest.Until(t, timeout, "the speaker has the session", func() error {
-			if p := s.Peers()[0]; p.State != "established" {
-				return fmt.Errorf("%+v", p)
-			}
-			return nil
+			p := s.Peers()[0]
+			return labtest.ErrorIf(p.State != "established", "%+v", p)
 		})
 		must.Do(t, s.Set(t.Context(), nil))
 		stop()

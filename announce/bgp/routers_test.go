@@ -2,6 +2,7 @@ package bgp_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -230,10 +231,7 @@ func TestLateRouterKeepsItsRoutes(t *testing.T) {
 		c.Kill()
 		labtest.Until(t, timeout, "the router detects it", func() error {
 			peers, err := r.Peers(context.Background())
-			if err == nil && peers[b.ours[1][0]].Established {
-				err = fmt.Errorf("the session is up")
-			}
-			return err
+			return errors.Join(err, labtest.ErrorIf(peers[b.ours[1][0]].Established, "the session is up"))
 		})
 		b.ip("route", "add", "blackhole", host(b.theirs[1][0]).String())
 		c.start()
@@ -261,10 +259,7 @@ func TestLostConnectionKeepsRoutes(t *testing.T) {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		labtest.Until(t, timeout, "the speaker detects it", func() error {
-			if !c.Log.Contains("bgp session down") {
-				return fmt.Errorf("no line in the log")
-			}
-			return nil
+			return labtest.ErrorIf(!c.Log.Contains("bgp session down"), "no line in the log")
 		})
 		c.until(b.theirs[0][0], "the session is back", func(p lb.PeerStatus) bool {
 			return p.State == "established" && p.Routes == 2

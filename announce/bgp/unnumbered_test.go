@@ -105,20 +105,17 @@ func TestForgedRouter(t *testing.T) {
 	c.set(vip6)
 	forged := netip.MustParseAddr("fe80::bad%eth0")
 	labtest.Until(t, timeout, "the forged router is the peer", func() error {
-		if a, err := c.call(request{}); err != nil || len(a.Peers) != 1 || a.Peers[0].Peer != forged {
-			return fmt.Errorf("%+v, %v", a.Peers, err)
-		}
-		return nil
+		a, err := c.call(request{})
+		return labtest.ErrorIf(err != nil || len(a.Peers) != 1 || a.Peers[0].Peer != forged, "%+v, %v", a.Peers, err)
 	})
 	r := labtest.Router(t, h, peers.FRR, peers.RouterConfig{
 		ID: b.theirs[0][0], ASN: theirASN, HoldTime: 9 * time.Second,
 		Neighbors: []peers.Neighbor{{Interface: "eth0", ASN: ourASN}},
 	})
 	labtest.Until(t, 2*time.Minute, "the session is established", func() error {
-		if a, err := c.call(request{}); err != nil || len(a.Peers) != 1 || a.Peers[0].State != "established" {
-			return fmt.Errorf("%+v, %v", a.Peers, err)
-		}
-		return nil
+		a, err := c.call(request{})
+		return labtest.ErrorIf(err != nil || len(a.Peers) != 1 || a.Peers[0].State != "established",
+			"%+v, %v", a.Peers, err)
 	})
 	want(t, r, vip6, ours)
 	since := c.peer(theirs).Since
@@ -181,18 +178,12 @@ func TestUnnumbered(t *testing.T) {
 	theirs := linkLocal(t, h).WithZone("eth0")
 	labtest.Until(t, 2*timeout, "the session is established", func() error {
 		out, err := r.Show(t.Context(), "show bgp ipv4 unicast 203.0.113.10/32")
-		if err != nil || !strings.Contains(out, ours.String()) {
-			return fmt.Errorf("%v %s", err, out)
-		}
-		return nil
+		return labtest.ErrorIf(err != nil || !strings.Contains(out, ours.String()), "%v %s", err, out)
 	})
 	want(t, r, vip6, ours)
 	labtest.Until(t, timeout, "the kernel of the router has the route", func() error {
 		hops, err := r.NextHops(host(vip4)) // FRR may name it by an IPv4 address
-		if err != nil || len(hops) != 1 {
-			return fmt.Errorf("next hops %v, %v", hops, err)
-		}
-		return nil
+		return labtest.ErrorIf(err != nil || len(hops) != 1, "next hops %v, %v", hops, err)
 	})
 	if p := c.peer(theirs); p.State != "established" || p.Routes != 2 || p.LastError != "" || p.Interface != "eth0" {
 		t.Errorf("peer %+v", p)

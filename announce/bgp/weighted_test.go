@@ -3,6 +3,7 @@ package bgp_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -178,10 +179,7 @@ func TestPoolsOfPeers(t *testing.T) {
 	}
 	labtest.Until(t, timeout, "the route target", func() error {
 		out, err := second.Show(t.Context(), "show bgp ipv4 unicast 203.0.113.17/32")
-		if err == nil && !strings.Contains(out, "RT:64512:100") {
-			err = fmt.Errorf("the output is %s", out)
-		}
-		return err
+		return errors.Join(err, labtest.ErrorIf(!strings.Contains(out, "RT:64512:100"), "the output is %s", out))
 	})
 
 	c.set(two, other, six)

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -76,10 +77,8 @@ func forgedMetadata(t *testing.T, c *cluster) {
 	const label = `{"metadata":{"labels":{"service.kubernetes.io/service-proxy-name":"x"}}}`
 	merge, token := types.MergePatchType, c.apiOf(t, "steelyard-allocator")
 	labtest.Until(t, 20*time.Second, "the policy is in force", func() error {
-		if err := patch(token, merge, label, meta.DryRunAll); !apierrors.IsForbidden(err) {
-			return fmt.Errorf("error %v; want forbidden", err)
-		}
-		return nil
+		err := patch(token, merge, label, meta.DryRunAll)
+		return labtest.ErrorIf(!apierrors.IsForbidden(err), "error %v; want forbidden", err)
 	})
 	before := must.Get(c.api.CoreV1().Services("default").Get(t.Context(), "forged", meta.GetOptions{}))(t)
 	for name, tt := range map[string]struct {
@@ -126,10 +125,8 @@ func forgedMetadata(t *testing.T, c *cluster) {
 	must.Do(t, api.Delete(t.Context(), "forged", meta.DeleteOptions{}))
 	labtest.Until(t, 10*time.Second, "the addresses are released", func() error {
 		s, err := api.Get(t.Context(), "forged", meta.GetOptions{})
-		if err == nil && (len(s.Status.LoadBalancer.Ingress) > 0 || len(s.Finalizers) != 1) {
-			err = fmt.Errorf("%v, %+v", s.Finalizers, s.Status)
-		}
-		return err
+		return errors.Join(err, labtest.ErrorIf(len(s.Status.LoadBalancer.Ingress) > 0 || len(s.Finalizers) != 1,
+			"%v, %+v", s.Finalizers, s.Status))
 	})
 	if _, err := api.Patch(t.Context(), "forged", merge, []byte(`{"metadata":{"finalizers":null}}`),
 		meta.PatchOptions{}); err != nil {
@@ -171,10 +168,8 @@ func twoClasses(t *testing.T, c *cluster) {
 	c.waitHolder(t, "steelyard-example.com-other-a5f1e0", account)
 	labtest.Until(t, 20*time.Second, "the addresses are taken back", func() error {
 		s, err := c.api.CoreV1().Services("default").Get(t.Context(), "moves", meta.GetOptions{})
-		if err == nil && len(s.Status.LoadBalancer.Ingress)+len(s.Finalizers) > 0 {
-			err = fmt.Errorf("%v, %+v", s.Finalizers, s.Status)
-		}
-		return err
+		return errors.Join(err, labtest.ErrorIf(len(s.Status.LoadBalancer.Ingress)+len(s.Finalizers) > 0,
+			"%v, %+v", s.Finalizers, s.Status))
 	})
 	c.updateService(t, "moves", func(s *core.Service) { s.Spec.Type = core.ServiceTypeLoadBalancer })
 	c.waitAddresses(t, "moves")

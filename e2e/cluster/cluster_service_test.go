@@ -52,10 +52,7 @@ func (c *cluster) waitAddresses(t *testing.T, name string) (vips []netip.Addr) {
 		for _, i := range s.Status.LoadBalancer.Ingress {
 			vips = append(vips, netip.MustParseAddr(i.IP))
 		}
-		if len(vips) != len(s.Spec.IPFamilies) {
-			return fmt.Errorf("it has %v", vips)
-		}
-		return nil
+		return labtest.ErrorIf(len(vips) != len(s.Spec.IPFamilies), "it has %v", vips)
 	})
 	return vips
 }
@@ -123,10 +120,8 @@ func (c *cluster) deleteService(t *testing.T, name string) {
 	deleted := api.Delete(ctx, name, meta.DeleteOptions{})
 	// 30 s: a new leader may have to be elected first.
 	_, err := lab.Until(ctx, 30*time.Second, name+" is deleted", func() error {
-		if _, err := api.Get(ctx, name, meta.GetOptions{}); err == nil {
-			return errors.New("it exists")
-		}
-		return nil
+		_, err := api.Get(ctx, name, meta.GetOptions{})
+		return labtest.ErrorIf(err == nil, "it exists")
 	})
 	if err != nil {
 		t.Errorf("%v (%v)", err, deleted)
@@ -168,10 +163,7 @@ func (c *cluster) waitUnserved(t *testing.T, vips []netip.Addr, want func(error)
 			if err == nil {
 				conn.Close()
 			}
-			if !want(err) {
-				return fmt.Errorf("the connection ended with %v", err)
-			}
-			return nil
+			return labtest.ErrorIf(!want(err), "the connection ended with %v", err)
 		})
 	}
 }

@@ -42,10 +42,7 @@ func TestControlPlaneAddress(t *testing.T) {
 	for i, a := range c.Agents {
 		labtest.Until(t, 20*time.Second, "the state is stored", func() error {
 			text, err := a.ReadFile("/run/steelyard/cluster.json")
-			if err == nil && !strings.Contains(text, "apiserver") {
-				err = errors.New("the service is not in it")
-			}
-			return err
+			return errors.Join(err, labtest.ErrorIf(!strings.Contains(text, "apiserver"), "the service is not in it"))
 		})
 		must.Do(t, a.Terminate(t.Context(), 20*time.Second))
 		if out, err := a.CLI(t.Context(), "cleanup"); err != nil { // as a reboot does
@@ -78,10 +75,7 @@ func (c *cluster) waitFollowing(t *testing.T, agents ...*lab.Agent) {
 	for _, a := range agents {
 		labtest.Until(t, 3*time.Minute, "the agent follows the cluster", func() error {
 			out, err := a.CLI(t.Context(), "status")
-			if err == nil && strings.Contains(out, "the API server is away") {
-				err = errors.New(out)
-			}
-			return err
+			return errors.Join(err, labtest.ErrorIf(strings.Contains(out, "the API server is away"), "%s", out))
 		})
 	}
 }

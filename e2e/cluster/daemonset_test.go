@@ -165,10 +165,7 @@ func (c *cluster) nodesReady() error {
 			}
 		}
 	}
-	if ready != len(c.Balancers) {
-		return fmt.Errorf("%d of %d nodes are ready: %v", ready, len(c.Balancers), err)
-	}
-	return nil
+	return labtest.ErrorIf(ready != len(c.Balancers), "%d of %d nodes are ready: %v", ready, len(c.Balancers), err)
 }
 
 // daemonsReady returns a function that returns an error unless the latest generation of the DaemonSet is available on
@@ -182,10 +179,8 @@ func (c *cluster) daemonsReady(t *testing.T) func() error {
 		if err != nil {
 			return err
 		}
-		if allocator.Status.AvailableReplicas != *allocator.Spec.Replicas {
-			return fmt.Errorf("%+v%s", allocator.Status, c.podStates(t))
-		}
-		return nil
+		return labtest.ErrorIf(allocator.Status.AvailableReplicas != *allocator.Spec.Replicas,
+			"%+v%s", allocator.Status, c.podStates(t))
 	}
 }
 
@@ -197,20 +192,15 @@ func (c *cluster) daemonReady(t *testing.T, name string) error {
 	}
 	s, want := d.Status, int32(len(c.Balancers))
 	scheduled := s.DesiredNumberScheduled == want && s.UpdatedNumberScheduled == want
-	if s.ObservedGeneration != d.Generation || !scheduled || s.NumberAvailable != want {
-		return fmt.Errorf("%+v%s", s, c.podStates(t))
-	}
-	return nil
+	return labtest.ErrorIf(s.ObservedGeneration != d.Generation || !scheduled || s.NumberAvailable != want,
+		"%+v%s", s, c.podStates(t))
 }
 
 // podsEnded returns a function that returns an error while pods of ours exist.
 func (c *cluster) podsEnded(t *testing.T) func() error {
 	return func() error {
 		list, err := c.api.CoreV1().Pods("steelyard").List(t.Context(), meta.ListOptions{})
-		if err == nil && len(list.Items) > 0 {
-			err = errors.New(c.podStates(t))
-		}
-		return err
+		return errors.Join(err, labtest.ErrorIf(len(list.Items) > 0, "%s", c.podStates(t)))
 	}
 }
 
@@ -327,9 +317,6 @@ func (c *cluster) waitEvent(t *testing.T, reason, text string, n int) {
 				return fmt.Errorf("events %q", all)
 			}
 		}
-		if len(on) < n {
-			return fmt.Errorf("events %q", all)
-		}
-		return nil
+		return labtest.ErrorIf(len(on) < n, "events %q", all)
 	})
 }

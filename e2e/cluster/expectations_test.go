@@ -52,10 +52,7 @@ func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 			what := fmt.Sprintf("the health check node port of node %d responds with %d", node, want)
 			labtest.Until(t, 5*time.Second, what, func() error {
 				got, err := c.Client().Get(t.Context(), at(node))
-				if err == nil && got.Status != want {
-					err = fmt.Errorf("its status is %d", got.Status)
-				}
-				return err
+				return errors.Join(err, labtest.ErrorIf(got.Status != want, "its status is %d", got.Status))
 			})
 		}
 		if after := c.announcedSince(t, 0, vips); !slices.Equal(after, before) {
@@ -67,10 +64,8 @@ func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 		c.waitRouted(t, vips, 0, 1, 2)
 		c.waitAnswered(t, vips...)
 		labtest.Until(t, 5*time.Second, "the health check node port is closed", func() error {
-			if _, err := c.Client().Get(t.Context(), at(0)); err == nil {
-				return errors.New("it responds")
-			}
-			return nil
+			_, err := c.Client().Get(t.Context(), at(0))
+			return labtest.ErrorIf(err == nil, "it responds")
 		})
 	}
 }
@@ -113,10 +108,8 @@ func onePortTwice(t *testing.T, c *cluster, pods ...*pod) {
 			if _, err := conn.Write([]byte("who")); errors.Is(err, syscall.ECONNREFUSED) {
 				return nil
 			}
-			if _, err := conn.Read(make([]byte, 100)); !errors.Is(err, syscall.ECONNREFUSED) {
-				return fmt.Errorf("the read ended with %v", err)
-			}
-			return nil
+			_, err := conn.Read(make([]byte, 100))
+			return labtest.ErrorIf(!errors.Is(err, syscall.ECONNREFUSED), "the read ended with %v", err)
 		})
 	}
 	c.setEndpoints(t, "twice", pods[0], pods[1])
@@ -142,10 +135,8 @@ func namedPorts(t *testing.T, c *cluster, pods ...*pod) {
 	c.setEndpoints(t, "named", pods[0])
 	for _, vip := range vips {
 		labtest.Until(t, 5*time.Second, "both pods respond", func() error {
-			if r := c.Load(t, vip, 60); r.Err() != nil || len(r.Servers) != 2 {
-				return fmt.Errorf("%s, %v", r, r.Err())
-			}
-			return nil
+			r := c.Load(t, vip, 60)
+			return labtest.ErrorIf(r.Err() != nil || len(r.Servers) != 2, "%s, %v", r, r.Err())
 		})
 	}
 	if len(web.Clients()) == 0 {
@@ -168,10 +159,7 @@ func fromPods(t *testing.T, c *cluster, pods ...*pod) {
 					fmt.Sprintf("%s: %s replies to %s", name, vip, from.name), func() error {
 						load := traffic.Load{URL: labtest.URL(vip), Requests: 10}
 						r := traffic.From(from.Host).Load(t.Context(), load)
-						if r.Err() != nil || r.Servers[pods[1].name] != 10 {
-							return fmt.Errorf("%s, %v", r, r.Err())
-						}
-						return nil
+						return labtest.ErrorIf(r.Err() != nil || r.Servers[pods[1].name] != 10, "%s, %v", r, r.Err())
 					})
 			}
 		}

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -160,10 +161,8 @@ func (c *cluster) podNodeFails(t *testing.T, pods []*pod) {
 			}
 			b := make([]byte, 200)
 			n, err := f.conn.Read(b)
-			if err == nil && !strings.HasPrefix(string(b[:n]), pods[2].name+" ") {
-				err = fmt.Errorf("answered by %s", b[:n])
-			}
-			return err
+			return errors.Join(err, labtest.ErrorIf(!strings.HasPrefix(string(b[:n]), pods[2].name+" "),
+				"answered by %s", b[:n]))
 		})
 	}
 }

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -113,10 +114,8 @@ func udpMovesFor(t *testing.T, c *cluster, vip netip.Addr, byCluster bool, pods 
 				return err
 			}
 			n, err := conn.Read(b)
-			if err == nil && !strings.HasPrefix(string(b[:n]), want.name+" ") {
-				err = fmt.Errorf("answered by %s", b[:n])
-			}
-			return err
+			return errors.Join(err, labtest.ErrorIf(!strings.HasPrefix(string(b[:n]), want.name+" "),
+				"answered by %s", b[:n]))
 		})
 	}
 	one, other := *pods[0], *pods[1]
@@ -229,9 +228,6 @@ func foreignStatus(t *testing.T, c *cluster, pods ...*pod) {
 	write()
 	labtest.Until(t, 10*time.Second, "addresses are assigned again", func() error {
 		s, err := api.Get(t.Context(), "foreign", meta.GetOptions{})
-		if err == nil && len(s.Status.LoadBalancer.Ingress) != 2 {
-			err = fmt.Errorf("%+v", s.Status)
-		}
-		return err
+		return errors.Join(err, labtest.ErrorIf(len(s.Status.LoadBalancer.Ingress) != 2, "%+v", s.Status))
 	})
 }

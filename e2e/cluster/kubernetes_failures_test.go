@@ -140,10 +140,7 @@ func apiServerDown(t *testing.T, c *cluster, pods ...*pod) {
 	// client waits up to a minute before it watches again.
 	labtest.Until(t, 10*time.Second, "the agent of the node without a pod has the new endpoints", func() error {
 		out, err := c.Agents[1].CLI(t.Context(), "routes")
-		if err == nil && !strings.Contains(out, "no ready endpoint is on this node") {
-			err = errors.New(out)
-		}
-		return err
+		return errors.Join(err, labtest.ErrorIf(!strings.Contains(out, "no ready endpoint is on this node"), "%s", out))
 	})
 	c.waitRouted(t, vips, 0, 2)
 	c.waitRecovered(t, pods...)
@@ -155,10 +152,7 @@ func coldBoot(t *testing.T, c *cluster, pods ...*pod) {
 	a := c.Agents[0]
 	labtest.Until(t, 20*time.Second, "the state is stored", func() error {
 		text, err := a.ReadFile("/run/steelyard/cluster.json")
-		if err == nil && !strings.Contains(text, "cold-boot") {
-			err = errors.New("the service is not in it")
-		}
-		return err
+		return errors.Join(err, labtest.ErrorIf(!strings.Contains(text, "cold-boot"), "the service is not in it"))
 	})
 	c.control.StopAPI()
 	must.Do(t, a.Terminate(t.Context(), 20*time.Second))
@@ -197,10 +191,7 @@ func (c *cluster) waitRecovered(t *testing.T, pods ...*pod) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			got, err := c.Client().Get(ctx, fmt.Sprintf("http://%s/", at))
-			if err == nil && got.Status != http.StatusOK {
-				err = fmt.Errorf("status %d: %s", got.Status, got.Body)
-			}
-			return err
+			return errors.Join(err, labtest.ErrorIf(got.Status != http.StatusOK, "status %d: %s", got.Status, got.Body))
 		})
 	}
 	c.waitRouted(t, vips, 0, 1, 2)
@@ -235,9 +226,7 @@ func waitRequests(t *testing.T, s *traffic.Stream, n int) {
 	t.Helper()
 	want := len(s.Samples()) + n
 	labtest.Until(t, 10*time.Second, fmt.Sprintf("%d more requests end", n), func() error {
-		if have := len(s.Samples()); have < want {
-			return fmt.Errorf("%d of %d", have, want)
-		}
-		return nil
+		have := len(s.Samples())
+		return labtest.ErrorIf(have < want, "%d of %d", have, want)
 	})
 }

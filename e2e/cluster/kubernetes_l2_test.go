@@ -87,10 +87,8 @@ func (s *segmentCluster) spreadsLocal(t *testing.T) {
 	spread := func(vip netip.Addr, pods []*pod) {
 		t.Helper()
 		labtest.Until(t, 10*time.Second, "the endpoints are in force", func() error {
-			if r := s.Load(t, vip, 40); r.Err() != nil || len(r.Servers) != len(pods) {
-				return fmt.Errorf("%s", r)
-			}
-			return nil
+			r := s.Load(t, vip, 40)
+			return labtest.ErrorIf(r.Err() != nil || len(r.Servers) != len(pods), "%s", r)
 		})
 		r := s.Load(t, vip, 2000)
 		t.Logf("%s of %s: %s", vip, owners[vip], r)
@@ -187,10 +185,7 @@ func TestAddressPerNodeOfACluster(t *testing.T) {
 			for _, i := range service.Status.LoadBalancer.Ingress {
 				vips = append(vips, netip.MustParseAddr(i.IP))
 			}
-			if len(vips) != n {
-				return fmt.Errorf("it has %v", vips)
-			}
-			return nil
+			return labtest.ErrorIf(len(vips) != n, "it has %v", vips)
 		})
 		return vips
 	}

@@ -53,10 +53,8 @@ func leaders(t *testing.T, c *cluster, pods ...*pod) {
 	c.restartAgent(t, 2, c.kubeconfigOf(t, "host-service"), strings.Replace(config, "allocate = false\n", "", 1))
 	labtest.Until(t, 10*time.Second, "the host service knows the leader of the pods", func() error {
 		out, err := host.CLI(t.Context(), "status")
-		if err == nil && !strings.Contains(out, "addresses are assigned by allocator-") {
-			err = errors.New(out)
-		}
-		return err
+		return errors.Join(err, labtest.ErrorIf(!strings.Contains(out, "addresses are assigned by allocator-"),
+			"%s", out))
 	})
 	for _, p := range c.allocators {
 		must.Do(t, p.Stop())

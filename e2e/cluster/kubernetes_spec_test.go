@@ -40,10 +40,7 @@ func affinity(t *testing.T, c *cluster, pods ...*pod) {
 			t.Helper()
 			labtest.Until(t, 10*time.Second, "requests have the servers that affinity demands", func() error {
 				r := c.Load(t, vip, 40)
-				if r.Err() != nil || !want(r.Servers) {
-					return fmt.Errorf("%s, %w", r, r.Err())
-				}
-				return nil
+				return labtest.ErrorIf(r.Err() != nil || !want(r.Servers), "%s, %w", r, r.Err())
 			})
 		}
 		change := func(mode core.ServiceAffinity) {
@@ -92,10 +89,8 @@ func typeChanges(t *testing.T, c *cluster, pods ...*pod) {
 			}
 			ingress := s.Status.LoadBalancer.Ingress
 			has := slices.Contains(s.Finalizers, "service.kubernetes.io/load-balancer-cleanup")
-			if has != finalized || len(ingress) != addresses {
-				return fmt.Errorf("finalizers %v, addresses %v", s.Finalizers, ingress)
-			}
-			return nil
+			return labtest.ErrorIf(has != finalized || len(ingress) != addresses,
+				"finalizers %v, addresses %v", s.Finalizers, ingress)
 		}
 	}
 	labtest.Until(t, 5*time.Second, "it has the finalizer", has(true, 2))

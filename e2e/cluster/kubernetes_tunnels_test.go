@@ -177,10 +177,8 @@ func (f *forger) refused(t *testing.T, when string, mark int, token uint64, node
 	}
 	labtest.Until(t, 5*time.Second, fmt.Sprintf("%s: %s counts %s", when, f.c.Balancers[node].Name(), reason),
 		func() error {
-			if now := f.drops(t, node, reason); now == before {
-				return fmt.Errorf("it is still\n%s", now)
-			}
-			return nil
+			now := f.drops(t, node, reason)
+			return labtest.ErrorIf(now == before, "it is still\n%s", now)
 		})
 }
 

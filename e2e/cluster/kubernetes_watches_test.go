@@ -23,10 +23,8 @@ import (
 func quietNodes(t *testing.T, c *cluster, _ ...*pod) {
 	// kube-proxy and the agents watch their own Node; who assigns addresses watches all.
 	labtest.Until(t, 30*time.Second, "one client watches all Nodes", func() error {
-		if n := c.watches(t, allNodes...) - c.ownWatches[0]; n != 1 {
-			return fmt.Errorf("%v watch all Nodes", n)
-		}
-		return nil
+		n := c.watches(t, allNodes...) - c.ownWatches[0]
+		return labtest.ErrorIf(n != 1, "%v watch all Nodes", n)
 	})
 	// The one that does not assign watches the Lease of the other.
 	if n := c.watches(t, allLeases...) - c.ownWatches[1]; n > 1 {

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -96,10 +97,8 @@ func (c *panicCluster) panics(t *testing.T, part, object string, change func()) 
 		if n := labtest.Panics(t, c.agent, part); n == was {
 			return fmt.Errorf("steelyard_panics_total is %s", n)
 		}
-		if out, err := c.agent.CLI(t.Context(), "status"); !strings.Contains(out, part+" "+object) {
-			return fmt.Errorf("status: %v\n%s", err, out)
-		}
-		return nil
+		out, err := c.agent.CLI(t.Context(), "status")
+		return labtest.ErrorIf(!strings.Contains(out, part+" "+object), "status: %v\n%s", err, out)
 	})
 	for name, vip := range c.vips {
 		if _, err := c.request(t, vip, 80); err != nil {
@@ -113,10 +112,8 @@ func (c *panicCluster) healed(t *testing.T, part string) {
 	t.Helper()
 	labtest.Until(t, lab.Ready, "the status is without "+part, func() error {
 		out, err := c.agent.CLI(t.Context(), "status")
-		if strings.Contains(out, part+" ") && strings.Contains(out, "panic:") {
-			return fmt.Errorf("status: %v\n%s", err, out)
-		}
-		return nil
+		return labtest.ErrorIf(strings.Contains(out, part+" ") && strings.Contains(out, "panic:"),
+			"status: %v\n%s", err, out)
 	})
 }
 
@@ -161,10 +158,7 @@ func (c *panicCluster) waitFrozen(t *testing.T) {
 		events, err := c.api.CoreV1().Events("default").List(t.Context(), meta.ListOptions{
 			FieldSelector: "reason=Frozen,involvedObject.name=" + brokenService,
 		})
-		if err == nil && len(events.Items) == 0 {
-			err = fmt.Errorf("there is none")
-		}
-		return err
+		return errors.Join(err, labtest.ErrorIf(len(events.Items) == 0, "there is none"))
 	})
 }
 
@@ -177,10 +171,7 @@ func (c *panicCluster) sliceCannotBeHandled(t *testing.T, a, b *pod) {
 	c.setEndpoints(t, brokenService, b)
 	labtest.Until(t, lab.Ready, "the changed EndpointSlice is handled", func() error {
 		server, err := c.request(t, c.vips[brokenService], 80)
-		if err == nil && server != b.name {
-			err = fmt.Errorf("%s responds, want %s", server, b.name)
-		}
-		return err
+		return errors.Join(err, labtest.ErrorIf(server != b.name, "%s responds, want %s", server, b.name))
 	})
 	c.healed(t, "endpointslice")
 }

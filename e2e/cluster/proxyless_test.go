@@ -29,10 +29,8 @@ func (c *cluster) proxyHealth(t *testing.T, node int, vips []netip.Addr) {
 			var body map[string]any
 			err = json.Unmarshal([]byte(got.Body), &body)
 			healthy := body["healthy"] == true && body["lastUpdated"] != nil
-			if err != nil || got.Status != status || body["nodeEligible"] != eligible || !healthy {
-				return fmt.Errorf("%d %s (%v)", got.Status, got.Body, err)
-			}
-			return nil
+			return labtest.ErrorIf(err != nil || got.Status != status || body["nodeEligible"] != eligible || !healthy,
+				"%d %s (%v)", got.Status, got.Body, err)
 		}
 	}
 	labtest.Until(t, 5*time.Second, "/healthz", answers("/healthz", 200, true))
@@ -72,10 +70,8 @@ func TestKubernetesWithoutProxy(t *testing.T) {
 		return func() error {
 			want := fmt.Sprintf(nodePortAnswer, endpoints)
 			got, err := c.Client().Get(t.Context(), at(node))
-			if err == nil && (got.Status != status || got.Body != want) {
-				err = fmt.Errorf("%d %s", got.Status, got.Body)
-			}
-			return err
+			return errors.Join(err, labtest.ErrorIf(got.Status != status || got.Body != want,
+				"%d %s", got.Status, got.Body))
 		}
 	}
 	labtest.Until(t, 5*time.Second, "node 0 has an endpoint", answers(0, 200, 1))
@@ -98,10 +94,8 @@ func TestKubernetesWithoutProxy(t *testing.T) {
 	})
 	c.waitRouted(t, vips, 0, 1, 2)
 	labtest.Until(t, 5*time.Second, "the port is closed", func() error {
-		if _, err := c.Client().Get(t.Context(), at(0)); err == nil {
-			return errors.New("it responds")
-		}
-		return nil
+		_, err := c.Client().Get(t.Context(), at(0))
+		return labtest.ErrorIf(err == nil, "it responds")
 	})
 	c.waitAnswered(t, vips...)
 }

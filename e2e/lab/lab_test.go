@@ -165,10 +165,7 @@ func TestStopAndKillEndProcesses(t *testing.T) {
 	const script = "trap 'echo stopped; exit 3' TERM; echo ready; while :; do sleep 0.05; done"
 	process := must.Get(h.Start(lab.Command{Path: "sh", Args: []string{"-c", script}}))(t)
 	labtest.Until(t, 5*time.Second, "the trap is set", func() error {
-		if !process.Log.Contains("ready") {
-			return errors.New("not yet")
-		}
-		return nil
+		return labtest.ErrorIf(!process.Log.Contains("ready"), "not yet")
 	})
 	must.Do(t, process.Stop())
 	var exit *exec.ExitError
@@ -182,10 +179,7 @@ func TestStopAndKillEndProcesses(t *testing.T) {
 	}
 	grandchild := must.Get(h.Start(lab.Command{Path: "sh", Args: []string{"-c", "sleep 61 & echo $!; wait"}}))(t)
 	labtest.Until(t, 5*time.Second, "the grandchild runs", func() error {
-		if len(grandchild.Log.Lines()) == 0 {
-			return errors.New("not yet")
-		}
-		return nil
+		return labtest.ErrorIf(len(grandchild.Log.Lines()) == 0, "not yet")
 	})
 	grandchild.Kill()
 	pid := must.Get(strconv.Atoi(strings.TrimSpace(grandchild.Log.Tail(1))))(t)
@@ -227,10 +221,8 @@ func TestCloseLeavesNothing(t *testing.T) {
 		stream := client.Stream(t.Context(), "http://"+server.At(80)[0].String(), 5*time.Millisecond, time.Second)
 		defer stream.Stop()
 		labtest.Until(t, 5*time.Second, "traffic flows", func() error {
-			if r := stream.Between(time.Time{}, time.Time{}); r.Answered() < 5 {
-				return errors.New(r.String())
-			}
-			return nil
+			r := stream.Between(time.Time{}, time.Time{})
+			return labtest.ErrorIf(r.Answered() < 5, "%s", r.String())
 		})
 		if r := stream.Between(time.Time{}, time.Time{}); r.Err() != nil {
 			t.Error(r.Err())
@@ -240,10 +232,8 @@ func TestCloseLeavesNothing(t *testing.T) {
 	before := traces(t)
 	use()
 	labtest.Until(t, 5*time.Second, "the traces are those of before", func() error {
-		if diff := cmp.Diff(before, traces(t)); diff != "" {
-			return errors.New(diff)
-		}
-		return nil
+		diff := cmp.Diff(before, traces(t))
+		return labtest.ErrorIf(diff != "", "%s", diff)
 	})
 }
 

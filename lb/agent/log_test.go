@@ -66,10 +66,7 @@ func TestLogThatNobodyReads(t *testing.T) {
 			if err := agent.Get(t.Context(), "/v1/status", &i); err != nil {
 				return err
 			}
-			if !want() {
-				return fmt.Errorf("%d addresses announced, %q", i.Announced, i.Reasons)
-			}
-			return nil
+			return labtest.ErrorIf(!want(), "%d addresses announced, %q", i.Announced, i.Reasons)
 		})
 	}
 	state("the address is announced", func() bool { return i.Announced == 2 })

@@ -66,10 +66,7 @@ func TestAgentInALab(t *testing.T) {
 			if err := agent.Get(t.Context(), "/v1/status", &i); err != nil {
 				return err
 			}
-			if !want(i) {
-				return fmt.Errorf("%+v", i)
-			}
-			return nil
+			return labtest.ErrorIf(!want(i), "%+v", i)
 		})
 	}
 	state("the addresses are announced", func(i admin.Info) bool {
@@ -121,10 +118,7 @@ func TestHangupBeforeTheStart(t *testing.T) {
 			return err
 		})
 		labtest.Until(t, stepTimeout, logged, func() error {
-			if !p.Log.Contains(logged) {
-				return errors.New("not yet")
-			}
-			return nil
+			return labtest.ErrorIf(!p.Log.Contains(logged), "not yet")
 		})
 	}
 }
@@ -146,10 +140,7 @@ func TestWaitsForTheNetwork(t *testing.T) {
 		labtest.Until(t, stepTimeout, what, func() error {
 			var i admin.Info
 			err := agent.Get(t.Context(), "/v1/status", &i)
-			if err == nil && !want(i) {
-				err = fmt.Errorf("%+v", i)
-			}
-			return err
+			return errors.Join(err, labtest.ErrorIf(!want(i), "%+v", i))
 		})
 	}
 	waits := func(i admin.Info) bool {

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
-	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -45,10 +44,8 @@ func TestReadersByTCPDisturbNoHealthCheck(t *testing.T) {
 	})
 	labtest.Until(t, stepTimeout, "the address is announced", func() error {
 		var i admin.Info
-		if err := agent.Get(t.Context(), "/v1/status", &i); err != nil || i.Announced != 1 {
-			return fmt.Errorf("%+v, %v", i.Reasons, err)
-		}
-		return nil
+		err := agent.Get(t.Context(), "/v1/status", &i)
+		return labtest.ErrorIf(err != nil || i.Announced != 1, "%+v, %v", i.Reasons, err)
 	})
 	must.Do(t, site.Router.AddRoute(netip.PrefixFrom(vip, 32), b.V4))
 	sendFromEveryPort(t, client, vip, 53, 54)

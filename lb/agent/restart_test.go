@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"net"
 	"net/http"
@@ -75,10 +74,8 @@ func TestStopDuringARestart(t *testing.T) {
 	process := agent.Process()
 	// The end of the first agent takes withdrawGrace at least.
 	labtest.Until(t, stepTimeout, "it restarts", func() error {
-		if log := process.Log.Tail(100); !strings.Contains(log, "agent restarts") {
-			return errors.New(log)
-		}
-		return nil
+		log := process.Log.Tail(100)
+		return labtest.ErrorIf(!strings.Contains(log, "agent restarts"), "%s", log)
 	})
 	must.Do(t, process.Signal(syscall.SIGTERM))
 	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)

@@ -36,10 +36,7 @@ peers = [
 				for _, p := range a.peers() {
 					got = append(got, p.Peer.String())
 				}
-				if fmt.Sprint(got) != fmt.Sprint(peers) {
-					return fmt.Errorf("peers %v", got)
-				}
-				return nil
+				return labtest.ErrorIf(fmt.Sprint(got) != fmt.Sprint(peers), "peers %v", got)
 			})
 		}
 	}

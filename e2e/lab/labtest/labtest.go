@@ -4,6 +4,7 @@ package labtest
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"os"
 	"strings"
@@ -150,6 +151,14 @@ func Connect(t testing.TB, from traffic.Client, to netip.AddrPort, n int) *traff
 	c := must.Get(from.Connect(ctx, to, n))(t)
 	t.Cleanup(c.Close)
 	return c
+}
+
+// ErrorIf returns an error with this text where bad is true, for the functions of Until.
+func ErrorIf(bad bool, format string, args ...any) error {
+	if bad {
+		return fmt.Errorf(format, args...)
+	}
+	return nil
 }
 
 // Until polls f until it returns nil, and returns how long that took. It fails the test when the time has passed.

@@ -1,6 +1,7 @@
 package peers_test
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -84,10 +85,8 @@ func TestRoutersImportSpreadRetainAndWithdraw(t *testing.T) {
 			p1.Kill()
 			labtest.Until(t, 10*time.Second, "the router has closed the session", func() error {
 				peers, err := r.Peers(t.Context())
-				if err == nil && peers[one.V4].Established {
-					err = fmt.Errorf("the session is %q", peers[one.V4].Info)
-				}
-				return err
+				return errors.Join(err, labtest.ErrorIf(peers[one.V4].Established,
+					"the session is %q", peers[one.V4].Info))
 			})
 			hops([]netip.Addr{one.V4, two.V4}, []netip.Addr{one.V6, two.V6})
 			p1 = start()
