@@ -78,9 +78,7 @@ func (s *site) withstandsAttack(t *testing.T, took time.Duration, services func(
 	}
 	must.Do(t, s.Delay(s.Clients[0], roundTrip))
 	for _, net := range []string{invented4.String(), invented6.String()} { // answers to invented sources
-		if out, err := s.Topology.Router.Run(t.Context(), "ip", "route", "add", "blackhole", net); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+		must.Get(s.Topology.Router.Run(t.Context(), "ip", "route", "add", "blackhole", net))(t)
 	}
 	v := &victims{}
 	for _, vip := range vips {

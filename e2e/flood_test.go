@@ -41,9 +41,7 @@ func (s *site) withstandsFlood(t *testing.T) {
 	must.Do(t, s.Balancers[0].SoftwareChecksums("eth0"))
 	// The router drops replies to the random source addresses.
 	for _, net := range []string{"198.18.0.0/15", "2001:db8:bad::/48"} {
-		if out, err := s.Topology.Router.Run(t.Context(), "ip", "route", "add", "blackhole", net); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+		must.Get(s.Topology.Router.Run(t.Context(), "ip", "route", "add", "blackhole", net))(t)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), floodFor)
 	defer cancel()

@@ -15,9 +15,7 @@ import (
 func (s *site) uplinkRecreated(t *testing.T, mode string) {
 	balancer, router := s.Balancers[0], s.Topology.Router
 	s.checkAnswered(t, 20)
-	if out, err := balancer.Run(t.Context(), "ip", "link", "delete", "eth0"); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Get(balancer.Run(t.Context(), "ip", "link", "delete", "eth0"))(t)
 	attached := func(want string) func() error {
 		return func() error {
 			out, err := s.Agents[0].CLI(t.Context(), "status")

@@ -302,9 +302,7 @@ func (s *site) exits(t *testing.T) {
 			t.Errorf("the next hops of %s after the end of the agent: %v, %v", vip, got, err)
 		}
 	}
-	if out, err := a.CLI(t.Context(), "cleanup"); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Get(a.CLI(t.Context(), "cleanup"))(t)
 	lb := s.Balancers[0].Host
 	if out := inHost(t, lb, "ls", "/sys/fs/bpf"); strings.Contains(out, "steelyard") {
 		t.Errorf("still pinned: %s", out)

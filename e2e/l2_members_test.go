@@ -108,9 +108,7 @@ func TestMembersJoinedSegment(t *testing.T) {
 	far := m.Others(before[m.VIPs[0]])[0]
 	run := func(host *lab.Host, command ...string) {
 		t.Helper()
-		if out, err := host.Run(t.Context(), command[0], command[1:]...); err != nil {
-			t.Fatal(err, out)
-		}
+		must.Get(host.Run(t.Context(), command[0], command[1:]...))(t)
 	}
 	// The trunk is down from the start.
 	run(m.Switch, "ip", "link", "add", "trunk", "type", "veth", "peer", "name", "trunk-far")
@@ -176,9 +174,7 @@ func TestMembersSeparated(t *testing.T) {
 	before := m.Settled(t, m.Agents...)
 	nft := func(text string) {
 		t.Helper()
-		if out, err := m.Agents[0].Run(t.Context(), "nft", text); err != nil {
-			t.Fatal(err, out)
-		}
+		must.Get(m.Agents[0].Run(t.Context(), "nft", text))(t)
 	}
 	since := time.Now()
 	nft(`table inet cut { chain in { type filter hook input priority 0; th dport 7946 drop; th sport 7946 drop; }; }`)

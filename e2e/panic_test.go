@@ -76,9 +76,7 @@ func (s *panicSite) configure(t *testing.T, port int) {
 	c := s.Config[0]
 	c.Services = servicesOf(s.site, port)
 	must.Do(t, s.agent.Configure(c.TOML()))
-	if out, err := s.agent.CLI(t.Context(), "reload"); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Get(s.agent.CLI(t.Context(), "reload"))(t)
 }
 
 // allServed makes a request to each service.

@@ -131,9 +131,7 @@ func (s *site) cleansUp(t *testing.T) {
 	}
 	s.checkAnswered(t, 20)
 	must.Do(t, s.Agents[0].Terminate(t.Context(), lab.Ready))
-	if out, err := s.Agents[0].CLI(t.Context(), "cleanup"); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Get(s.Agents[0].CLI(t.Context(), "cleanup"))(t)
 	for path, want := range map[string]string{
 		"/proc/sys/net/ipv4/conf/eth0/forwarding": "0", "/proc/sys/net/ipv6/conf/eth0/forwarding": "0",
 	} {

@@ -94,9 +94,7 @@ func TestDevices(t *testing.T) {
 	are(bfd.Up, bfd.Down, "")
 	signal(routers[1], syscall.SIGCONT)
 	are(bfd.Up, bfd.Up, "")
-	if out, err := node.Run(t.Context(), "ip", "link", "del", "eth1"); err != nil {
-		t.Fatal(err, out)
-	}
+	must.Get(node.Run(t.Context(), "ip", "link", "del", "eth1"))(t)
 	are(bfd.Up, bfd.Down, missing)
 	link(1, second)
 	are(bfd.Up, bfd.Up, "")

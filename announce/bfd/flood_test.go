@@ -34,18 +34,16 @@ func TestFlood(t *testing.T) {
 	}
 	p := newPairOf(t, peers.BIRD, multiplier)
 	stranger := labtest.Host(t, p.lab, "stranger")
-	err := p.lab.Link(
+	must.Do(t, p.lab.Link(
 		lab.End{Host: p.router, Name: "eth1", Addresses: []netip.Prefix{netip.MustParsePrefix("198.51.100.1/24")}},
 		lab.End{Host: stranger, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("198.51.100.7/24")}},
-		lab.LinkOptions{})
-	must.Do(t, err)
+		lab.LinkOptions{}))
 	must.Do(t, p.router.Forward())
 	must.Do(t, stranger.AddRoute(netip.MustParsePrefix("192.0.2.0/24"), netip.MustParseAddr("198.51.100.1")))
 	changes := make(chan bfd.Status, 100)
-	m, err := bfd.New(bfd.Options{
+	m := must.Get(bfd.New(bfd.Options{
 		Log: slog.New(slog.DiscardHandler), Changed: func(_ bfd.State, s bfd.Status) { changes <- s },
-	})
-	must.Do(t, err)
+	}))(t)
 	neighbor := fast(netip.MustParseAddr("192.0.2.1"))
 	neighbor.Multiplier = uint8(multiplier)
 	m.Set([]bfd.Neighbor{neighbor})
@@ -68,8 +66,7 @@ func TestFlood(t *testing.T) {
 		}
 		for range runtime.NumCPU() {
 			load := lab.Command{Path: "/bin/sh", Args: []string{"-c", "while :; do :; done"}, Abrupt: true}
-			_, err := p.host.Start(load)
-			must.Do(t, err)
+			must.Get(p.host.Start(load))(t)
 		}
 	}
 	sent := flood(t, stranger, duration)

@@ -255,9 +255,7 @@ func TestLostConnectionKeepsRoutes(t *testing.T) {
 		want(t, r, vip4, b.ours[0][0])
 		want(t, r, vip6, b.ours[0][1])
 		stop4, stop6 := watchRoute(t, r, vip4, b.ours[0][0]), watchRoute(t, r, vip6, b.ours[0][1])
-		if out, err := b.host.Run(context.Background(), "ss", "-K", "dst", b.theirs[0][0].String()); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+		must.Get(b.host.Run(context.Background(), "ss", "-K", "dst", b.theirs[0][0].String()))(t)
 		labtest.Until(t, timeout, "the speaker detects it", func() error {
 			return labtest.ErrorIf(!c.Log.Contains("bgp session down"), "no line in the log")
 		})
@@ -273,9 +271,7 @@ func TestLostConnectionKeepsRoutes(t *testing.T) {
 // ip changes the routes of the speaker's host.
 func (b *bench) ip(args ...string) {
 	b.t.Helper()
-	if out, err := b.host.Run(context.Background(), "ip", args...); err != nil {
-		b.t.Fatalf("%v\n%s", err, out)
-	}
+	must.Get(b.host.Run(context.Background(), "ip", args...))(b.t)
 }
 
 // Without graceful restart a killed speaker loses its routes: the tests above can fail.

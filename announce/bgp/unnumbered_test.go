@@ -34,9 +34,7 @@ func newUnnumbered(t *testing.T) (b *bench, h *lab.Host) {
 			{"addr", "del", a[1].String() + "/64", "dev", "eth0"},
 			{"addr", "add", a[0].String() + "/32", "dev", "lo"}, {"link", "set", "lo", "up"},
 		} {
-			if out, err := end.Run(t.Context(), "ip", args...); err != nil {
-				t.Fatalf("ip %v: %v\n%s", args, err, out)
-			}
+			must.Get(end.Run(t.Context(), "ip", args...))(t)
 		}
 	}
 	return b, h
@@ -197,9 +195,7 @@ func TestUnnumbered(t *testing.T) {
 		{"addr", "add", host(vip4).String(), "dev", "lo"},
 		{"route", "add", host(b.theirs[0][0]).String(), "via", "inet6", theirs.WithZone("").String(), "dev", "eth0"},
 	} {
-		if out, err := b.host.Run(t.Context(), "ip", args...); err != nil {
-			t.Fatalf("ip %v: %v\n%s", args, err, out)
-		}
+		must.Get(b.host.Run(t.Context(), "ip", args...))(t)
 	}
 	labtest.Until(t, timeout, "packets to the VIP arrive", func() error {
 		return traffic.From(h).Ping(t.Context(), vip4)

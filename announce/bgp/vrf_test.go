@@ -10,6 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/announce/bgp"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // Two sessions are in a VRF, one is not. The first is begun from here, the second by the router, and both are back
@@ -27,9 +28,7 @@ func TestVRF(t *testing.T) {
 	}
 	run := func(command string) {
 		t.Helper()
-		if out, err := b.host.Run(t.Context(), "ip", strings.Fields(command)...); err != nil {
-			t.Fatalf("ip %s: %v\n%s", command, err, out)
-		}
+		must.Get(b.host.Run(t.Context(), "ip", strings.Fields(command)...))(t)
 	}
 	add := func() {
 		run("link add red type vrf table 10")

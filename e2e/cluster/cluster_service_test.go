@@ -204,9 +204,7 @@ func (c *cluster) overrideRoutes(t *testing.T, vips []netip.Addr, node int) {
 			{family, "route", "replace", labtest.HostRoute(vip).String(), "via", via, "table", "77"},
 			{family, "rule", "add", "to", labtest.HostRoute(vip).String(), "lookup", "77", "priority", "77"},
 		} {
-			if out, err := c.Topology.Router.Run(t.Context(), "ip", args...); err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
+			must.Get(c.Topology.Router.Run(t.Context(), "ip", args...))(t)
 		}
 		t.Cleanup(func() {
 			args := []string{family, "rule", "del", "to", labtest.HostRoute(vip).String(), "priority", "77"}

@@ -33,9 +33,7 @@ func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 		text := strings.Replace(c.Config[0].TOML(), fmt.Sprintf("\nfall = %d\n", probeFall),
 			fmt.Sprintf("\nfall = %d\n", n), 1)
 		must.Do(t, c.Agents[0].Configure(text))
-		if out, err := c.Agents[0].CLI(context.Background(), "reload"); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+		must.Get(c.Agents[0].CLI(context.Background(), "reload"))(t)
 	}
 	setFall(int(2 * time.Second / probeInterval)) // kube-proxy opens the port after up to a second
 	t.Cleanup(func() { setFall(probeFall) })

@@ -75,9 +75,7 @@ func (c *cluster) endpointsChange(t *testing.T, pods []*pod) {
 		c.checkFlowNodes(t, "default/changes")
 	}
 	stream.Stop()
-	if r := stream.Between(time.Time{}, time.Time{}); r.Err() != nil {
-		t.Errorf("%v", r.Err())
-	}
+	must.Do(t, stream.Between(time.Time{}, time.Time{}).Err())
 }
 
 func (c *cluster) routerMoves(t *testing.T, pods []*pod) {

@@ -114,9 +114,7 @@ func agentKilled(t *testing.T, c *cluster, pods ...*pod) {
 		waitRequests(t, stream, 100)
 	}
 	stream.Stop()
-	if r := stream.Between(time.Time{}, time.Time{}); r.Err() != nil {
-		t.Errorf("%v", r.Err())
-	}
+	must.Do(t, stream.Between(time.Time{}, time.Time{}).Err())
 	labtest.Exchange(t, conns, "after three kills")
 	c.waitRouted(t, vips, 0, 1)
 	c.waitRecovered(t, pods...)
@@ -131,9 +129,7 @@ func apiServerDown(t *testing.T, c *cluster, pods ...*pod) {
 	labtest.Exchange(t, conns, "while the API server is down")
 	must.Do(t, c.control.StartAPI(t.Context()))
 	stream.Stop()
-	if r := stream.Between(time.Time{}, time.Time{}); r.Err() != nil {
-		t.Errorf("%v", r.Err())
-	}
+	must.Do(t, stream.Between(time.Time{}, time.Time{}).Err())
 	labtest.Exchange(t, conns, "after the API server has restarted")
 	c.setEndpoints(t, "server-down", pods[0], pods[2])
 	// The agents watch again within seconds. The route of the new node also needs a response of its kube-proxy, whose
@@ -156,9 +152,7 @@ func coldBoot(t *testing.T, c *cluster, pods ...*pod) {
 	})
 	c.control.StopAPI()
 	must.Do(t, a.Terminate(t.Context(), 20*time.Second))
-	if out, err := a.CLI(t.Context(), "cleanup"); err != nil { // as a reboot does
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Get(a.CLI(t.Context(), "cleanup"))(t) // as a reboot does
 	c.waitRouted(t, vips, 1)
 	must.Do(t, errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)))
 	c.waitRouted(t, vips, 0, 1)

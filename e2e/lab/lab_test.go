@@ -224,9 +224,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 			r := stream.Between(time.Time{}, time.Time{})
 			return labtest.ErrorIf(r.Answered() < 5, "%s", r.String())
 		})
-		if r := stream.Between(time.Time{}, time.Time{}); r.Err() != nil {
-			t.Error(r.Err())
-		}
+		must.Do(t, stream.Between(time.Time{}, time.Time{}).Err())
 	}
 	use() // the runtime and the resolver keep some descriptors open
 	before := traces(t)

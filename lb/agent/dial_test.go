@@ -71,9 +71,7 @@ func TestLostConnectionEnds(t *testing.T) {
 	}))
 	defer idle.Close()
 	defer busy.Close()
-	if out, err := server.Run(t.Context(), "ip", "route", "add", "blackhole", "192.0.2.1"); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Get(server.Run(t.Context(), "ip", "route", "add", "blackhole", "192.0.2.1"))(t)
 	must.Get(busy.Write([]byte("request")))(t)
 	for name, c := range map[string]net.Conn{"idle": idle, "busy": busy} {
 		_ = c.SetReadDeadline(time.Now().Add(25 * time.Second)) // the default of Go is 30 s before the first probe

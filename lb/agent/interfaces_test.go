@@ -23,12 +23,7 @@ asn = 64512
 peers = [{ address = "192.0.2.1", asn = 64500 }]
 [node]
 router_id = "192.0.2.2"
-[[service]]
-name = "web"
-address = "203.0.113.10"
-ports = ["80"]
-backends = ["10.0.0.1"]
-`)
+`+webTOML)
 	want := []string{
 		":2: datapath.interfaces[0]: there is no interface none-0; name an interface of this machine",
 		":3: datapath.interfaces[2]: there is no interface none-1; name an interface of this machine",
@@ -99,12 +94,7 @@ router_id = "192.0.2.11"
 [bgp]
 asn = 64512
 peers = [{ address = "127.0.0.1", asn = 64500 }]
-[[service]]
-name = "web"
-address = "203.0.113.10"
-ports = ["80"]
-backends = ["10.0.0.1"]
-`)
+`+webTOML)
 	checkedNotAtStart(t, path, ":7: bgp.peers[0].address: 127.0.0.1 is the address of lo; write that of the router")
 }
 

@@ -58,18 +58,7 @@ func TestLogThatNobodyReads(t *testing.T) {
 			t.Logf("the end of the log:\n%s", agent.Process().Log.FailureTail(60))
 		}
 	})
-	var i admin.Info
-	state := func(what string, want func() bool) {
-		t.Helper()
-		labtest.Until(t, stepTimeout, what, func() error {
-			i = admin.Info{}
-			if err := agent.Get(t.Context(), "/v1/status", &i); err != nil {
-				return err
-			}
-			return labtest.ErrorIf(!want(), "%d addresses announced, %q", i.Announced, i.Reasons)
-		})
-	}
-	state("the address is announced", func() bool { return i.Announced == 2 })
+	i := waitStatus(t, agent, "the address is announced", func(i admin.Info) bool { return i.Announced == 2 })
 
 	log.mu.Lock()
 	reading := sync.OnceFunc(log.mu.Unlock)
@@ -83,10 +72,12 @@ func TestLogThatNobodyReads(t *testing.T) {
 		mark := fmt.Sprintf("rubbish%d", n)
 		must.Do(t, agent.Configure(cfg.TOML()+"["+mark+"]\n"+wrong.String()))
 		must.Do(t, agent.Reload())
-		state("the wrong file is refused", func() bool { return strings.Contains(i.LoadError, mark) })
+		i = waitStatus(t, agent, "the wrong file is refused", func(i admin.Info) bool {
+			return strings.Contains(i.LoadError, mark)
+		})
 	}
 	must.Do(t, server.Stop())
-	state("the address is withdrawn", func() bool { return i.Settled && i.Announced == 0 })
+	waitStatus(t, agent, "the address is withdrawn", func(i admin.Info) bool { return i.Settled && i.Announced == 0 })
 
 	reading()
 	labtest.Until(t, stepTimeout, "the log says what it lacks", func() error {
@@ -102,7 +93,7 @@ func TestLogThatNobodyReads(t *testing.T) {
 		mark := fmt.Sprintf("waste%d", n)
 		must.Do(t, agent.Configure("["+mark+"]\n"))
 		must.Do(t, agent.Reload())
-		state("the agent lives on", func() bool { return strings.Contains(i.LoadError, mark) })
+		waitStatus(t, agent, "the agent lives on", func(i admin.Info) bool { return strings.Contains(i.LoadError, mark) })
 	}
 	err := agent.Terminate(t.Context(), stepTimeout)
 	if err == nil || !strings.Contains(err.Error(), errEnded.Error()) { // which the lab finds after an exit status of 0

@@ -44,6 +44,17 @@ func TestMain(m *testing.M) {
 // stepTimeout bounds each step of a test. A start takes a second, and more than ten on a busy machine.
 const stepTimeout = time.Minute
 
+// waitStatus waits until the status of an agent is as wanted, and returns it.
+func waitStatus(t *testing.T, agent *lab.Agent, what string, want func(admin.Info) bool) (i admin.Info) {
+	t.Helper()
+	labtest.Until(t, stepTimeout, what, func() error {
+		i = admin.Info{}
+		err := agent.Get(t.Context(), "/v1/status", &i)
+		return errors.Join(err, labtest.ErrorIf(!want(i), "%+v", i))
+	})
+	return i
+}
+
 // The agent runs in a host of the lab: it announces its service, keeps drains in its state directory over a restart,
 // refuses a wrong file, and withdraws at its end.
 func TestAgentInALab(t *testing.T) {
@@ -59,17 +70,7 @@ func TestAgentInALab(t *testing.T) {
 			Check: lab.AgentCheck{Type: "none"},
 		}},
 	})
-	state := func(what string, want func(admin.Info) bool) {
-		t.Helper()
-		labtest.Until(t, stepTimeout, what, func() error {
-			var i admin.Info
-			if err := agent.Get(t.Context(), "/v1/status", &i); err != nil {
-				return err
-			}
-			return labtest.ErrorIf(!want(i), "%+v", i)
-		})
-	}
-	state("the addresses are announced", func(i admin.Info) bool {
+	waitStatus(t, agent, "the addresses are announced", func(i admin.Info) bool {
 		named := i.Node == "lb1" && i.Version == "test" && i.Config == lab.AgentConfigPath
 		return named && i.Settled && i.Announced == 2
 	})
@@ -77,10 +78,14 @@ func TestAgentInALab(t *testing.T) {
 	must.Do(t, agent.Terminate(t.Context(), stepTimeout))
 	must.Do(t, b.Host.WriteFile("/run/steelyard/drained.json", string(drains), 0o600))
 	must.Do(t, agent.Start())
-	state("the drained addresses are not announced", func(i admin.Info) bool { return i.Settled && i.Announced == 0 })
+	waitStatus(t, agent, "the drained addresses are not announced", func(i admin.Info) bool {
+		return i.Settled && i.Announced == 0
+	})
 	must.Do(t, agent.Configure("[nonsense]\n"))
 	must.Do(t, agent.Reload())
-	state("the wrong file is refused", func(i admin.Info) bool { return strings.Contains(i.LoadError, "nonsense") })
+	waitStatus(t, agent, "the wrong file is refused", func(i admin.Info) bool {
+		return strings.Contains(i.LoadError, "nonsense")
+	})
 	must.Do(t, agent.Terminate(t.Context(), stepTimeout))
 }
 
@@ -135,14 +140,6 @@ func TestWaitsForTheNetwork(t *testing.T) {
 	cfg := lab.AgentConfig{Name: "lb1", Mode: "tc"}
 	agent, err := lab.StartAgent(h, lab.AgentOptions{Binary: self, Config: cfg.TOML()}) // it will not be ready
 	must.Do(t, err)
-	state := func(what string, want func(admin.Info) bool) {
-		t.Helper()
-		labtest.Until(t, stepTimeout, what, func() error {
-			var i admin.Info
-			err := agent.Get(t.Context(), "/v1/status", &i)
-			return errors.Join(err, labtest.ErrorIf(!want(i), "%+v", i))
-		})
-	}
 	waits := func(i admin.Info) bool {
 		return i.Verdict == admin.Down && strings.Contains(i.Reasons[0], "waiting for the network: find the uplink")
 	}
@@ -150,17 +147,17 @@ func TestWaitsForTheNetwork(t *testing.T) {
 		return i.Verdict == admin.OK && i.Settled && len(i.Interfaces) == 1 && i.Interfaces[0].Name == "eth0" &&
 			!strings.Contains(strings.Join(i.Warnings, "\n"), "find the uplink")
 	}
-	state("it waits", waits)
+	waitStatus(t, agent, "it waits", waits)
 	must.Do(t, h.Do(func() error { return netlink.RouteAdd(&netlink.Route{Gw: ip("192.0.2.254").AsSlice()}) }))
-	state("it works with the route", works)
+	waitStatus(t, agent, "it works with the route", works)
 	must.Do(t, agent.Terminate(t.Context(), stepTimeout))
 	must.Do(t, h.Do(func() error { return netlink.RouteDel(&netlink.Route{Gw: ip("192.0.2.254").AsSlice()}) }))
 	must.Do(t, agent.Start())
-	state("it waits again", waits)
+	waitStatus(t, agent, "it waits again", waits)
 	cfg.Interfaces = []string{"eth0"}
 	must.Do(t, agent.Configure(cfg.TOML()))
 	must.Do(t, agent.Reload())
-	state("it works with the interface of the file", works)
+	waitStatus(t, agent, "it works with the interface of the file", works)
 	must.Do(t, agent.Terminate(t.Context(), stepTimeout))
 }
 

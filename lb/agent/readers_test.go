@@ -42,11 +42,7 @@ func TestReadersByTCPDisturbNoHealthCheck(t *testing.T) {
 		}},
 		Extra: "[admin]\nlisten = \":9911\"\n",
 	})
-	labtest.Until(t, stepTimeout, "the address is announced", func() error {
-		var i admin.Info
-		err := agent.Get(t.Context(), "/v1/status", &i)
-		return labtest.ErrorIf(err != nil || i.Announced != 1, "%+v, %v", i.Reasons, err)
-	})
+	waitStatus(t, agent, "the address is announced", func(i admin.Info) bool { return i.Announced == 1 })
 	must.Do(t, site.Router.AddRoute(netip.PrefixFrom(vip, 32), b.V4))
 	sendFromEveryPort(t, client, vip, 53, 54)
 	var flows admin.Flows

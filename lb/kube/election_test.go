@@ -81,13 +81,11 @@ func TestElectionWithoutPolling(t *testing.T) {
 		clients, stops := map[string]*fake.Clientset{}, map[string]func(){}
 		start := func(name string) { clients[name], stops[name] = c.start(name) }
 		start("n0")
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		pass(time.Minute)
 		for _, name := range []string{"n1", "n2", "n3"} {
 			start(name)
 		}
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		pass(time.Minute)
 		if got := c.holder(); got != "n0" {
 			t.Fatalf("leader %q; want the first", got)
 		}
@@ -96,8 +94,7 @@ func TestElectionWithoutPolling(t *testing.T) {
 			for _, client := range clients {
 				client.ClearActions()
 			}
-			time.Sleep(10 * time.Minute)
-			synctest.Wait()
+			pass(10 * time.Minute)
 			for name, client := range clients {
 				if n := requests(client); name != c.holder() && len(n) > 0 {
 					t.Errorf("%s, which does not lead, asked %v in ten minutes; want nothing", name, n)
@@ -111,8 +108,7 @@ func TestElectionWithoutPolling(t *testing.T) {
 			delete(clients, name)
 		}
 		stop("n0")
-		time.Sleep(leaseSpread + 100*time.Millisecond)
-		synctest.Wait()
+		pass(leaseSpread + 100*time.Millisecond)
 		second := c.holder()
 		if stops[second] == nil {
 			t.Fatalf("the leader stopped, and the Lease has %q; want another one", second)
@@ -122,8 +118,7 @@ func TestElectionWithoutPolling(t *testing.T) {
 		c.refused.Store(&second)
 		began := time.Now()
 		for c.holder() == second && time.Since(began) < time.Minute {
-			time.Sleep(100 * time.Millisecond)
-			synctest.Wait()
+			pass(100 * time.Millisecond)
 		}
 		if took := time.Since(began); took > leaseDuration+leaseSpread+time.Second {
 			t.Errorf("the next leader came after %s; want at most %s", took, leaseDuration+leaseSpread)
@@ -147,13 +142,11 @@ func TestElectionWithoutWatch(t *testing.T) {
 		must.Do(t, c.server.Tracker().Add(held))
 		c.noWatch = true
 		_, stop := c.start("n1")
-		time.Sleep(leaseDuration - time.Second)
-		synctest.Wait()
+		pass(leaseDuration - time.Second)
 		if got := c.holder(); got != "n9" {
 			t.Errorf("after %s the Lease has %q", leaseDuration-time.Second, got)
 		}
-		time.Sleep(2 * leaseDuration)
-		synctest.Wait()
+		pass(2 * leaseDuration)
 		if got := c.holder(); got != "n1" {
 			t.Errorf("the Lease was not renewed, and has %q; want n1", got)
 		}
@@ -170,8 +163,7 @@ func TestElectionOfTheHolder(t *testing.T) {
 		held.Spec.LeaseDurationSeconds = ptr(int32(15))
 		must.Do(t, c.server.Tracker().Add(held))
 		client, stop := c.start("n1")
-		time.Sleep(leaseDuration / 2)
-		synctest.Wait()
+		pass(leaseDuration / 2)
 		if n := requests(client); n["update"] == 0 {
 			t.Errorf("after %s it has not renewed the Lease: %v", leaseDuration/2, n)
 		}
@@ -194,8 +186,7 @@ func TestManyServices(t *testing.T) {
 			Pools: []Pool{{Pool: lb.Pool{AutoAssign: true, Ranges: []lb.AddrRange{{From: from, To: to}}}}},
 		})
 		must.Run(t, a.Run)
-		time.Sleep(10 * time.Second)
-		synctest.Wait()
+		pass(10 * time.Second)
 		patched, most := map[string]int{}, 0
 		for _, x := range client.Actions() {
 			if p, ok := x.(k8stest.PatchAction); ok {
@@ -229,14 +220,12 @@ func TestForbiddenLease(t *testing.T) {
 					Log: slog.New(slog.DiscardHandler), Problem: func(err error) { problem.Store(&err) },
 				})
 				stop := must.Run(t, a.Run)
-				time.Sleep(time.Minute)
-				synctest.Wait()
+				pass(time.Minute)
 				if err := *problem.Load(); !apierrors.IsForbidden(err) {
 					t.Errorf("problem %v; want forbidden", err)
 				}
 				permitted.Store(true)
-				time.Sleep(forbiddenRetry + time.Minute)
-				synctest.Wait()
+				pass(forbiddenRetry + time.Minute)
 				if err := *problem.Load(); err != nil || a.Leader() != "n" {
 					t.Errorf("problem %v, leader %q; want none, n", err, a.Leader())
 				}

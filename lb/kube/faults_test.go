@@ -257,8 +257,7 @@ func (m *allocators) quiet() {
 	}
 	i := m.rng.IntN(len(m.agents))
 	m.start(i)
-	time.Sleep(2 * modelSettle)
-	synctest.Wait()
+	pass(2 * modelSettle)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	used := map[netip.Addr]bool{}

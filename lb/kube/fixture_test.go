@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	core "k8s.io/api/core/v1"
@@ -153,6 +154,12 @@ func node(name string, addrs ...string) *core.Node {
 		n.Status.Addresses = append(n.Status.Addresses, core.NodeAddress{Type: core.NodeInternalIP, Address: a})
 	}
 	return n
+}
+
+// pass lets time pass in a bubble, and waits until all has ended that was due.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
 }
 
 // running runs the Source.

@@ -371,16 +371,14 @@ func TestElection(t *testing.T) {
 			return must.Run(t, a.Run)
 		}
 		stopFirst, stopSecond := run("n1"), run("n2")
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		pass(time.Minute)
 		if got := []string{address("old"), address("new"), address("late")}; !slices.Contains(got, "[]") ||
 			!slices.Contains(got, "[203.0.113.2]") || got[0] != "[203.0.113.1]" {
 			t.Errorf("addresses %q; want one each for old and one other", got)
 		}
 		stopFirst()
 		client.CoreV1().Services("default").Delete(t.Context(), "old", meta.DeleteOptions{})
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		pass(time.Minute)
 		got := []string{address("new"), address("late")}
 		slices.Sort(got)
 		if want := []string{"[203.0.113.1]", "[203.0.113.2]"}; !slices.Equal(got, want) {

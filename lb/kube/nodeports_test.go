@@ -30,8 +30,7 @@ func TestNodePortAfterBoot(t *testing.T) {
 			if isProxy {
 				return
 			}
-			time.Sleep(proxyStart - time.Minute)
-			synctest.Wait()
+			pass(proxyStart - time.Minute)
 			if got := f.queued(); !slices.Equal(got, []string{webName}) {
 				t.Errorf("queued %q; want the service", got)
 			}

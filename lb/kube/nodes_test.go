@@ -89,8 +89,7 @@ func TestTunnelSourcesAreSetOnce(t *testing.T) {
 		f.tunnErr = errTest
 		f.followNodes(fakeSink{f.recorded})
 		step("error", "[[192.0.2.1]]")
-		time.Sleep(sourcesRetry + time.Second)
-		synctest.Wait()
+		pass(sourcesRetry + time.Second)
 		if got := f.queued(); !slices.Equal(got, []string{anyNode}) {
 			t.Errorf("after an error: queued %q; want a retry", got)
 		}
@@ -167,11 +166,9 @@ func TestLabelsOfThisNode(t *testing.T) {
 				n := node(name, "192.0.2.1")
 				n.Labels = map[string]string{label: value}
 				client.CoreV1().Nodes().Update(t.Context(), n, meta.UpdateOptions{})
-				time.Sleep(time.Second)
-				synctest.Wait()
+				pass(time.Second)
 			}
-			time.Sleep(time.Second)
-			synctest.Wait()
+			pass(time.Second)
 			for range 2 {
 				change("n1", "rack", "a")
 			}

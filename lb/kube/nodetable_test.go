@@ -89,8 +89,7 @@ func TestPublishNodes(t *testing.T) {
 		api := client.CoreV1().Nodes()
 		step := func(name string, most int, want ...string) {
 			t.Helper()
-			time.Sleep(time.Second)
-			synctest.Wait()
+			pass(time.Second)
 			if got := table(t, client); !slices.Equal(got, want) {
 				t.Errorf("%s: %q; want %q", name, got, want)
 			}
@@ -132,8 +131,7 @@ func TestPublishForbidden(t *testing.T) {
 		stop := publisher(t, client, log)
 		time.Sleep(time.Minute)
 		may.Store(true)
-		time.Sleep(tableRetry)
-		synctest.Wait()
+		pass(tableRetry)
 		if got := table(t, client); len(got) != 1 {
 			t.Errorf("the table has %q after the rights were given", got)
 		}
@@ -167,14 +165,12 @@ func TestNodesOfTheTable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, log := fake.NewClientset(node("n1", "192.0.2.1"), node("n2", "192.0.2.2")), new(bytes.Buffer)
 		stop := publisher(t, client, log)
-		time.Sleep(time.Second)
-		synctest.Wait()
+		pass(time.Second)
 		client.ClearActions()
 		f, watched := reader(t, client)
 		step := func(name string, want ...string) {
 			t.Helper()
-			time.Sleep(time.Second)
-			synctest.Wait()
+			pass(time.Second)
 			if got := taken(&f.tunnels); got != fmt.Sprint(want) {
 				t.Errorf("%s: tunnel sources %s; want %s", name, got, want)
 			}
@@ -205,8 +201,7 @@ func TestNodesBeforeTheTable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, log := fake.NewClientset(node("n1", "192.0.2.1"), node("n2", "192.0.2.2")), new(bytes.Buffer)
 		f, watched := reader(t, client)
-		time.Sleep(time.Second)
-		synctest.Wait()
+		pass(time.Second)
 		if got := fmt.Sprint(watched()); got != "[nodes  nodes metadata.name=n1 table]" {
 			t.Errorf("watches %s", got)
 		}
@@ -214,14 +209,12 @@ func TestNodesBeforeTheTable(t *testing.T) {
 			t.Errorf("tunnel sources %s", got)
 		}
 		stop := publisher(t, client, log)
-		time.Sleep(time.Second)
-		synctest.Wait()
+		pass(time.Second)
 		stop()
 		f.tunnels = nil
 		// Nobody writes the table now, so a node that appears is not seen any more.
 		client.CoreV1().Nodes().Create(t.Context(), node("n3", "192.0.2.3"), meta.CreateOptions{})
-		time.Sleep(time.Second)
-		synctest.Wait()
+		pass(time.Second)
 		if got := taken(&f.tunnels); got != "[]" {
 			t.Errorf("tunnel sources %s: the Nodes are still watched", got)
 		}
@@ -236,8 +229,7 @@ func TestNodesWithoutRights(t *testing.T) {
 		var may atomic.Bool
 		forbid(client, &may)
 		f, watched := reader(t, client)
-		time.Sleep(time.Second)
-		synctest.Wait()
+		pass(time.Second)
 		if got := f.tunnels[len(f.tunnels)-1]; got != "[192.0.2.1 192.0.2.2]" {
 			t.Errorf("tunnel sources %s", got)
 		}
@@ -246,8 +238,7 @@ func TestNodesWithoutRights(t *testing.T) {
 		}
 		may.Store(true)
 		stop := publisher(t, client, new(bytes.Buffer))
-		time.Sleep(tableRetry + time.Minute)
-		synctest.Wait()
+		pass(tableRetry + time.Minute)
 		if got := watched(); !slices.Contains(got, "table") {
 			t.Errorf("watches %q", got)
 		}

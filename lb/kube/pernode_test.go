@@ -83,8 +83,7 @@ func TestAddressPerNodeFollowsNodes(t *testing.T) {
 		}
 		step := func(name string, want int) {
 			t.Helper()
-			time.Sleep(3 * time.Second)
-			synctest.Wait()
+			pass(3 * time.Second)
 			s := must.Get(client.CoreV1().Services("default").Get(t.Context(), "web", meta.GetOptions{}))(t)
 			got := statusAddresses(s)
 			if len(got) != want || !slices.IsSortedFunc(got, netip.Addr.Compare) {

@@ -90,8 +90,7 @@ func TestGrace(t *testing.T) {
 			if withheld := rule.WithholdReason != ""; withheld == (tt.grace == time.Hour) {
 				t.Errorf("%s: withheld: %q", name, rule.WithholdReason)
 			}
-			time.Sleep(2 * time.Second)
-			synctest.Wait()
+			pass(2 * time.Second)
 			if serves() != (tt.grace == time.Hour) {
 				t.Errorf("%s: after %s it serves %v", name, tt.grace, f.put[webName].VIPs)
 			}

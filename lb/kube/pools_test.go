@@ -34,8 +34,7 @@ func TestAllocatorFollowsPools(t *testing.T) {
 		})
 		must.Run(t, a.Run)
 		addresses := func() (list string) {
-			time.Sleep(10 * time.Second)
-			synctest.Wait()
+			pass(10 * time.Second)
 			for _, name := range []string{"has", "waits"} {
 				s := must.Get(client.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{}))(t)
 				list += fmt.Sprint(statusAddresses(s))

@@ -48,8 +48,7 @@ func newRefusing(t *testing.T) *refusing {
 // lead lets the agent lead for some time.
 func (r *refusing) lead(d time.Duration) {
 	stop := must.Run(r.t, func(ctx context.Context) error { r.agent.lead(ctx); return nil })
-	time.Sleep(d)
-	synctest.Wait()
+	pass(d)
 	stop()
 }
 

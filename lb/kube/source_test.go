@@ -110,11 +110,9 @@ func TestNodePortInUse(t *testing.T) {
 		if got := <-f.emitted.Events; got != want {
 			t.Errorf("event %q; want %q", got, want)
 		}
-		time.Sleep(portRetry - time.Millisecond)
-		synctest.Wait()
+		pass(portRetry - time.Millisecond)
 		early := f.queued()
-		time.Sleep(time.Second)
-		synctest.Wait()
+		pass(time.Second)
 		if late := f.queued(); len(early) > 0 || !slices.Equal(late, []string{webName}) {
 			t.Errorf("queued %q, later %q; want a retry after %s", early, late, portRetry)
 		}
@@ -245,16 +243,14 @@ func TestRun(t *testing.T) {
 		api := client.CoreV1()
 		step := func(name, want, tunnels string) {
 			t.Helper()
-			time.Sleep(time.Second)
-			synctest.Wait()
+			pass(time.Second)
 			if got, sources := taken(&f.sink), taken(&f.tunnels); got != want || sources != tunnels {
 				t.Errorf("%s: %s, tunnel sources %s; want %s, %s", name, got, sources, want, tunnels)
 			}
 		}
 		const put = "[put default/web [203.0.113.10]]"
 		both := "[192.0.2.1 192.0.2.2]"
-		time.Sleep(time.Second)
-		synctest.Wait()
+		pass(time.Second)
 		if got := taken(&f.sink); got != "[put default/web [203.0.113.10] complete kubernetes]" {
 			t.Errorf("start: %s", got)
 		}
@@ -291,8 +287,7 @@ func TestWhatIsWatched(t *testing.T) {
 			client := fake.NewClientset()
 			f := newFixture(t, func(o *Options) { o.Client, o.Forward = client, forward })
 			stop := f.running(t)
-			time.Sleep(time.Second)
-			synctest.Wait()
+			pass(time.Second)
 			stop()
 			got := map[string]bool{}
 			for _, a := range client.Actions() {

@@ -99,8 +99,7 @@ func TestStaleEndpointsExpire(t *testing.T) {
 				t.Errorf("step %d: deleted %s; want %s", i, got, step.want)
 			}
 		}
-		time.Sleep(time.Second)
-		synctest.Wait()
+		pass(time.Second)
 		if got := f.queued(); len(got) != 1 || got[0] != webName {
 			t.Errorf("looked at again: %q", got)
 		}

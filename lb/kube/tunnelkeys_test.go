@@ -76,8 +76,7 @@ func (n *keyNode) run(t *testing.T) {
 
 // settle waits until the informers have the latest Secret. They start with a delay of 100 ms.
 func settle() {
-	time.Sleep(time.Second)
-	synctest.Wait()
+	pass(time.Second)
 }
 
 func (n *keyNode) last() (k Keys) {
