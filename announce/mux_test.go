@@ -9,7 +9,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/steelyard-lb/steelyard/announce"
 	"github.com/steelyard-lb/steelyard/lb"
@@ -73,9 +72,7 @@ func TestMuxFiltersByAnnouncer(t *testing.T) {
 		l2:  addrs("203.0.113.1", "203.0.113.3", "203.0.113.4"),
 	}
 	for r, w := range want {
-		if diff := cmp.Diff(w, r.got(), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
-			t.Errorf("announced, -want +got:\n%s", diff)
-		}
+		must.Equal(t, w, r.got(), cmpopts.EquateComparable(netip.Addr{}))
 	}
 	must.Do(t, m.Set(t.Context(), nil))
 	if len(bgp.got()) != 0 || len(l2.got()) != 0 {

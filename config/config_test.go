@@ -47,9 +47,7 @@ func TestEmptyFileIsDefault(t *testing.T) {
 	want.Empty = true
 	want.Warnings = []string{"steelyard.toml: nothing to do: no services and no source of services; " +
 		"add a [[service]] or [kubernetes]"}
-	if diff := cmp.Diff(want, c, exact); diff != "" {
-		t.Errorf("want -, got +:\n%s", diff)
-	}
+	must.Equal(t, want, c, exact)
 }
 
 // reference.toml says the default of every key: with all keys written it means the same as with only those that have
@@ -58,9 +56,7 @@ func TestReferenceHasTheDefaults(t *testing.T) {
 	got, want := mustParse(t, "reference.toml"), mustParse(t, "testdata/required.toml")
 	// tunnel has its default but no effect, which is a warning; this test is about values.
 	got.Warnings, want.Warnings = nil, nil
-	if diff := cmp.Diff(want, got, exact); diff != "" {
-		t.Errorf("want -, got +:\n%s", diff)
-	}
+	must.Equal(t, want, got, exact)
 }
 
 func TestReferenceHasEveryKey(t *testing.T) {
@@ -132,9 +128,7 @@ func TestDesign(t *testing.T) {
 		Admin: Admin{Socket: "/run/steelyard/steelyard.sock"},
 		Log:   Log{slog.LevelInfo, "text"},
 	}
-	if diff := cmp.Diff(want, c, exact); diff != "" {
-		t.Errorf("want -, got +:\n%s", diff)
-	}
+	must.Equal(t, want, c, exact)
 }
 
 // Each pair is one thing written in a long and in a short form.
@@ -252,9 +246,7 @@ func TestCheckDefaults(t *testing.T) {
 			}
 			s := mustParseText(t, text).Services[0]
 			c.want.ServicePort = c.asked
-			if diff := cmp.Diff(c.want, s.Check); diff != "" {
-				t.Errorf("want -, got +:\n%s", diff)
-			}
+			must.Equal(t, c.want, s.Check)
 			var names []string
 			for _, p := range s.Ports {
 				names = append(names, p.Name())
@@ -316,9 +308,7 @@ backends = [{ address = "10.0.0.1", weight = 0 }, { address = "10.0.0.2", drain 
 	for i := range want {
 		want[i] = "steelyard.toml:" + want[i]
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("want -, got +:\n%s", diff)
-	}
+	must.Equal(t, want, got)
 }
 
 func TestSNAT(t *testing.T) {

@@ -78,9 +78,7 @@ func TestScan(t *testing.T) {
 		{`service[1].backends[1].a.b."c.d"[1][0]`, "", 26},
 		{`service[1].backends[1]."\"e\""`, `service.backends."\"e\""`, 27},
 	}
-	if diff := cmp.Diff(want, scan(positions)); diff != "" {
-		t.Errorf("want -, got +:\n%s", diff)
-	}
+	must.Equal(t, want, scan(positions))
 }
 
 // A file is scanned for positions up to its findings: to scan it takes as long as to parse it.

@@ -40,6 +40,14 @@ func probeFor(t *testing.T, c lb.Check, want string) string {
 	return probeOnce(t, c)
 }
 
+// wantProbe fails the test unless a probe has this result.
+func wantProbe(t *testing.T, c lb.Check, want string) {
+	t.Helper()
+	if got := probeFor(t, c, want); got != want {
+		t.Errorf("%s; want %s", got, want)
+	}
+}
+
 // probeOnce probes as the Prober does. It returns "ok: reason", or the reason of the failure.
 func probeOnce(t *testing.T, c lb.Check) string {
 	t.Helper()
@@ -164,9 +172,7 @@ func TestHTTP(t *testing.T) {
 			fmt.Sprintf(`HTTP 200, the response is about another service: "host=%s agent=steelyard-health q=x"`, at)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := probeFor(t, lb.Check{Target: tt.at, Spec: tt.spec}, tt.want); got != tt.want {
-				t.Errorf("%s; want %s", got, tt.want)
-			}
+			wantProbe(t, lb.Check{Target: tt.at, Spec: tt.spec}, tt.want)
 		})
 	}
 }
@@ -177,9 +183,7 @@ func (zeros) Read(b []byte) (int, error) { return len(b), nil }
 
 func TestTCP(t *testing.T) {
 	for want, at := range map[string]netip.AddrPort{"ok: connected": silent(t), "connection refused": closedPort(t)} {
-		if got := probeFor(t, lb.Check{Target: at, Spec: lb.CheckSpec{Type: lb.CheckTCP}}, want); got != want {
-			t.Errorf("%s; want %s", got, want)
-		}
+		wantProbe(t, lb.Check{Target: at, Spec: lb.CheckSpec{Type: lb.CheckTCP}}, want)
 	}
 }
 
@@ -226,9 +230,7 @@ func TestUDP(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.spec.Type = lb.CheckUDP
-			if got := probeFor(t, lb.Check{Target: tt.at, Spec: tt.spec}, tt.want); got != tt.want {
-				t.Errorf("%s; want %s", got, tt.want)
-			}
+			wantProbe(t, lb.Check{Target: tt.at, Spec: tt.spec}, tt.want)
 		})
 	}
 }
@@ -265,9 +267,7 @@ func TestDNS(t *testing.T) {
 	} {
 		t.Run(tt.host+" "+tt.want, func(t *testing.T) {
 			spec := lb.CheckSpec{Type: lb.CheckDNS, Host: tt.host, Body: tt.body}
-			if got := probeFor(t, lb.Check{Target: tt.at, Spec: spec}, tt.want); got != tt.want {
-				t.Errorf("%s; want %s", got, tt.want)
-			}
+			wantProbe(t, lb.Check{Target: tt.at, Spec: spec}, tt.want)
 		})
 	}
 }

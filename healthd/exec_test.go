@@ -82,9 +82,7 @@ func TestExec(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c, _ := execCheck(t, tt.script)
 			c.VIP, _ = netip.ParseAddr(tt.vip)
-			if got := probeFor(t, c, tt.want); got != tt.want {
-				t.Errorf("%s; want %s", got, tt.want)
-			}
+			wantProbe(t, c, tt.want)
 		})
 	}
 	for name, want := range map[string]string{
@@ -146,9 +144,7 @@ func TestProgramsAreEndedAsAWhole(t *testing.T) {
 			if strings.HasSuffix(script, "wait") {
 				want = "no response within 300ms"
 			}
-			if got := probeFor(t, c, want); got != want {
-				t.Errorf("%s; want %s", got, want)
-			}
+			wantProbe(t, c, want)
 			for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 				left := append(processes(t, mark), childrenWithout(t, own.Process.Pid)...)
 				if len(left) == 0 {

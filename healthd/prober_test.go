@@ -69,16 +69,19 @@ func bubble(t *testing.T, checker Checker, f func(t *testing.T, p *Prober, repor
 	})
 }
 
+// wantReports fails the test unless these are the reports so far.
+func wantReports(t *testing.T, reports func() []string, want ...string) {
+	t.Helper()
+	if got := reports(); !slices.Equal(got, want) {
+		t.Fatalf("reports %q; want %q", got, want)
+	}
+}
+
 func TestFirstProbeThenRiseAndFall(t *testing.T) {
 	f := &fake{}
 	bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
 		p.Put("web", []lb.Check{check(1, spec())})
-		expect := func(want ...string) {
-			t.Helper()
-			if got := reports(); !slices.Equal(got, want) {
-				t.Fatalf("reports %q; want %q", got, want)
-			}
-		}
+		expect := func(want ...string) { t.Helper(); wantReports(t, reports, want...) }
 		time.Sleep(1001 * time.Millisecond) // the second probe is at its slot, at most an interval after the first
 		expect("healthy: fine")
 		n := len(f.startTimes())
@@ -108,9 +111,7 @@ func TestFailureIsReportedInTime(t *testing.T) {
 		f.mu.Unlock()
 		time.Sleep(3*time.Second + 500*time.Millisecond) // fall × interval + timeout
 		want := []string{"healthy: fine", "unhealthy: no response within 500ms"}
-		if got := reports(); !slices.Equal(got, want) {
-			t.Errorf("reports %q; want %q", got, want)
-		}
+		wantReports(t, reports, want...)
 	})
 }
 
@@ -167,9 +168,7 @@ func TestPut(t *testing.T) {
 		c.Spec.Rise = 1
 		p.Put("web", []lb.Check{c})
 		time.Sleep(time.Second)
-		if got, want := reports(), []string{"unhealthy: broken", "healthy: fine"}; !slices.Equal(got, want) {
-			t.Errorf("reports %q; want %q", got, want)
-		}
+		wantReports(t, reports, "unhealthy: broken", "healthy: fine")
 		p.Put("web", nil)
 		f.set(errors.New("broken"))
 		before := len(reports())
@@ -207,9 +206,7 @@ func TestPanicOfAProbe(t *testing.T) {
 		on.Store(true)
 		f.set(errors.New("odd"))
 		time.Sleep(10 * time.Second)
-		if got := reports(); !slices.Equal(got, []string{"healthy: fine", "healthy: fine", "unhealthy: odd"}) {
-			t.Errorf("reports %q; want one unhealthy backend", got)
-		}
+		wantReports(t, reports, "healthy: fine", "healthy: fine", "unhealthy: odd")
 		if got := p.o.Boundary.Troubles(); len(got) != 1 || !strings.HasPrefix(got[0], "probe "+bad) {
 			t.Errorf("troubles %q", got)
 		}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -22,13 +21,9 @@ func TestFirstFailureDoesNotDecide(t *testing.T) {
 	bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
 		p.Put("web", []lb.Check{check(1, spec())})
 		time.Sleep(time.Second)
-		if got, want := reports(), []string{"unknown: broken"}; !slices.Equal(got, want) {
-			t.Fatalf("reports %q; want %q", got, want)
-		}
+		wantReports(t, reports, "unknown: broken")
 		time.Sleep(2 * time.Second)
-		if got, want := reports(), []string{"unknown: broken", "unhealthy: broken"}; !slices.Equal(got, want) {
-			t.Errorf("reports %q; want %q", got, want)
-		}
+		wantReports(t, reports, "unknown: broken", "unhealthy: broken")
 	})
 }
 
@@ -52,13 +47,9 @@ func TestEarlierHealth(t *testing.T) {
 					return lb.Health{Key: k, State: tt.earlier, Reason: "earlier", Weight: -1}, true
 				}
 				p.Put("web", []lb.Check{check(1, spec())})
-				if got := reports(); !slices.Equal(got, tt.want[:1]) {
-					t.Errorf("reports before the first probe: %q", got)
-				}
+				wantReports(t, reports, tt.want[:1]...)
 				time.Sleep(tt.after)
-				if got := reports(); !slices.Equal(got, tt.want) {
-					t.Errorf("reports %q; want %q", got, tt.want)
-				}
+				wantReports(t, reports, tt.want...)
 			})
 		})
 	}
@@ -168,9 +159,7 @@ func TestChangedPortKeepsTheState(t *testing.T) {
 		c.Key.Port.Target = 8080
 		p.Put("web", []lb.Check{c})
 		time.Sleep(1900 * time.Millisecond)
-		if got, want := reports(), []string{"healthy: fine"}; !slices.Equal(got, want) {
-			t.Errorf("reports %q; want %q", got, want)
-		}
+		wantReports(t, reports, "healthy: fine")
 		if h := p.Health(); len(h) != 1 || h[0].Key != c.Key {
 			t.Errorf("health %+v", h)
 		}
@@ -185,12 +174,8 @@ func TestPresumedHealth(t *testing.T) {
 		c.Presumed = true
 		p.Put("web", []lb.Check{c})
 		time.Sleep(1990 * time.Millisecond)
-		if got := reports(); len(got) > 0 {
-			t.Errorf("reports %q; want none", got)
-		}
+		wantReports(t, reports)
 		time.Sleep(1010 * time.Millisecond)
-		if got, want := reports(), []string{"unhealthy: broken"}; !slices.Equal(got, want) {
-			t.Errorf("reports %q; want %q", got, want)
-		}
+		wantReports(t, reports, "unhealthy: broken")
 	})
 }

@@ -117,9 +117,7 @@ func TestLargePool(t *testing.T) {
 	}
 	a.Release("700")
 	a.Release("300")
-	if got := outcome(a.Assign(request("x", "", "6"))); got != "[2001:db8::12c]" {
-		t.Errorf("after two releases: %s; want the lower, 2001:db8::12c", got)
-	}
+	wantAssigned(t, a, "after two releases", request("x", "", "6"), "[2001:db8::12c]")
 }
 
 // Assigning and releasing one address costs the same whatever is assigned already. With a share key all services have
@@ -176,10 +174,7 @@ func TestSeveralOfAFamily(t *testing.T) {
 		{several("b", "4", 0), "[203.0.113.2]"},
 		{shares("f", 2), "[203.0.113.3]"}, // the one that e has, and there is no other
 	} {
-		got := outcome(a.Assign(step.r))
-		if got != step.want {
-			t.Errorf("step %d, %s: %s; want %s", i, step.r.Service, got, step.want)
-		}
+		wantAssigned(t, a, fmt.Sprint("step ", i), step.r, step.want)
 	}
 }
 

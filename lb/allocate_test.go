@@ -147,9 +147,15 @@ func TestKeep(t *testing.T) {
 		}
 		r := request("web", "", "4")
 		tt.change(&r)
-		if got := outcome(a.Assign(r)); got != tt.want {
-			t.Errorf("%s: %s; want %s", name, got, tt.want)
-		}
+		wantAssigned(t, a, name, r, tt.want)
+	}
+}
+
+// wantAssigned fails the test unless an Allocator gives a Request these addresses or this error.
+func wantAssigned(t *testing.T, a *Allocator, what string, r Request, want string) {
+	t.Helper()
+	if got := outcome(a.Assign(r)); got != want {
+		t.Errorf("%s: %s has %s; want %s", what, r.Service, got, want)
 	}
 }
 
@@ -188,9 +194,7 @@ func TestAddressesByName(t *testing.T) {
 		a.Reserve(Holder{Service: "web"}, addrs("203.0.113.5"))
 		r := request("web", "", tt.families)
 		r.Addresses, r.Allows = addrs(tt.addr), func(p string) bool { return p == tt.allowed }
-		if got := outcome(a.Assign(r)); got != tt.want {
-			t.Errorf("%s: %s; want %s", name, got, tt.want)
-		}
+		wantAssigned(t, a, name, r, tt.want)
 	}
 }
 
@@ -211,9 +215,7 @@ func TestReservationAndAssignmentAreApart(t *testing.T) {
 	} {
 		step.do()
 		a.Release("b")
-		if got := outcome(a.Assign(request("b", "", "4"))); got != step.want {
-			t.Errorf("step %d: %s; want %s", i, got, step.want)
-		}
+		wantAssigned(t, a, fmt.Sprint("step ", i), request("b", "", "4"), step.want)
 	}
 }
 
@@ -230,9 +232,7 @@ func TestOptionalFamily(t *testing.T) {
 		a := NewAllocator([]Pool{pool("v4", "203.0.113.1", "203.0.113.2")})
 		r := request("web", "", "64")
 		r.Families[0].Optional, r.Families[1].Optional = tt.first, tt.second
-		if got := outcome(a.Assign(r)); got != tt.want {
-			t.Errorf("%s: %s; want %s", name, got, tt.want)
-		}
+		wantAssigned(t, a, name, r, tt.want)
 	}
 }
 
@@ -246,9 +246,7 @@ func TestFailureChangesNothing(t *testing.T) {
 	if got := a.Given("web"); !slices.Equal(got, addrs("203.0.113.1")) {
 		t.Errorf("web has %v; want what it had", got)
 	}
-	if got := outcome(a.Assign(request("b", "", "4"))); got != "[203.0.113.2]" {
-		t.Errorf("b has %s; want 203.0.113.2", got)
-	}
+	wantAssigned(t, a, "a new one", request("b", "", "4"), "[203.0.113.2]")
 }
 
 // sharer asks for an IPv4 address that it may share by key, for TCP ports.
@@ -291,20 +289,12 @@ func TestShare(t *testing.T) {
 		{manual, "[192.0.2.1]"},
 		{lower, "[192.0.2.1]"}, // the lowest address, whatever the order of pools
 	} {
-		if got := outcome(a.Assign(step.r)); got != step.want {
-			t.Errorf("step %d, %s: %s; want %s", i, step.r.Service, got, step.want)
-		}
+		wantAssigned(t, a, fmt.Sprint("step ", i), step.r, step.want)
 	}
 	a.Release("a") // 80 is free at .1 again, which b still holds
-	if got := outcome(a.Assign(sharer("g", "x", 80))); got != "[203.0.113.1]" {
-		t.Errorf("after a release: %s; want [203.0.113.1]", got)
-	}
-	if got := outcome(a.Assign(sharer("b", "z", 443, 8443))); got != "[203.0.113.1]" {
-		t.Errorf("with another key: %s; want the address that it has", got)
-	}
-	if got := outcome(a.Assign(sharer("h", "x", 9000))); got != "[192.0.2.1]" {
-		t.Errorf("beside another key: %s; want [192.0.2.1]", got)
-	}
+	wantAssigned(t, a, "after a release", sharer("g", "x", 80), "[203.0.113.1]")
+	wantAssigned(t, a, "with another key", sharer("b", "z", 443, 8443), "[203.0.113.1]")
+	wantAssigned(t, a, "beside another key", sharer("h", "x", 9000), "[192.0.2.1]")
 	if len(a.shared) == 0 {
 		t.Fatal("no address is shared")
 	}
@@ -330,9 +320,7 @@ func TestShareOwnReservation(t *testing.T) {
 		{own, "[203.0.113.2]"},
 		{sharer("third", "x", 80), "[203.0.113.3]"},
 	} {
-		if got := outcome(a.Assign(step.r)); got != step.want {
-			t.Errorf("%s: %s; want %s", step.r.Service, got, step.want)
-		}
+		wantAssigned(t, a, step.r.Service, step.r, step.want)
 	}
 }
 

@@ -41,9 +41,7 @@ func TestFirstHolderKeeps(t *testing.T) {
 		first, second := aged("first", "x", 1, 80), aged("second", "x", 2, 443)
 		for range 2 {
 			for _, r := range []Request{first, second, first} {
-				if got := outcome(a.Assign(r)); got != same {
-					t.Errorf("%s: %s has %s; want %s", tt.name, r.Service, got, same)
-				}
+				wantAssigned(t, a, tt.name, r, same)
 			}
 			tt.change(&first, &second)
 			tt.change = func(_, _ *Request) {}
@@ -100,9 +98,7 @@ func TestPortOfTwoHolders(t *testing.T) {
 		for range 2 {
 			var has []string
 			for _, r := range tt.adopt {
-				if got := outcome(a.Assign(r)); got != "[203.0.113.1]" {
-					t.Errorf("%s has %s", r.Service, got)
-				}
+				wantAssigned(t, a, "", r, "[203.0.113.1]")
 				if len(a.Denied(r.Holder)) == 0 {
 					has = append(has, r.Service)
 				}
@@ -124,10 +120,6 @@ func TestReservationTakesNothing(t *testing.T) {
 		t.Errorf("beside a reservation: %s; want what it had", got)
 	}
 	has.Addresses = addrs("203.0.113.1")
-	if got := outcome(a.Assign(has)); got != "[203.0.113.1]" {
-		t.Errorf("asked for by name: %s; want what it had", got)
-	}
-	if got := outcome(a.Assign(aged("new", "", 0, 80))); got != "[203.0.113.3]" {
-		t.Errorf("a new one got %s", got)
-	}
+	wantAssigned(t, a, "asked for by name", has, "[203.0.113.1]")
+	wantAssigned(t, a, "a new one", aged("new", "", 0, 80), "[203.0.113.3]")
 }

@@ -39,6 +39,14 @@ func (fx *routesFixture) logged() string {
 	return fx.log.String()
 }
 
+// wantLog fails the test unless these lines are logged since the last call.
+func (fx *routesFixture) wantLog(t *testing.T, want string) {
+	t.Helper()
+	if got := fx.logged(); got != want {
+		t.Errorf("logged %q; want %q", got, want)
+	}
+}
+
 // put makes a service claim VIPs with this number of healthy backends; 0 gives a reason not to announce.
 func (fx *routesFixture) put(name string, healthy int, by []AnnouncerKind, vips ...netip.Addr) *Plan {
 	p := &Plan{Service: &Service{Name: name, Announce: by}}
@@ -81,28 +89,19 @@ func (fx *routesFixture) none(t *testing.T) {
 func TestRoutesLogChanges(t *testing.T) {
 	fx := newRoutesFixture(testVIP, testVIP6)
 	fx.step(t, "", nil)
-	if got := fx.logged(); got != "" {
-		t.Errorf("logged %q for an empty set", got)
-	}
+	fx.wantLog(t, "")
 	plan := fx.put("web", 1, nil, testVIP)
 	fx.step(t, "203.0.113.10*1[]", nil)
-	if got, want := fx.logged(), "msg=\"route announced\" vip=203.0.113.10\n"; got != want {
-		t.Errorf("logged %q; want %q", got, want)
-	}
+	fx.wantLog(t, "msg=\"route announced\" vip=203.0.113.10\n")
 	fx.none(t)
 	fx.put("web", 2, nil, testVIP)
 	fx.step(t, "203.0.113.10*2[]", nil)
-	if got := fx.logged(); got != "" {
-		t.Errorf("logged %q for another weight", got)
-	}
+	fx.wantLog(t, "")
 	since := fx.status(testVIP).Since
 	fx.now = fx.now.Add(time.Minute)
 	fx.adopt(plan, nil)
 	fx.step(t, "", nil)
-	want := "msg=\"route withdrawn\" vip=203.0.113.10 reason=\"no service has it\"\n"
-	if got := fx.logged(); got != want {
-		t.Errorf("logged %q; want %q", got, want)
-	}
+	fx.wantLog(t, "msg=\"route withdrawn\" vip=203.0.113.10 reason=\"no service has it\"\n")
 	if !since.Equal(testStart) || len(fx.since) > 0 {
 		t.Errorf("announced since %s, then kept %v; want %s, nothing", since, fx.since, testStart)
 	}
@@ -114,17 +113,12 @@ func TestFirstRoutesAreLogged(t *testing.T) {
 	fx.vips.get(testVIP).announce.Done = true
 	fx.put("web", 1, nil, testVIP)
 	fx.step(t, "203.0.113.10*1[]", nil)
-	if got, want := fx.logged(), "msg=\"route announced\" vip=203.0.113.10\n"; got != want {
-		t.Errorf("logged %q; want %q", got, want)
-	}
+	fx.wantLog(t, "msg=\"route announced\" vip=203.0.113.10\n")
 	fx = newRoutesFixture(testVIP)
 	fx.vips.get(testVIP).announce.Done = true
 	fx.put("web", 0, nil, testVIP)
 	fx.step(t, "", nil)
-	want := "msg=\"route withdrawn\" vip=203.0.113.10 reason=\"no backend of web\"\n"
-	if got := fx.logged(); got != want {
-		t.Errorf("logged %q; want %q", got, want)
-	}
+	fx.wantLog(t, "msg=\"route withdrawn\" vip=203.0.113.10 reason=\"no backend of web\"\n")
 }
 
 // After an error a VIP counts as announced if it was before or may be now, nothing is logged as announced, and the set
@@ -138,9 +132,7 @@ func TestRoutesAfterErrors(t *testing.T) {
 	fx.put("six", 1, nil, testVIP6)
 	for _, delay := range []time.Duration{1, 2, 4, 8, 16, 32, 32} {
 		fx.step(t, "2001:db8::10*1[]", errTest)
-		if got, want := fx.logged(), "msg=\"routes not as wanted\" err=injected\n"; got != want {
-			t.Errorf("logged %q; want %q", got, want)
-		}
+		fx.wantLog(t, "msg=\"routes not as wanted\" err=injected\n")
 		for _, addr := range []netip.Addr{testVIP, testVIP6} {
 			if k := fx.vips.get(addr).announce; !k.Maybe() || k.Busy {
 				t.Errorf("%s: %+v; want it to count as announced", addr, k)
@@ -187,21 +179,19 @@ func TestRoutesOfSeveralServices(t *testing.T) {
 
 func TestRouteReasons(t *testing.T) {
 	fx := newRoutesFixture(testVIP)
-	if got, want := fx.status(testVIP).Reason, "no service has it"; got != want {
-		t.Errorf("reason %q; want %q", got, want)
+	wantReason := func(vip netip.Addr, want string) {
+		t.Helper()
+		if got := fx.status(vip).Reason; got != want {
+			t.Errorf("reason %q; want %q", got, want)
+		}
 	}
+	wantReason(testVIP, "no service has it")
 	fx.put("web", 1, nil, testVIP)
-	if got, want := fx.status(testVIP).Reason, "not yet"; got != want {
-		t.Errorf("reason %q; want %q", got, want)
-	}
+	wantReason(testVIP, "not yet")
 	fx.put("six", 1, nil, testVIP6)
-	if got, want := fx.status(testVIP6).Reason, "no backend in the datapath yet"; got != want {
-		t.Errorf("reason %q; want %q", got, want)
-	}
+	wantReason(testVIP6, "no backend in the datapath yet")
 	fx.put("six", 0, nil, testVIP6)
-	if got, want := fx.status(testVIP6).Reason, "no backend of six"; got != want {
-		t.Errorf("reason %q; want %q", got, want)
-	}
+	wantReason(testVIP6, "no backend of six")
 }
 
 // An address is announced with a lower preference when every service that announces it wants that.
@@ -318,10 +308,7 @@ func TestFaultsWithdraw(t *testing.T) {
 	fx.logged()
 	fx.faultsChanged(map[vipKey]string{testVIP: "eth0 is down"})
 	fx.step(t, "2001:db8::10*1[]", nil)
-	want := "msg=\"route withdrawn\" vip=203.0.113.10 reason=\"eth0 is down\"\n"
-	if got := fx.logged(); got != want {
-		t.Errorf("logged %q; want %q", got, want)
-	}
+	fx.wantLog(t, "msg=\"route withdrawn\" vip=203.0.113.10 reason=\"eth0 is down\"\n")
 	if s := fx.status(testVIP); s.Announced || s.State != RouteWithheld || s.Reason != "eth0 is down" {
 		t.Errorf("status %+v", s)
 	}

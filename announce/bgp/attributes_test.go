@@ -6,7 +6,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/osrg/gobgp/v3/pkg/apiutil"
 	packet "github.com/osrg/gobgp/v3/pkg/packet/bgp"
 	"github.com/steelyard-lb/steelyard/announce/bgp"
@@ -73,9 +72,7 @@ func TestAttributes(t *testing.T) {
 				want[prefix] = append(append([]string{}, row.want...), own[0],
 					"{Communities: 64512:100, no-export}", "{LargeCommunity: [ 64512:1:2]}", own[1])
 			}
-			if diff := cmp.Diff(sets(want), sets(got)); diff != "" {
-				t.Errorf("attributes, -want +got:\n%s", diff)
-			}
+			must.Equal(t, sets(want), sets(got))
 			// A changed weight changes the community; the route stays.
 			setWeights(t, s, 5, 1)
 			labtest.Until(t, timeout, "the new weight arrives", func() error {

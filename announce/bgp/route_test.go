@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func announce(pairs ...any) (list []lb.Announcement) {
@@ -56,9 +56,7 @@ func TestRoutesFor(t *testing.T) {
 			for p, w := range routes {
 				got[p.String()] = w
 			}
-			if diff := cmp.Diff(row.want, got); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			must.Equal(t, row.want, got)
 			if text := errText(err.OrNil()); text != row.err {
 				t.Errorf("error\n%s\nwant\n%s", text, row.err)
 			}

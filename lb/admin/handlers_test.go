@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
@@ -186,9 +185,7 @@ func TestStateMetrics(t *testing.T) {
 		"engine_backends idle unhealthy": 0, "engine_backends idle draining": 0,
 		"engine_services": 2, "engine_settled": 1, "announce_vip_announced 203.0.113.10": 0,
 	}
-	if d := cmp.Diff(want, got); d != "" {
-		t.Errorf("-want +got:\n%s", d)
-	}
+	must.Equal(t, want, got)
 	failure = errors.New("no answer")
 	if n := testutil.CollectAndCount(m); n != 0 {
 		t.Errorf("without an answer of the engine: %d metrics; want none", n)

@@ -109,9 +109,7 @@ func TestDrainThatCannotBeStored(t *testing.T) {
 	problem := []string{
 		"drains not stored, a restart of the agent undoes the last change: write " + path + ": file exists",
 	}
-	if d := cmp.Diff(problem, lbtest.Texts(p.findings())); d != "" {
-		t.Errorf("problems, -want +got:\n%s", d)
-	}
+	must.Equal(t, problem, lbtest.Texts(p.findings()))
 	if _, err := openDrainStore(dir, e, p); err == nil || !strings.HasPrefix(err.Error(), "read the drains from "+dir) {
 		t.Errorf("a directory in place of the file: %v", err)
 	}

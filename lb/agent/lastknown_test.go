@@ -11,8 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/kube"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
@@ -96,9 +94,7 @@ func TestLastKnownState(t *testing.T) {
 			Type: lb.CheckTCP, Interval: 2 * time.Second, Timeout: time.Second, Rise: 1, Fall: 2,
 			ServicePort: want.Ports[0].Port,
 		}
-		if d := cmp.Diff(map[string]*lb.Service{"a/web": want, "b/dns": dns}, out.services, comparable); d != "" {
-			t.Errorf("-want +got:\n%s", d)
-		}
+		must.Equal(t, map[string]*lb.Service{"a/web": want, "b/dns": dns}, out.services, comparable)
 		if !slices.Equal(out.list, []string{"complete kubernetes"}) || !slices.Equal(gotNodes, nodes) {
 			t.Errorf("calls %q, nodes %v", out.list, gotNodes)
 		}

@@ -125,9 +125,7 @@ func TestDescribe(t *testing.T) {
 			}
 			must.Do(t, err)
 			equal := []cmp.Option{cmp.AllowUnexported(node{}), cmpopts.EquateComparable(netip.Addr{})}
-			if d := cmp.Diff(tt.want, got, equal...); d != "" {
-				t.Errorf("-want +got:\n%s", d)
-			}
+			must.Equal(t, tt.want, got, equal...)
 		})
 	}
 }

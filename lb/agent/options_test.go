@@ -107,9 +107,7 @@ addresses = ["198.51.100.128/28"]
 		},
 	}
 	got := bgpOptions(cfg, facts, nil)
-	if d := cmp.Diff(want, got, comparable); d != "" {
-		t.Errorf("-want +got:\n%s", d)
-	}
+	must.Equal(t, want, got, comparable)
 	cfg.BGP.RestartTime = 0
 	for _, p := range bgpOptions(cfg, facts, nil).Peers {
 		if p.GracefulRestart {
@@ -221,9 +219,7 @@ proxy_healthz = "http://127.0.0.1:1/healthz"`)
 		ProxyHealthz: "http://127.0.0.1:1/healthz",
 		KeepLast:     true,
 	}
-	if d := cmp.Diff(want, kubeOptions(cfg, facts), comparable); d != "" {
-		t.Errorf("-want +got:\n%s", d)
-	}
+	must.Equal(t, want, kubeOptions(cfg, facts), comparable)
 	cfg.Kubernetes.ExcludeNodes, cfg.Kubernetes.Proxy = []string{config.NodeUnschedulable}, config.ProxyAuto
 	if o := kubeOptions(cfg, facts); o.NotReady || !o.Unschedulable || o.IsProxy {
 		t.Errorf("not ready %t, unschedulable %t, is proxy %t; want the second alone",
@@ -255,9 +251,7 @@ addresses = ["2001:db8::1-2001:db8::9"]`)
 		AvoidBuggy: true, AvoidAnycast: true, Priority: 7,
 		Announce: []lb.AnnouncerKind{lb.AnnounceL2},
 	}
-	if d := cmp.Diff(want, pools[0].Pool, comparable); d != "" {
-		t.Errorf("-want +got:\n%s", d)
-	}
+	must.Equal(t, want, pools[0].Pool, comparable)
 	if d := cmp.Diff([]string{"prod"}, pools[0].Namespaces); d != "" || pools[0].Selector.String() != "tier=web" {
 		t.Errorf("namespaces and selector: %s %v", d, pools[0].Selector)
 	}
@@ -298,7 +292,5 @@ func TestInfo(t *testing.T) {
 			{Name: "eth1", Err: "interface not found; it is attached when it exists again"},
 		},
 	}
-	if diff := cmp.Diff(want, d.info()); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	must.Equal(t, want, d.info())
 }

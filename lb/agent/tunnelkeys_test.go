@@ -12,6 +12,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/datapath"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 const keyA, keyB, keyC = "the key A of the tests", "the key B of the tests", "the key C of the tests"
@@ -41,9 +42,7 @@ func TestKeysAndSeedOfTheFile(t *testing.T) {
 		t.Errorf("a cluster without a file: %+v; want those of the Secret", k)
 	}
 	two := parse(t, keyed(t, t.TempDir(), keyA+"\n"+keyB+"\nseed: 1234567890123456\n"))
-	if d := cmp.Diff(sent(keyA, keyB), *fileKeys(two)); d != "" {
-		t.Errorf("-want +got:\n%s", d)
-	}
+	must.Equal(t, sent(keyA, keyB), *fileKeys(two))
 	other := parse(t, keyed(t, t.TempDir(), keyC+"\nseed: 1234567890123456\n"))
 	if a, b := fileSeed(two), fileSeed(other); a != b || a == [32]byte{} {
 		t.Errorf("seeds %x and %x; want one that does not follow from the keys", a, b)
@@ -66,9 +65,7 @@ func TestReloadRotatesTheKeys(t *testing.T) {
 		if err != nil || len(done.NeedRestart) > 0 {
 			t.Fatalf("%v, restart %q", err, done.NeedRestart)
 		}
-		if d := cmp.Diff(sent(step...), *dp.keys.Load()); d != "" {
-			t.Errorf("-want +got:\n%s", d)
-		}
+		must.Equal(t, sent(step...), *dp.keys.Load())
 	}
 	for _, next := range []string{webTOML, keyed(t, dir, keyB+"\nseed: 1234567890123456\n")} {
 		writeConfig(t, l.file, next)
@@ -77,9 +74,7 @@ func TestReloadRotatesTheKeys(t *testing.T) {
 			t.Errorf("%v, restart %q; want datapath, for no keys and for another seed", err, done.NeedRestart)
 		}
 	}
-	if d := cmp.Diff(sent(keyB), *dp.keys.Load()); d != "" {
-		t.Errorf("keys in force after the file was removed: -want +got:\n%s", d)
-	}
+	must.Equal(t, sent(keyB), *dp.keys.Load())
 	if bytes.Contains(text.Bytes(), []byte("key B")) {
 		t.Errorf("a key is in the log:\n%s", &text)
 	}

@@ -5,6 +5,8 @@ import (
 	"context"
 	"sync"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // Do ends the test if err is not nil.
@@ -21,6 +23,14 @@ func Get[T any](value T, err error) func(t testing.TB) T {
 		t.Helper()
 		Do(t, err)
 		return value
+	}
+}
+
+// Equal ends the test, with the difference, unless got is what the test wants.
+func Equal(t testing.TB, want, got any, opts ...cmp.Option) {
+	t.Helper()
+	if d := cmp.Diff(want, got, opts...); d != "" {
+		t.Fatalf("-want +got:\n%s", d)
 	}
 }
 
