@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -13,7 +14,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
@@ -294,5 +294,39 @@ func TestFlowsAreLimited(t *testing.T) {
 		if got.Limit != tt.want {
 			t.Errorf("%+v: limit %d", tt, got.Limit)
 		}
+	}
+}
+
+// Services that wait for an address stand among the others, by name.
+func TestServicesAreSorted(t *testing.T) {
+	o := options(t)
+	o.Status = func(context.Context) (lb.Status, error) {
+		// The last one is of an address that is refused.
+		rows := []lb.ServiceStatus{{Service: "b", Port: 443}, {Service: "b", Port: 80}, {Service: "d"}, {Service: "b"}}
+		return lb.Status{Services: rows}, nil
+	}
+	for _, waiting := range []struct {
+		rows func() []lb.ServiceStatus
+		want string
+	}{
+		{nil, "[{b 443} {b 80} {b 0} {d 0}]"},
+		{func() []lb.ServiceStatus { return []lb.ServiceStatus{{Service: "a"}, {Service: "c"}} },
+			"[{a 0} {b 443} {b 80} {b 0} {c 0} {d 0}]"},
+	} {
+		o.Waiting = waiting.rows
+		w := httptest.NewRecorder()
+		New(o).Handler(false).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/services", nil))
+		var got []struct {
+			Service string
+			Port    int
+		}
+		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || fmt.Sprint(got) != waiting.want {
+			t.Errorf("%v %v; want %s", got, err, waiting.want)
+		}
+	}
+	o.Waiting = func() []lb.ServiceStatus { return nil }
+	o.Status = func(context.Context) (lb.Status, error) { return lb.Status{Services: []lb.ServiceStatus{}}, nil }
+	if code, body := get(t, o, "/v1/services"); code != http.StatusOK || body != "[]" {
+		t.Errorf("without services: %d %s", code, body)
 	}
 }

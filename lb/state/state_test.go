@@ -3,9 +3,12 @@ package state
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
@@ -50,5 +53,79 @@ func TestDamagedFilesAreNotLoaded(t *testing.T) {
 	}
 	if err := New("/proc/none", "things", 1).Save(1); err == nil {
 		t.Error("a file was saved where none can be")
+	}
+}
+
+func TestPrivate(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		make func(dir string) error
+		want string // of the error; "": none, and mode 0700
+	}{
+		{"missing", os.Remove, ""},
+		{"readable", func(dir string) error { return os.Chmod(dir, 0o755) }, ""},
+		{"group may write", func(dir string) error { return os.Chmod(dir, 0o770) }, `(mode 0770); stop what uses it`},
+		{"all may write", func(dir string) error { return os.Chmod(dir, 0o777) }, `"chmod 0700 `},
+		{"a link", func(dir string) error {
+			if err := os.Remove(dir); err != nil {
+				return err
+			}
+			return os.Symlink(filepath.Dir(dir), dir)
+		}, "is a symbolic link"},
+		{"another owner", func(dir string) error { return os.Chown(dir, 65534, -1) }, "belongs to user 65534"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "state")
+			must.Do(t, os.Mkdir(dir, 0o700))
+			if err := tt.make(dir); err != nil {
+				if os.IsPermission(err) {
+					t.Skip("only root can give a directory away")
+				}
+				t.Fatal(err)
+			}
+			err := Private(dir)
+			if tt.want != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.want) {
+					t.Errorf("error %v; want %q", err, tt.want)
+				}
+				return
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			if info, err := os.Stat(dir); err == nil && info.Mode().Perm() != 0o700 {
+				t.Errorf("mode %04o", info.Mode().Perm())
+			}
+		})
+	}
+}
+
+// The last ten texts are kept, each once in a row, in files that nobody else can read.
+func TestHistory(t *testing.T) {
+	h := NewHistory(filepath.Join(t.TempDir(), "texts"), ".toml")
+	if _, found, err := h.Last(); found || err != nil {
+		t.Errorf("an empty history: %t, %v", found, err)
+	}
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for n := range 12 {
+		text := fmt.Sprint("text ", n)
+		for range 2 {
+			if err := h.Add(text, at.Add(-time.Duration(n)*time.Minute)); err != nil { // the clock goes back
+				t.Fatal(err)
+			}
+		}
+		if last, found, err := h.Last(); last != text || !found || err != nil {
+			t.Errorf("the last text is %q, %t, %v; want %q", last, found, err, text)
+		}
+	}
+	names, err := h.names()
+	if err != nil || len(names) != historyMax || names[9] != "000012-20260102T025305Z.toml" {
+		t.Errorf("files %q, %v", names, err)
+	}
+	if info, err := os.Stat(filepath.Join(h.dir, names[0])); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v; want mode 0600", info, err)
+	}
+	if err := NewHistory("/proc/none", ".toml").Add("x", at); err == nil {
+		t.Error("a text was kept where none can be")
 	}
 }
