@@ -42,6 +42,7 @@ type apiServer struct {
 	written  func(client string, old, now *core.Service) // called for each write of a status, with mu held
 	changed  chan struct{}                               // closed at each change
 	refused  map[string]meta.Status                      // Services whose status cannot be written, and the answer
+	refusals map[string]int                              // by Service and minute
 }
 
 type change struct {
@@ -55,6 +56,7 @@ func newAPIServer(t *testing.T, seed uint64) *apiServer {
 		t: t, rng: rand.New(rand.NewPCG(seed, seed)), services: map[string]*core.Service{},
 		leases: map[string]*coordination.Lease{}, changed: make(chan struct{}),
 		written: func(string, *core.Service, *core.Service) {}, refused: map[string]meta.Status{},
+		refusals: map[string]int{},
 	}
 }
 
@@ -247,6 +249,10 @@ func (t *transport) serve(r *http.Request, body []byte) *http.Response {
 			return respond(http.StatusOK, s.services[name])
 		}
 		if answer, ok := s.refused[name]; ok {
+			this := fmt.Sprint(name, time.Now().Unix()/60)
+			if s.refusals[this]++; s.refusals[this] == 200 {
+				s.t.Errorf("200 writes were refused within a minute: %s is written without a delay", name)
+			}
 			return respond(int(answer.Code), answer)
 		}
 		return t.patchStatus(name, q.Get("fieldManager"), body)
@@ -312,9 +318,6 @@ func (t *transport) patchStatus(name, manager string, body []byte) *http.Respons
 	t.written(t.name, old, now)
 	return respond(http.StatusOK, now)
 }
-
-// setManager records who has written the addresses in a status. The finalizer is from us.
-func setManager(s *core.Service, name string) { setManagers(s, name, fieldManager) }
 
 // setManagers records who has written the addresses in a status, and who the finalizer.
 func setManagers(s *core.Service, status, final string) {

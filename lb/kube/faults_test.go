@@ -173,6 +173,9 @@ func (m *allocators) user() {
 	})
 }
 
+// setManager records who has written the addresses in a status. The finalizer is from us.
+func setManager(s *core.Service, name string) { setManagers(s, name, fieldManager) }
+
 func (m *allocators) create(name string) *core.Service {
 	delete(m.touched, name)
 	return wanting(strings.TrimPrefix(name, "default/"), func(s *core.Service) {

@@ -178,9 +178,10 @@ func (t *term) decide(s *core.Service) decision {
 	defer t.mu.Unlock()
 	d := t.assigner.decide(s, t.ledger.pendingFor(s), t.extended[nameOf(s)] == s.UID)
 	d.warning = note(d.warning)
+	delete(t.waiting, nameOf(s)) // this decision has seen what it frees itself
 	t.queueOthers()
-	if t.waiting[nameOf(s)] = d.waits; !d.waits {
-		delete(t.waiting, nameOf(s))
+	if d.waits {
+		t.waiting[nameOf(s)] = true
 	}
 	if t.perNode[nameOf(s)] = isPerNode(s); !isPerNode(s) {
 		delete(t.perNode, nameOf(s))
