@@ -27,23 +27,12 @@ func TestDevices(t *testing.T) {
 	var routers []*peers.Router
 	link := func(n int, router *lab.Host) {
 		t.Helper()
-		end := func(h *lab.Host, name string, last int) lab.End {
-			return lab.End{Host: h, Name: name, Addresses: []netip.Prefix{
-				netip.MustParsePrefix(fmt.Sprintf("192.0.2.%d/24", last)),
-				netip.MustParsePrefix(fmt.Sprintf("2001:db8::%d/64", last)),
-			}}
-		}
 		must.Do(t, l.Link(end(node, fmt.Sprintf("eth%d", n), 2), end(router, "eth0", 1), lab.LinkOptions{}))
 	}
 	start := func(n int, kind peers.RouterKind, h *lab.Host) {
 		t.Helper()
 		link(n, h)
-		routers = append(routers, labtest.Router(t, h, kind, peers.RouterConfig{
-			ID: netip.MustParseAddr("192.0.2.1"), ASN: 64500, Neighbors: []peers.Neighbor{
-				{Address: netip.MustParseAddr("192.0.2.2"), ASN: 64512, BFD: true, BFDMultiplier: multiplier},
-				{Address: netip.MustParseAddr("2001:db8::2"), ASN: 64512, BFD: true, BFDMultiplier: multiplier},
-			},
-		}))
+		routers = append(routers, startRouter(t, h, kind, multiplier))
 	}
 	start(0, peers.BIRD, labtest.Host(t, l, "bird"))
 	m := must.Get(bfd.New(bfd.Options{Log: slog.New(slog.NewTextHandler(t.Output(), nil))}))(t)

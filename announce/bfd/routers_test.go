@@ -92,21 +92,28 @@ func newPairOf(t *testing.T, kind peers.RouterKind, multiplier int) (p pair) {
 	l := labtest.New(t)
 	p.lab = l
 	p.host, p.router = labtest.Host(t, l, "node"), labtest.Host(t, l, "router")
-	end := func(h *lab.Host, last int) lab.End {
-		return lab.End{Host: h, Name: "eth0", Addresses: []netip.Prefix{
-			netip.MustParsePrefix(fmt.Sprintf("192.0.2.%d/24", last)),
-			netip.MustParsePrefix(fmt.Sprintf("2001:db8::%d/64", last)),
-		}}
-	}
-	must.Do(t, l.Link(end(p.host, 2), end(p.router, 1), lab.LinkOptions{}))
-	p.daemon = labtest.Router(t, p.router, kind, peers.RouterConfig{
-		ID: netip.MustParseAddr("192.0.2.1"), ASN: 64500,
-		Neighbors: []peers.Neighbor{
+	must.Do(t, l.Link(end(p.host, "eth0", 2), end(p.router, "eth0", 1), lab.LinkOptions{}))
+	p.daemon = startRouter(t, p.router, kind, multiplier)
+	return p
+}
+
+// end is the end of a link between the node, whose addresses end with 2, and the router, whose addresses end with 1.
+func end(h *lab.Host, name string, last int) lab.End {
+	return lab.End{Host: h, Name: name, Addresses: []netip.Prefix{
+		netip.MustParsePrefix(fmt.Sprintf("192.0.2.%d/24", last)),
+		netip.MustParsePrefix(fmt.Sprintf("2001:db8::%d/64", last)),
+	}}
+}
+
+// startRouter starts a router with a neighbor and BFD for each family.
+func startRouter(t *testing.T, h *lab.Host, kind peers.RouterKind, multiplier int) *peers.Router {
+	t.Helper()
+	return labtest.Router(t, h, kind, peers.RouterConfig{
+		ID: netip.MustParseAddr("192.0.2.1"), ASN: 64500, Neighbors: []peers.Neighbor{
 			{Address: netip.MustParseAddr("192.0.2.2"), ASN: 64512, BFD: true, BFDMultiplier: multiplier},
 			{Address: netip.MustParseAddr("2001:db8::2"), ASN: 64512, BFD: true, BFDMultiplier: multiplier},
 		},
 	})
-	return p
 }
 
 // start starts the monitor in a child process and returns it.

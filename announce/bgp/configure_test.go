@@ -21,6 +21,14 @@ func (c *child) established(peer netip.Addr) (since time.Time) {
 	return c.until(peer, fmt.Sprintf("the session with %v", peer), isEstablished).Since
 }
 
+// kept fails the test unless the session with a peer is the one since then.
+func (c *child) kept(peer netip.Addr, since time.Time) {
+	c.t.Helper()
+	if again := c.established(peer); !again.Equal(since) {
+		c.t.Errorf("the session with %v is since %v, was since %v", peer, again, since)
+	}
+}
+
 // A peer is added and removed while the session with another one goes on, and a changed hold time interrupts no route.
 func TestConfigurePeers(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
@@ -42,9 +50,7 @@ func TestConfigurePeers(t *testing.T) {
 		if took := want(t, second, vip4); took > time.Second {
 			t.Errorf("the removed peer kept the route for %v", took)
 		}
-		if again := c.established(b.theirs[0][0]); !again.Equal(since) {
-			t.Errorf("the session of the other peer is since %v, was since %v", again, since)
-		}
+		c.kept(b.theirs[0][0], since)
 
 		one.Peers = slices.Clone(one.Peers)
 		one.Peers[0].HoldTime = 30 * time.Second
@@ -80,9 +86,7 @@ func TestConfigureAttributes(t *testing.T) {
 	})
 	c.set()
 	r.await("show route count", none4, none6)
-	if again := c.established(b.theirs[0][0]); !again.Equal(since) {
-		t.Errorf("the session is since %v, was since %v", again, since)
-	}
+	c.kept(b.theirs[0][0], since)
 }
 
 // Peers and pools have attributes of their own. Changed ones are sent in the same session, and lowered routes keep the
@@ -133,9 +137,7 @@ func TestAttributesOfPeersAndPools(t *testing.T) {
 		}
 		return nil
 	})
-	if again := c.established(b.theirs[0][0]); !again.Equal(since) {
-		t.Errorf("the session is since %v, was since %v", again, since)
-	}
+	c.kept(b.theirs[0][0], since)
 }
 
 // Towards a peer, this node may have another AS, which is then the AS path, also after a reload, and is prepended.

@@ -53,6 +53,14 @@ func (c *candidates) start(node string) (*fake.Clientset, func()) {
 	return client, must.Run(c.t, a.Run)
 }
 
+// hold gives the Lease to a node.
+func (c *candidates) hold(node string) {
+	held := &coordination.Lease{ObjectMeta: meta.ObjectMeta{Namespace: "steelyard", Name: leaseName}}
+	held.Spec.HolderIdentity, held.Spec.RenewTime = &node, &meta.MicroTime{Time: time.Now()}
+	held.Spec.LeaseDurationSeconds = ptr(int32(15))
+	must.Do(c.t, c.server.Tracker().Add(held))
+}
+
 func (c *candidates) holder() string {
 	l, err := c.server.CoordinationV1().Leases("steelyard").Get(c.t.Context(), leaseName, meta.GetOptions{})
 	if err != nil {
@@ -136,10 +144,7 @@ func TestElectionWithoutPolling(t *testing.T) {
 func TestElectionWithoutWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &candidates{t: t, server: fake.NewClientset()}
-		held := &coordination.Lease{ObjectMeta: meta.ObjectMeta{Namespace: "steelyard", Name: leaseName}}
-		held.Spec.HolderIdentity, held.Spec.RenewTime = ptr("n9"), &meta.MicroTime{Time: time.Now()}
-		held.Spec.LeaseDurationSeconds = ptr(int32(15))
-		must.Do(t, c.server.Tracker().Add(held))
+		c.hold("n9")
 		c.noWatch = true
 		_, stop := c.start("n1")
 		pass(leaseDuration - time.Second)
@@ -158,10 +163,7 @@ func TestElectionWithoutWatch(t *testing.T) {
 func TestElectionOfTheHolder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &candidates{t: t, server: fake.NewClientset(), noWatch: true}
-		held := &coordination.Lease{ObjectMeta: meta.ObjectMeta{Namespace: "steelyard", Name: leaseName}}
-		held.Spec.HolderIdentity, held.Spec.RenewTime = ptr("n1"), &meta.MicroTime{Time: time.Now()}
-		held.Spec.LeaseDurationSeconds = ptr(int32(15))
-		must.Do(t, c.server.Tracker().Add(held))
+		c.hold("n1")
 		client, stop := c.start("n1")
 		pass(leaseDuration / 2)
 		if n := requests(client); n["update"] == 0 {
