@@ -1,18 +1,23 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"github.com/vishvananda/netlink"
-
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
+	"github.com/vishvananda/netlink"
 )
 
 // fakeHost has an interface eth0 with one address of each family, and a default route over it.
@@ -157,5 +162,108 @@ func TestThisHost(t *testing.T) {
 	}
 	if name, err := (thisHost{}).name(); err != nil || name == "" {
 		t.Errorf("host name %q, %v", name, err)
+	}
+}
+
+// A node has the peers whose node_selector its labels meet, follows their changes and those of the configuration, and
+// has them when it starts anew without the API server.
+func TestPeersOfANode(t *testing.T) {
+	const text = `
+[kubernetes]
+[bgp]
+asn = 64512
+listen_port = -1
+peers = [
+  { address = "127.0.0.1", asn = 64500 },
+  { address = "127.0.0.2", asn = 64500, node_selector = "rack=a" },
+  { address = "127.0.0.3", asn = 64500, node_selector = "rack in (b, c), !canary" },
+]
+`
+	dir, cfg := t.TempDir(), parse(t, text)
+	start := func() (setLabels func(map[string]string), want func(step string, peers ...string)) {
+		t.Helper()
+		a := must.Get(newAnnouncers(cfg, facts, dir, prometheus.NewRegistry(), nil, discard))(t)
+		return a.setLabels, func(step string, peers ...string) {
+			t.Helper()
+			labtest.Until(t, 10*time.Second, step, func() error {
+				var got []string
+				for _, p := range a.peers() {
+					got = append(got, p.Peer.String())
+				}
+				return labtest.ErrorIf(fmt.Sprint(got) != fmt.Sprint(peers), "peers %v", got)
+			})
+		}
+	}
+	setLabels, want := start()
+	want("the labels are not known", "127.0.0.1")
+	setLabels(map[string]string{"rack": "a"})
+	want("rack a", "127.0.0.1", "127.0.0.2")
+	setLabels(map[string]string{"rack": "b", "canary": ""})
+	want("a canary", "127.0.0.1")
+	setLabels(map[string]string{"rack": "b"})
+	want("rack b", "127.0.0.1", "127.0.0.3")
+	_, want = start()
+	want("the next start", "127.0.0.1", "127.0.0.3")
+
+	cfg.Kubernetes = nil
+	_, want = start()
+	want("without Kubernetes", "127.0.0.1", "127.0.0.2", "127.0.0.3")
+}
+
+func TestHealthRelay(t *testing.T) {
+	var r healthRelay
+	var got []string
+	report := func(service string) { r.report(lb.Health{Key: lb.CheckKey{Service: service}}) }
+	report("a")
+	report("b")
+	r.deliverTo(func(h lb.Health) { got = append(got, h.Key.Service) })
+	report("c")
+	if want := []string{"a", "b", "c"}; !slices.Equal(got, want) {
+		t.Errorf("delivered %q; want %q, each once and in order", got, want)
+	}
+}
+
+type behindFunc func(context.Context) (time.Time, error)
+
+func (f behindFunc) Behind(ctx context.Context) (time.Time, error) { return f(ctx) }
+
+func TestCheckEngine(t *testing.T) {
+	for _, want := range []error{nil, errors.New("no answer")} {
+		err := checkEngine(behindFunc(func(ctx context.Context) (time.Time, error) {
+			if d, ok := ctx.Deadline(); !ok || time.Until(d) > engineTimeout || time.Until(d) < engineTimeout/2 {
+				t.Errorf("deadline %s, %t; want %s from now", d, ok, engineTimeout)
+			}
+			return time.Time{}, want
+		}))
+		if !errors.Is(err, want) {
+			t.Errorf("%v; want %v", err, want)
+		}
+	}
+}
+
+type publishes struct{ state lb.Progress }
+
+func (p publishes) Progress() lb.Progress { return p.state }
+func (publishes) InForce(s string) bool   { return s == "default/web" }
+
+// Health requests are answered from what the engine publishes. It does not respond when an event has waited too long.
+func TestEngineHealth(t *testing.T) {
+	since := time.Unix(1, 0)
+	for _, tt := range []struct {
+		waiting time.Duration
+		want    error
+	}{{0, nil}, {engineTimeout / 2, nil}, {engineTimeout + time.Second, errEngine}} {
+		p := publishes{lb.Progress{Behind: since, Applied: tt.waiting == 0}}
+		if tt.waiting > 0 {
+			p.state.Waiting = time.Now().Add(-tt.waiting)
+		}
+		h := engineHealth{p}
+		got, err := h.behind()
+		if !got.Equal(since) || !errors.Is(err, tt.want) || h.applied() != p.state.Applied {
+			t.Errorf("an event waits for %s: behind %s, %v, applied %t", tt.waiting, got, err, h.applied())
+		}
+		if !h.inForce("default/web") || h.inForce("default/db") {
+			t.Error("in force is wrong")
+		}
 	}
 }
