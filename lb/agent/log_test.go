@@ -97,7 +97,7 @@ func TestLogThatNobodyReads(t *testing.T) {
 		mark := fmt.Sprintf("waste%d", n)
 		must.Do(t, agent.Configure("["+mark+"]\n"))
 		must.Do(t, agent.Reload())
-		waitStatus(t, agent, "the agent lives on", func(i admin.Info) bool { return strings.Contains(i.LoadError, mark) })
+		waitStatus(t, agent, "it lives on", func(i admin.Info) bool { return strings.Contains(i.LoadError, mark) })
 	}
 	err := agent.Terminate(t.Context(), stepTimeout)
 	if err == nil || !strings.Contains(err.Error(), errEnded.Error()) { // which the lab finds after an exit status of 0
