@@ -13,9 +13,14 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// killed: SIGKILL and a restart of the agent fail no request and no connection and remove no route.
+// killed: SIGKILL and a restart of the agent fail no request and no connection and remove no route. The history stays.
 func (s *site) killed(t *testing.T) {
+	before := must.Get(s.Agents[0].CLI(t.Context(), "events", "--kind", "routes"))(t)
 	s.survivesRestart(t, func(a *lab.Agent) error { a.Kill(); return nil }, (*lab.Agent).Start)
+	after := must.Get(s.Agents[0].CLI(t.Context(), "events", "--kind", "routes"))(t)
+	if !strings.Contains(before, "route announced") || !strings.HasPrefix(after, before) || after == before {
+		t.Errorf("events before:\n%s\nand after:\n%s", before, after)
+	}
 }
 
 // restartsBySignal: so it is with the signal that systemd sends for a restart.

@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,6 +44,7 @@ type EngineOptions struct {
 // method posts to its mailbox and may be called from any goroutine, even before Run.
 type Engine struct {
 	o        EngineOptions
+	checks   *slog.Logger // of the results of health checks
 	mail     mailbox
 	services map[string]*entry
 	stale    map[string]time.Time // services that need a new plan, and since when; zero while waiting for checks
@@ -72,8 +74,10 @@ func NewEngine(o EngineOptions) (*Engine, error) {
 	if o.Observe == nil {
 		o.Observe = func(string, time.Duration, error) {}
 	}
+	log := cmp.Or(o.Log, slog.New(slog.DiscardHandler))
+	o.Log = log.With("component", "engine")
 	e := &Engine{
-		o: o, mail: mailbox{wake: make(chan struct{}, 1)},
+		o: o, checks: log.With("component", "health"), mail: mailbox{wake: make(chan struct{}, 1)},
 		services: map[string]*entry{}, stale: map[string]time.Time{}, refused: map[string]refusal{},
 		awaited: map[string]struct{}{}, settled: make(chan struct{}),
 	}
@@ -83,7 +87,7 @@ func NewEngine(o EngineOptions) (*Engine, error) {
 	vips := &vipTable{byAddr: map[vipKey]*vip{}, latency: latency{observe: o.InEffect}}
 	e.progress.lacking, e.progress.refused = map[string]int{}, map[string]bool{}
 	e.datapath = newDatapathState(vips, held, o.Retry, e.progress.count)
-	e.routes = newRoutes(vips, o.Retry, o.Log)
+	e.routes = newRoutes(vips, o.Retry, log.With("component", "routes"))
 	if o.Grace != nil {
 		e.routes.leaving.grace = o.Grace
 	}
@@ -259,7 +263,7 @@ func (e *Engine) healthChanged(h Health, at time.Time) {
 		e.markStale(h.Key.Service, at) // the plan does not depend on the reason, which may change with every probe
 	}
 	if before.State != h.State {
-		log := e.o.Log
+		log := e.checks
 		if (h.Key.Port != Port{}) {
 			log = log.With("port", h.Key.Port.Name())
 		}

@@ -73,7 +73,7 @@ func TestSurroundWithALowerPreference(t *testing.T) {
 
 // Reasons may change with every probe ("HTTP 503, request 4711"). A plan depends on states and weights only.
 func TestReasonBuildsNoPlan(t *testing.T) {
-	e := &Engine{o: EngineOptions{Log: slog.New(slog.DiscardHandler)}, stale: map[string]time.Time{}}
+	e := &Engine{checks: slog.New(slog.DiscardHandler), stale: map[string]time.Time{}}
 	e.services = map[string]*entry{"web": {health: map[CheckKey]Health{}}}
 	h := Health{Key: CheckKey{Service: "web"}, State: StateUnhealthy, Weight: -1, Reason: "first"}
 	for i, step := range []struct {

@@ -66,7 +66,7 @@ func TestRefusedFrontends(t *testing.T) {
 			})
 			var got []string
 			for line := range strings.Lines(log.String()) {
-				_, after, _ := strings.Cut(line, `msg="frontend refused" service=`)
+				_, after, _ := strings.Cut(line, `msg="frontend refused" component=engine service=`)
 				after = strings.Replace(after, "frontend=", "", 1)
 				got = append(got, strings.Join(strings.Fields(after)[:2], " "))
 			}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -333,7 +334,7 @@ func (r *routes) changed(addr vipKey, announced bool, now time.Time) {
 
 // notify logs a route change and passes it to the observer.
 func (r *routes) notify(addr vipKey, log func(string, ...any), what string, args ...any) {
-	log(what, append([]any{"vip", addr}, args...)...)
+	log(what, append([]any{"vip", addr, "services", strings.Join(r.users(addr), " ")}, args...)...)
 	if r.observe != nil {
 		r.observe(r.status(addr))
 	}

@@ -92,7 +92,7 @@ func TestRoutesLogChanges(t *testing.T) {
 	fx.wantLog(t, "")
 	plan := fx.put("web", 1, nil, testVIP)
 	fx.step(t, "203.0.113.10*1[]", nil)
-	fx.wantLog(t, "msg=\"route announced\" vip=203.0.113.10\n")
+	fx.wantLog(t, "msg=\"route announced\" vip=203.0.113.10 services=web\n")
 	fx.none(t)
 	fx.put("web", 2, nil, testVIP)
 	fx.step(t, "203.0.113.10*2[]", nil)
@@ -101,7 +101,7 @@ func TestRoutesLogChanges(t *testing.T) {
 	fx.now = fx.now.Add(time.Minute)
 	fx.adopt(plan, nil)
 	fx.step(t, "", nil)
-	fx.wantLog(t, "msg=\"route withdrawn\" vip=203.0.113.10 reason=\"no service has it\"\n")
+	fx.wantLog(t, "msg=\"route withdrawn\" vip=203.0.113.10 services=\"\" reason=\"no service has it\"\n")
 	if !since.Equal(testStart) || len(fx.since) > 0 {
 		t.Errorf("announced since %s, then kept %v; want %s, nothing", since, fx.since, testStart)
 	}
@@ -113,12 +113,12 @@ func TestFirstRoutesAreLogged(t *testing.T) {
 	fx.vips.get(testVIP).announce.Done = true
 	fx.put("web", 1, nil, testVIP)
 	fx.step(t, "203.0.113.10*1[]", nil)
-	fx.wantLog(t, "msg=\"route announced\" vip=203.0.113.10\n")
+	fx.wantLog(t, "msg=\"route announced\" vip=203.0.113.10 services=web\n")
 	fx = newRoutesFixture(testVIP)
 	fx.vips.get(testVIP).announce.Done = true
 	fx.put("web", 0, nil, testVIP)
 	fx.step(t, "", nil)
-	fx.wantLog(t, "msg=\"route withdrawn\" vip=203.0.113.10 reason=\"no backend of web\"\n")
+	fx.wantLog(t, "msg=\"route withdrawn\" vip=203.0.113.10 services=web reason=\"no backend of web\"\n")
 }
 
 // After an error a VIP counts as announced if it was before or may be now, nothing is logged as announced, and the set
@@ -308,7 +308,7 @@ func TestFaultsWithdraw(t *testing.T) {
 	fx.logged()
 	fx.faultsChanged(map[vipKey]string{testVIP: "eth0 is down"})
 	fx.step(t, "2001:db8::10*1[]", nil)
-	fx.wantLog(t, "msg=\"route withdrawn\" vip=203.0.113.10 reason=\"eth0 is down\"\n")
+	fx.wantLog(t, "msg=\"route withdrawn\" vip=203.0.113.10 services=web reason=\"eth0 is down\"\n")
 	if s := fx.status(testVIP); s.Announced || s.State != RouteWithheld || s.Reason != "eth0 is down" {
 		t.Errorf("status %+v", s)
 	}

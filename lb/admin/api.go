@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/events"
 	"github.com/steelyard-lb/steelyard/lb/printable"
 )
 
@@ -95,6 +96,8 @@ type Options struct {
 	Diff func(name string, text []byte) (Reloaded, error)
 	// Text returns the text of the active configuration file.
 	Text func() string
+	// Events returns events, like events.History.After.
+	Events func(n int, f events.Filter) (after []events.Event, total int, changed <-chan struct{})
 	// Restart ends the agent so that a new one follows. On an error, like Reload's, the running agent stays.
 	Restart func() error
 	// Info returns the fields that do not follow from Status and Peers.
@@ -130,11 +133,12 @@ const engineTimeout = 2 * time.Second
 // Handler returns the API. Without writable it has only the requests that change nothing.
 func (s *Server) Handler(writable bool) http.Handler {
 	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/events", s.events(writable))
 	if writable {
-		mux.HandleFunc("POST /v1/drain", s.drain(true))
-		mux.HandleFunc("POST /v1/undrain", s.drain(false))
-		mux.HandleFunc("POST /v1/reload", s.reload)
-		mux.HandleFunc("POST /v1/restart", s.restart)
+		mux.HandleFunc("POST /v1/drain", s.asUser(s.drain(true)))
+		mux.HandleFunc("POST /v1/undrain", s.asUser(s.drain(false)))
+		mux.HandleFunc("POST /v1/reload", s.asUser(s.reload))
+		mux.HandleFunc("POST /v1/restart", s.asUser(s.restart))
 		mux.HandleFunc("GET /v1/diff", s.diff)
 		mux.HandleFunc("POST /v1/diff", s.diff)
 		mux.HandleFunc("GET /v1/config", func(w http.ResponseWriter, _ *http.Request) {

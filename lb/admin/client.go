@@ -1,11 +1,14 @@
 package admin
 
 import (
+	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
@@ -85,33 +88,66 @@ func (c *Client) Send(ctx context.Context, path string, body []byte, v any) erro
 	return c.do(ctx, http.MethodPost, path, body, v)
 }
 
+// Follow calls each with the data of each server-sent event in the response to a GET of path, until ctx ends or the
+// agent does.
+func (c *Client) Follow(ctx context.Context, path string, each func(data []byte) error) error {
+	body, err := c.open(ctx, http.MethodGet, path, nil)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	lines := bufio.NewScanner(body)
+	for lines.Scan() {
+		if data, ok := bytes.CutPrefix(lines.Bytes(), []byte("data: ")); ok {
+			if err := each(data); err != nil {
+				return err
+			}
+		}
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	return cmp.Or(lines.Err(), errors.New("the agent has ended"))
+}
+
 func (c *Client) do(ctx context.Context, method, path string, body []byte, v any) error {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout(path))
 	defer cancel()
+	answer, err := c.open(ctx, method, path, body)
+	if err != nil {
+		return err
+	}
+	defer answer.Close()
+	if err := json.NewDecoder(answer).Decode(v); err != nil {
+		return fmt.Errorf("read the response to %s: %w", path, err)
+	}
+	return nil
+}
+
+// open sends a request and returns the body of the response.
+func (c *Client) open(ctx context.Context, method, path string, body []byte) (io.ReadCloser, error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://steelyard"+path, bytes.NewReader(body))
 	if err != nil {
-		return fmt.Errorf("request %s: %w", path, err)
+		return nil, fmt.Errorf("request %s: %w", path, err)
 	}
 	resp, err := c.http.Do(req)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("%w listens on %s; is \"steelyard run\" running, and is this its admin.socket?",
+		return nil, fmt.Errorf("%w listens on %s; is \"steelyard run\" running, and is this its admin.socket?",
 			ErrNoAgent, c.socket)
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("%w for %s; use sudo", ErrPermission, c.socket)
+		return nil, fmt.Errorf("%w for %s; use sudo", ErrPermission, c.socket)
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("the agent on %s does not respond within %v; its log may say why", c.socket, c.timeout(path))
+		return nil, fmt.Errorf("the agent on %s does not respond within %v; its log may say why", c.socket,
+			c.timeout(path))
 	case err != nil:
-		return fmt.Errorf("request to the agent on %s: %w", c.socket, err)
+		return nil, fmt.Errorf("request to the agent on %s: %w", c.socket, err)
 	}
-	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
+		defer resp.Body.Close()
 		var e struct{ Error string }
 		json.NewDecoder(resp.Body).Decode(&e)
-		return &RefusedError{resp.StatusCode, path, e.Error}
+		return nil, &RefusedError{resp.StatusCode, path, e.Error}
 	}
-	if err := json.NewDecoder(resp.Body).Decode(v); err != nil {
-		return fmt.Errorf("read the response to %s: %w", path, err)
-	}
-	return nil
+	return resp.Body, nil
 }

@@ -73,6 +73,7 @@ func (s *Server) serve(ctx context.Context, part string, h http.Handler, listen 
 		s.o.Problem(part, err)
 		if err == nil {
 			server := limit.Server(httplimit.Bounded(s.o.Boundary, h), s.o.Log)
+			server.ConnContext = withUser
 			stop := context.AfterFunc(ctx, func() { server.Close() })
 			lost := s.watch(ctx, l, server)
 			err = server.Serve(l)

@@ -21,6 +21,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/agent/machine"
+	"github.com/steelyard-lb/steelyard/lb/events"
 	"github.com/steelyard-lb/steelyard/lb/file"
 	"github.com/steelyard-lb/steelyard/lb/kube"
 	"github.com/steelyard-lb/steelyard/lb/logqueue"
@@ -40,6 +41,7 @@ type Options struct {
 	KeepDir    string         // state that outlives a reboot; default: STATE_DIRECTORY (systemd.exec(5)) or StateDir
 
 	queue    *logqueue.Queue  // Log's queue; may be nil
+	history  *events.History  // which Log fills; set by complete if nil
 	mounted  string           // mountedVersion of ConfigFile before it was read
 	hangup   chan os.Signal   // SIGHUP: reload; set by New if nil
 	restart  chan os.Signal   // SIGUSR1: a supervisor starts another agent; may be nil
@@ -64,6 +66,9 @@ func (o Options) complete() (Options, error) {
 	o.api = new(apiDialer)
 	if o.boundary == nil {
 		o.boundary = &lb.Boundary{Before: before}
+	}
+	if o.history == nil {
+		o.history, o.Log = openHistory(o.KeepDir, o.Log)
 	}
 	o.boundary.Log = o.Log
 	if o.open == nil {
@@ -218,7 +223,7 @@ func (a *Agent) connect(
 		Datapath: dp, Announcer: announcers.all, Prober: prober, Sources: sources,
 		Settle: settleTimeout, Retry: retryDelay, Withdraw: withdrawTimeout,
 		Grace: announcers.grace,
-		Log:   component(o.Log, "engine"), Observe: calls.Observe, InEffect: calls.InEffect,
+		Log:   o.Log, Observe: calls.Observe, InEffect: calls.InEffect,
 		RouteChanged: func(r lb.RouteStatus) { routeChanged(r) },
 		Boundary:     o.boundary,
 	})
@@ -294,7 +299,7 @@ func (a *Agent) connect(
 		Status:  status, StatusOf: statusOf, Peers: announcers.peers, Sent: announcers.sent,
 		Flows: dp.Flows, Explain: dp.Explain, Drain: drains.set,
 		Reload: a.reloader.reload, Diff: a.reloader.diff, Text: a.reloader.text,
-		Restart: a.restart, Info: info.info, Waiting: waiting,
+		Restart: a.restart, Info: info.info, Waiting: waiting, Events: o.history.After,
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}),
 		Log:     component(o.Log, "admin"), Boundary: o.boundary,
 	})
@@ -305,7 +310,11 @@ func (a *Agent) connect(
 		task{"datapath", dp.Run}, task{"verdict", verdict.run}, task{"health checks", prober.Run},
 		task{"results of health checks", func(ctx context.Context) error { return verdicts.run(ctx, prober) }},
 		task{"ends of the agent", trusted.run},
-		task{"drains to store", drains.kept.run}, task{"admin API", api.Run})
+		task{"drains to store", drains.kept.run}, task{"admin API", api.Run},
+		task{"events", func(ctx context.Context) error {
+			o.history.Run(ctx, o.problem("events not stored"))
+			return nil
+		}})
 	return nil
 }
 

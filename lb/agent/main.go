@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/datapath"
+	"github.com/steelyard-lb/steelyard/lb/events"
 	"github.com/steelyard-lb/steelyard/lb/logqueue"
 )
 
@@ -30,11 +32,13 @@ func Main(ctx context.Context, configFile, version string, w io.Writer) error {
 	limitGarbage()
 	level := new(slog.LevelVar)
 	log, queue := openLog(w, cfg.Log, level)
+	history, log := openHistory(keepDir(), log)
 	defer queue.Flush()
+	defer history.Flush()
 	klog.SetSlogLogger(component(log, "kubernetes"))
 	return start(ctx, Options{
 		ConfigFile: configFile, Config: cfg, Version: version, Log: log, Level: level,
-		mounted: mount, hangup: hangup, restart: restart, queue: queue,
+		mounted: mount, hangup: hangup, restart: restart, queue: queue, history: history,
 	})
 }
 
@@ -61,6 +65,7 @@ func start(ctx context.Context, o Options) (err error) {
 	if err := a.Run(ctx); err != nil || !a.anew.Load() || ctx.Err() != nil { // a stop during a restart is a stop
 		return err
 	}
+	o.history.Flush()
 	o.queue.Flush()
 	return execute()
 }
@@ -81,6 +86,29 @@ func openLog(w io.Writer, c config.Log, level *slog.LevelVar) (*slog.Logger, *lo
 		return handler(w).Handle(context.Background(), r)
 	})
 	return slog.New(handler(queue)), queue
+}
+
+// keepDir returns the directory of state that outlives a reboot (systemd.exec(5)), or that of the other state.
+func keepDir() string { return cmp.Or(os.Getenv("STATE_DIRECTORY"), datapath.DefaultStateDir) }
+
+// openHistory returns the history of events in a directory, and log with records that go there, too.
+func openHistory(dir string, log *slog.Logger) (*events.History, *slog.Logger) {
+	h, err := events.Open(dir)
+	log = slog.New(h.Handler(log.Handler()))
+	if err != nil {
+		log.Warn("earlier events not read", "err", err)
+	}
+	return h, log
+}
+
+// Events returns the events that the last agent has stored, for when none runs.
+func Events(f events.Filter) (all []events.Event, err error) {
+	for _, dir := range []string{"/var/lib/steelyard", datapath.DefaultStateDir} {
+		if all, err = events.Read(dir, f); len(all) > 0 || err != nil {
+			break
+		}
+	}
+	return all, err
 }
 
 func logHandler(w io.Writer, format string, level slog.Leveler) slog.Handler {

@@ -30,9 +30,9 @@ import (
 type memoryDatapath struct {
 	*lbtest.Fixture
 	prometheus.Gauge
-	*events // of Close
-	options datapath.Options
-	keys    atomic.Pointer[datapath.TunnelKeys] // the last ones that were set
+	*recorded // of Close
+	options   datapath.Options
+	keys      atomic.Pointer[datapath.TunnelKeys] // the last ones that were set
 }
 
 func (d *memoryDatapath) OnFault(func(map[netip.Addr]string)) {}
@@ -70,7 +70,7 @@ func (d *memoryDatapath) ProbeWay(
 
 func newMemoryDatapath() *memoryDatapath {
 	gauge := prometheus.NewGauge(prometheus.GaugeOpts{Name: "steelyard_test"})
-	return &memoryDatapath{Fixture: lbtest.New(), Gauge: gauge, events: new(events)}
+	return &memoryDatapath{Fixture: lbtest.New(), Gauge: gauge, recorded: new(recorded)}
 }
 
 // newInMemory creates an agent with a configuration, a datapath in memory and a state directory.

@@ -326,14 +326,14 @@ func TestReadiness(t *testing.T) {
 
 func TestCompleteOptions(t *testing.T) {
 	path := writeConfig(t, "", webTOML)
-	o, err := Options{ConfigFile: path}.complete()
+	o, err := Options{ConfigFile: path, Log: discard}.complete()
 	if err != nil || len(o.Config.Services) != 1 || o.Level == nil {
 		t.Errorf("%+v, %v", o, err)
 	}
 	if o.PinPath != "/sys/fs/bpf/steelyard" || o.StateDir != "/run/steelyard" {
 		t.Errorf("pin path %s, state directory %s", o.PinPath, o.StateDir)
 	}
-	o, err = Options{Config: &config.Config{}, PinPath: "/p", StateDir: "/s"}.complete()
+	o, err = Options{Config: &config.Config{}, PinPath: "/p", StateDir: "/s", Log: discard}.complete()
 	if err != nil || o.PinPath != "/p" || o.StateDir != "/s" {
 		t.Errorf("%+v, %v", o, err)
 	}

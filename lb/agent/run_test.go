@@ -22,20 +22,20 @@ import (
 type fixture struct {
 	*Agent
 	announced func() int // addresses
-	log       *events
+	log       *recorded
 }
 
-// events is a list of what happened, in order.
-type events struct {
+// recorded is a list of what happened, in order.
+type recorded struct {
 	mu   sync.Mutex // guards list
 	list []string
 }
 
-func (e *events) add(s string) { e.mu.Lock(); defer e.mu.Unlock(); e.list = append(e.list, s) }
+func (e *recorded) add(s string) { e.mu.Lock(); defer e.mu.Unlock(); e.list = append(e.list, s) }
 
-func (e *events) Close() error { e.add("datapath closed"); return nil }
+func (e *recorded) Close() error { e.add("datapath closed"); return nil }
 
-func (e *events) all() []string { e.mu.Lock(); defer e.mu.Unlock(); return slices.Clone(e.list) }
+func (e *recorded) all() []string { e.mu.Lock(); defer e.mu.Unlock(); return slices.Clone(e.list) }
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
@@ -50,7 +50,7 @@ func newFixture(t *testing.T) *fixture {
 	o = must.Get(o.complete())(t)
 	services := file.New(nil, nil)
 	must.Do(t, services.Use(o.Config))
-	f := &fixture{log: new(events), announced: func() int { return len(memory.Announced()) }}
+	f := &fixture{log: new(recorded), announced: func() int { return len(memory.Announced()) }}
 	f.Agent = &Agent{
 		log: discard, hangup: o.hangup, engine: engine, datapath: f.log, problems: newProblems(discard),
 		reloader: newReloader(o, services, newReadiness(systemd.New(discard))),

@@ -111,7 +111,7 @@ func (w *waiting) serve(ctx context.Context, o Options) error {
 		Reload:  func(string) (admin.Reloaded, error) { return w.reload() },
 		Diff:    func(string, []byte) (admin.Reloaded, error) { return admin.Reloaded{}, w.missing() },
 		Text:    w.text,
-		Restart: w.missing,
+		Restart: w.missing, Events: o.history.After,
 		Info: func() admin.Info {
 			return admin.Info{
 				Node: c.Node.Name, Version: o.Version, Started: started, Config: w.file, Loaded: started,

@@ -14,6 +14,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/events"
 	"github.com/steelyard-lb/steelyard/lb/printable"
 )
 
@@ -41,6 +42,8 @@ type Programs struct {
 	// Demo runs the demo, and DemoRouter one of its processes.
 	Demo       func(ctx context.Context, out io.Writer) error
 	DemoRouter func(ctx context.Context, errOut io.Writer) error
+	// Events returns the events that the last agent has stored, when none runs.
+	Events func(events.Filter) ([]events.Event, error)
 	// Cleanup removes everything Steelyard has put into the kernel.
 	Cleanup func(errOut io.Writer) error
 	// Remains reports whether there is something for Cleanup to remove: an agent is running, or has left its programs.
@@ -170,6 +173,7 @@ func commands(e *env) []*ucli.Command {
 		e.routes(),
 		e.peers(),
 		e.flows(),
+		e.events(),
 		e.explain(),
 		e.drain("drain", "withdraw the addresses of a service or of this node; arriving packets are still forwarded"),
 		e.drain("undrain", "announce the addresses of a drained service or node again"),

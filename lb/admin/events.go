@@ -1,0 +1,117 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"os/user"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb/events"
+)
+
+// eventsIdle is the time after which a reader that follows the events gets an empty comment, so that the server finds
+// out that it has gone.
+const eventsIdle = 30 * time.Second
+
+// events lists the history. With ?follow=true, where that is allowed, it goes on with new events as server-sent ones.
+func (s *Server) events(mayFollow bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		q := r.URL.Query()
+		f := events.Filter{Kind: q.Get("kind"), Service: q.Get("service")}
+		if since := q.Get("since"); since != "" {
+			ago, err := time.ParseDuration(since)
+			if err != nil {
+				writeError(w, http.StatusBadRequest, fmt.Errorf("since=%s: want a duration, such as 10m", since))
+				return
+			}
+			f.Since = time.Now().Add(-ago)
+		}
+		list, n, changed := s.o.Events(0, f)
+		if q.Get("follow") != "true" {
+			write(w, http.StatusOK, list)
+			return
+		}
+		if !mayFollow {
+			writeError(w, http.StatusForbidden, errors.New("only the unix socket has follow"))
+			return
+		}
+		s.follow(w, r.Context(), f, list, n, changed)
+	}
+}
+
+// follow writes a list of events, the first n of all, and then each new one, until the reader has gone.
+func (s *Server) follow(
+	w http.ResponseWriter, ctx context.Context, f events.Filter, list []events.Event, n int, changed <-chan struct{},
+) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	out := http.NewResponseController(w)
+	for {
+		deadline := time.Now().Add(2 * eventsIdle)
+		text := ":\n\n"
+		for _, e := range list {
+			line, _ := json.Marshal(e) // of strings and a time: never fails
+			text += "data: " + string(line) + "\n\n"
+		}
+		_, err := w.Write([]byte(text))
+		if err := cmp.Or(err, out.SetWriteDeadline(deadline), out.Flush()); err != nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(eventsIdle):
+			list = nil
+			continue
+		case <-changed:
+		}
+		list, n, changed = s.o.Events(n, f)
+	}
+}
+
+// asUser logs a request that changes something, with the user who has sent it.
+func (s *Server) asUser(h http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		attrs := []any{"user", r.Context().Value(userKey{})}
+		q := r.URL.Query()
+		for _, name := range slices.Sorted(maps.Keys(q)) {
+			attrs = append(attrs, name, strings.Join(q[name], " "))
+		}
+		s.o.Log.Info("asked to "+strings.TrimPrefix(r.URL.Path, "/v1/"), attrs...)
+		h(w, r)
+	}
+}
+
+// userKey is the key of the name of the user who has opened the connection.
+type userKey struct{}
+
+// withUser adds the user at the other end of a unix socket (SO_PEERCRED, unix(7)) to the context of its requests.
+func withUser(ctx context.Context, c net.Conn) context.Context {
+	if r, ok := c.(*reservedConn); ok {
+		c = r.Conn
+	}
+	name := "unknown"
+	if u, ok := c.(*net.UnixConn); ok {
+		if raw, err := u.SyscallConn(); err == nil {
+			raw.Control(func(fd uintptr) {
+				if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+					name = "uid " + strconv.Itoa(int(cred.Uid))
+					if who, err := user.LookupId(strconv.Itoa(int(cred.Uid))); err == nil {
+						name = who.Username
+					}
+				}
+			})
+		}
+	}
+	return context.WithValue(ctx, userKey{}, name)
+}
