@@ -70,6 +70,8 @@ var (
 		"Packets to or from a VIP, by action and reason.", []string{"action", "reason"}, nil)
 	descFlows = prometheus.NewDesc("steelyard_datapath_flows",
 		"Flows, by state, as of the last walk through the tables.", []string{"state"}, nil)
+	descMaxFlows = prometheus.NewDesc("steelyard_max_flows",
+		"The configured limit of established flows.", nil, nil)
 	descSPackets = prometheus.NewDesc("steelyard_datapath_service_packets_total",
 		"Packets of a service, both directions.", serviceLabels, nil)
 	descSBytes = prometheus.NewDesc("steelyard_datapath_service_bytes_total",
@@ -94,8 +96,8 @@ var (
 // Describe implements prometheus.Collector.
 func (d *Datapath) Describe(ch chan<- *prometheus.Desc) {
 	for _, x := range []*prometheus.Desc{
-		descPackets, descFlows, descSPackets, descSBytes, descSFlows, descBPackets, descBBytes, descBFlows,
-		descFaults, descRepairs, descOverruns,
+		descPackets, descFlows, descMaxFlows, descSPackets, descSBytes, descSFlows, descBPackets, descBBytes,
+		descBFlows, descFaults, descRepairs, descOverruns,
 	} {
 		ch <- x
 	}
@@ -124,6 +126,7 @@ func (d *Datapath) Collect(ch chan<- prometheus.Metric) {
 	for state, n := range states {
 		ch <- prometheus.MustNewConstMetric(descFlows, prometheus.GaugeValue, float64(n), state)
 	}
+	ch <- prometheus.MustNewConstMetric(descMaxFlows, prometheus.GaugeValue, float64(d.o.MaxFlows))
 	frontends, service, _ := d.services.Names()
 	for id, f := range frontends {
 		if f.Decap {

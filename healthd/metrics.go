@@ -10,6 +10,7 @@ import (
 type metrics struct {
 	probes   *prometheus.CounterVec
 	duration *prometheus.HistogramVec
+	flaps    *prometheus.CounterVec
 	late     prometheus.Counter
 }
 
@@ -24,13 +25,16 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Help:    "Duration of the probes of the backends of a service.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 8),
 		}, []string{"service"}),
+		flaps: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "steelyard_flaps_total", Help: "How often backends of a service became unhealthy.",
+		}, []string{"service"}),
 		late: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "steelyard_health_probes_late_total",
 			Help: "Probes that started later than a tenth of their interval, because too many were running.",
 		}),
 	}
 	if r != nil {
-		r.MustRegister(m.probes, m.duration, m.late)
+		r.MustRegister(m.probes, m.duration, m.flaps, m.late)
 	}
 	return m
 }
@@ -48,4 +52,5 @@ func (m *metrics) observe(service string, took time.Duration, ok bool) {
 func (m *metrics) forget(service string) {
 	m.probes.DeletePartialMatch(prometheus.Labels{"service": service})
 	m.duration.DeletePartialMatch(prometheus.Labels{"service": service})
+	m.flaps.DeletePartialMatch(prometheus.Labels{"service": service})
 }

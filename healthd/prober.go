@@ -237,6 +237,9 @@ func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.T
 	p.warnOfWeight(l, result.Weight)
 	if l.apply(p.o.Report, result, stateFor(err)) {
 		p.changes.Add(1)
+		if err != nil {
+			p.metrics.flaps.WithLabelValues(service).Inc()
+		}
 	}
 }
 

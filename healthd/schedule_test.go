@@ -309,7 +309,7 @@ func TestMetrics(t *testing.T) {
 		p.make = func(lb.Check) Checker { return f }
 		must.Run(t, p.Run)
 		s := spec()
-		s.Interval = time.Hour
+		s.Interval, s.Fall = time.Hour, 1
 		of := func(service string, i int) []lb.Check {
 			c := check(i, s)
 			c.Key.Service = service
@@ -335,6 +335,10 @@ func TestMetrics(t *testing.T) {
 steelyard_health_probes_total{result="ok",service="api"} 1
 steelyard_health_probes_total{result="ok",service="web"} 1
 `, name)
+		expect(`# HELP steelyard_flaps_total How often backends of a service became unhealthy.
+# TYPE steelyard_flaps_total counter
+steelyard_flaps_total{service="api"} 1
+`, "steelyard_flaps_total")
 		p.Put("api", nil)
 		expect(head+`steelyard_health_probes_total{result="ok",service="web"} 1
 `, name)

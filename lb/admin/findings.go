@@ -14,6 +14,11 @@ var (
 		"The verdict of steelyard status: 0 for OK, 1 for DEGRADED, 2 for DOWN.", nil, nil)
 	descFindings = prometheus.NewDesc("steelyard_findings",
 		"Findings of steelyard status at present, by the codes of docs/findings.md.", []string{"code", "severity"}, nil)
+	descBuild = prometheus.NewDesc("steelyard_build_info",
+		"1, with the version of the agent.", []string{"version"}, nil)
+	descReload = prometheus.NewDesc("steelyard_config_last_reload_successful",
+		"0 if the last reload of the configuration was rejected, else 1.", nil, nil)
+	descDrained = prometheus.NewDesc("steelyard_drained", "Frontends that an operator has drained.", nil, nil)
 )
 
 // FindingMetrics is a prometheus.Collector for what "steelyard status" says.
@@ -28,8 +33,9 @@ func NewFindingMetrics(info func(context.Context) (Info, error)) *FindingMetrics
 
 // Describe implements prometheus.Collector.
 func (m *FindingMetrics) Describe(ch chan<- *prometheus.Desc) {
-	ch <- descVerdict
-	ch <- descFindings
+	for _, d := range []*prometheus.Desc{descVerdict, descFindings, descBuild, descReload, descDrained} {
+		ch <- d
+	}
 }
 
 // Collect implements prometheus.Collector. It exports nothing if the engine does not respond in time.
@@ -44,6 +50,9 @@ func (m *FindingMetrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
 	}
 	gauge(descVerdict, slices.Index(Verdicts, i.Verdict))
+	gauge(descBuild, 1, i.Version)
+	gauge(descReload, one(i.LoadError == ""))
+	gauge(descDrained, i.DrainedServices)
 	type row struct {
 		code     string
 		severity lb.Severity

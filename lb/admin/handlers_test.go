@@ -156,8 +156,13 @@ func TestStateMetrics(t *testing.T) {
 			t.Error("no deadline")
 		}
 		return lb.Status{
-			Settled:  true,
-			Services: []lb.ServiceStatus{{Service: "web"}, {Service: "web"}, {Service: "idle"}},
+			Settled: true,
+			Services: []lb.ServiceStatus{
+				{Service: "web"}, {Service: "idle"},
+				{Service: "web", Address: vip, Port: 80, Protocol: lb.TCP, Backends: []lb.BackendStatus{
+					backend(lb.StateHealthy), backend(lb.StateUnhealthy),
+				}},
+			},
 			Backends: []lb.BackendStatus{
 				backend(lb.StateHealthy), backend(lb.StateHealthy), backend(lb.StateUnhealthy),
 				backend(lb.StateDraining), backend(lb.StateUnknown),
@@ -165,27 +170,15 @@ func TestStateMetrics(t *testing.T) {
 			Routes: []lb.RouteStatus{{Address: vip}},
 		}, failure
 	})
-	r := prometheus.NewPedanticRegistry()
-	r.MustRegister(m)
-	families := must.Get(r.Gather())(t)
-	got := map[string]float64{}
-	for _, f := range families {
-		for _, x := range f.Metric {
-			name := f.GetName()
-			for _, l := range x.Label {
-				name += " " + l.GetValue()
-			}
-			got[strings.TrimPrefix(name, "steelyard_")] = x.Gauge.GetValue()
-		}
-	}
 	want := map[string]float64{
 		"engine_backends web unknown": 1, "engine_backends web healthy": 2,
 		"engine_backends web unhealthy": 1, "engine_backends web draining": 1,
 		"engine_backends idle unknown": 0, "engine_backends idle healthy": 0,
 		"engine_backends idle unhealthy": 0, "engine_backends idle draining": 0,
+		"frontend_backends 80 tcp web 203.0.113.10": 1,
 		"engine_services": 2, "engine_settled": 1, "announce_vip_announced 203.0.113.10": 0,
 	}
-	must.Equal(t, want, got)
+	must.Equal(t, want, gauges(t, m))
 	failure = errors.New("no answer")
 	if n := testutil.CollectAndCount(m); n != 0 {
 		t.Errorf("without an answer of the engine: %d metrics; want none", n)
@@ -329,4 +322,30 @@ func TestServicesAreSorted(t *testing.T) {
 	if code, body := get(t, o, "/v1/services"); code != http.StatusOK || body != "[]" {
 		t.Errorf("without services: %d %s", code, body)
 	}
+}
+
+func TestFindingMetrics(t *testing.T) {
+	want := map[string]float64{"verdict": 1, "build_info 0.1.0": 1, "drained": 2, "config_last_reload_successful": 0}
+	must.Equal(t, want, gauges(t, NewFindingMetrics(func(context.Context) (Info, error) {
+		return Info{Verdict: Degraded, Version: "0.1.0", LoadError: "line 3: no", DrainedServices: 2}, nil
+	})))
+}
+
+// gauges returns the values of a collector, by the name without "steelyard_" and the values of the labels.
+func gauges(t *testing.T, c prometheus.Collector) map[string]float64 {
+	t.Helper()
+	r := prometheus.NewPedanticRegistry()
+	r.MustRegister(c)
+	families := must.Get(r.Gather())(t)
+	got := map[string]float64{}
+	for _, f := range families {
+		for _, x := range f.Metric {
+			name := f.GetName()
+			for _, l := range x.Label {
+				name += " " + l.GetValue()
+			}
+			got[strings.TrimPrefix(name, "steelyard_")] = x.Gauge.GetValue()
+		}
+	}
+	return got
 }

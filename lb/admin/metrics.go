@@ -24,6 +24,8 @@ type StateMetrics struct {
 var (
 	descBackends = prometheus.NewDesc("steelyard_engine_backends",
 		"Backends of a service by state.", []string{"service", "state"}, nil)
+	descFrontends = prometheus.NewDesc("steelyard_frontend_backends",
+		"Healthy backends of a frontend.", []string{"service", "vip", "port", "protocol"}, nil)
 	descServices = prometheus.NewDesc("steelyard_engine_services",
 		"Services that are configured.", nil, nil)
 	descAnnounced = prometheus.NewDesc("steelyard_announce_vip_announced",
@@ -88,7 +90,7 @@ func NewStateMetrics(status func(context.Context) (lb.Status, error)) *StateMetr
 
 // Describe implements prometheus.Collector.
 func (m *StateMetrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descBackends, descServices, descAnnounced, descSettled} {
+	for _, d := range []*prometheus.Desc{descBackends, descFrontends, descServices, descAnnounced, descSettled} {
 		ch <- d
 	}
 }
@@ -111,6 +113,14 @@ func (m *StateMetrics) Collect(ch chan<- prometheus.Metric) {
 	backends, services := map[key]int{}, map[string]struct{}{}
 	for _, s := range st.Services {
 		services[s.Service] = struct{}{}
+		if !s.Address.IsValid() {
+			continue // it waits for one
+		}
+		healthy, f := 0, s.Frontend()
+		for _, b := range s.Backends {
+			healthy += one(b.State == lb.StateHealthy)
+		}
+		gauge(descFrontends, healthy, s.Service, f.VIP.String(), f.Ports(), f.Protocol.String())
 	}
 	for _, b := range st.Backends {
 		backends[key{b.Service, b.State}]++
