@@ -9,7 +9,6 @@ export CGO_ENABLED = 0
 export GOFLAGS := $(GOFLAGS) -buildvcs=false
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-LDFLAGS := -s -w -X github.com/steelyard-lb/steelyard/lb/cli.version=$(VERSION)
 GOLANGCI_VERSION := v2.12.2
 
 .PHONY: build help install demo unit race test test-tools test-kubernetes test-kernels test-all test-release try fresh
@@ -17,7 +16,7 @@ GOLANGCI_VERSION := v2.12.2
 .PHONY: go-version release release-tool test-packages
 
 build: go-version ## build ./steelyard (the default)
-	go build -trimpath -ldflags '$(LDFLAGS)' -o steelyard .
+	go build -trimpath -ldflags '-s -w' -o steelyard .
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

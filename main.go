@@ -17,6 +17,7 @@ func main() {
 	defer stop()
 	os.Exit(cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr, cli.Programs{
 		Run: agent.Main, Allocate: agent.Allocate, Check: agent.Check, Demo: demo.Main, DemoRouter: demo.Router,
-		Events: agent.Events, Cleanup: agent.Cleanup, Remains: agent.Remains, CleanupCluster: agent.CleanupCluster,
+		Schema: agent.Schema, Events: agent.Events,
+		Cleanup: agent.Cleanup, Remains: agent.Remains, CleanupCluster: agent.CleanupCluster,
 	}))
 }

@@ -13,6 +13,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
+// Schema is the version of the layout of the pinned tables.
+const Schema = pin.Schema
+
 // Mode is how programs are attached.
 type Mode string
 

@@ -53,7 +53,7 @@ cycle() {
 		fail "modes: $(stat -c '%n %a %U' /etc/steelyard /etc/steelyard/steelyard.toml)"
 	grep -q '^ExecStart=/usr/bin/steelyard run$' /usr/lib/systemd/system/steelyard.service || fail "the unit"
 	steelyard check --elsewhere >/dev/null || fail "the example is refused"
-	[ "$(steelyard version)" = 0.1.0 ] || fail "version $(steelyard version)"
+	[ "$(steelyard version | head -n 1)" = 0.1.0 ] || fail "version $(steelyard version)"
 	cat >/etc/steelyard/steelyard.toml <<-END
 		[node]
 		address = "192.0.2.1"

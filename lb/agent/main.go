@@ -19,6 +19,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/logqueue"
 )
 
+// Schema is the version of the layout of the tables in the kernel.
+const Schema = datapath.Schema
+
 // Main is "steelyard run": it runs the agent with this configuration file until ctx ends, and logs to w.
 func Main(ctx context.Context, configFile, version string, w io.Writer) error {
 	hangup, restart := catch(syscall.SIGHUP), catch(syscall.SIGUSR1)

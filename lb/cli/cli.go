@@ -20,7 +20,7 @@ import (
 
 // Set by the linker (-X).
 var (
-	version = "dev"
+	version = "0.1.0-dev"
 	image   = "steelyard-lb/steelyard" // without a tag
 )
 
@@ -42,6 +42,8 @@ type Programs struct {
 	// Demo runs the demo, and DemoRouter one of its processes.
 	Demo       func(ctx context.Context, out io.Writer) error
 	DemoRouter func(ctx context.Context, errOut io.Writer) error
+	// Schema is the version of the layout of the tables in the kernel.
+	Schema string
 	// Events returns the events that the last agent has stored, when none runs.
 	Events func(events.Filter) ([]events.Event, error)
 	// Cleanup removes everything Steelyard has put into the kernel.
@@ -107,12 +109,16 @@ var errReported = errors.New("see above")
 func newApp(e *env) *ucli.App {
 	app := &ucli.App{
 		Name: "steelyard", Usage: "announce, balance and check load-balancer addresses", HideVersion: true,
+		EnableBashCompletion: true, Flags: []ucli.Flag{&ucli.BoolFlag{Name: "version", Usage: "print the version"}},
 		Writer: e.out, ErrWriter: e.err,
 		OnUsageError:   usageError,
 		ExitErrHandler: func(*ucli.Context, error) {}, // Main returns the exit code
 		Action: func(c *ucli.Context) error {
-			if c.NArg() > 0 {
-				return fmt.Errorf("%w: no command %q", errUsage, c.Args().First())
+			if name := c.Args().First(); name != "" {
+				return fmt.Errorf("%w: no command %q. %s", errUsage, name, ucli.SuggestCommand(c.App.Commands, name))
+			}
+			if c.Bool("version") {
+				return e.version(c)
 			}
 			return ucli.ShowAppHelp(c)
 		},
@@ -194,6 +200,10 @@ func commands(e *env) []*ucli.Command {
 			),
 		},
 		{Name: "version", Usage: "print the version", Action: e.version},
+		{
+			Name: "completion", Usage: "print the completion script of bash, zsh or fish", ArgsUsage: "SHELL",
+			UsageText: "source <(steelyard completion bash)", Action: e.completion,
+		},
 		{Name: "demo-router", Hidden: true, Usage: "the router of the demo", Action: e.demoRouter},
 	}
 }

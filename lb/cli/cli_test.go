@@ -80,10 +80,12 @@ func TestExitCodes(t *testing.T) {
 		code     int
 		out, err string // parts that must occur; "" means that nothing is written
 	}{
-		{"version", []string{"version"}, 0, version, ""},
+		{"version", []string{"version"}, 0, version + "\ncommit ", ""},
+		{"version as a flag", []string{"--version"}, 0, version + "\ncommit ", ""},
 		{"help", []string{"help"}, 0, "announce, balance and check", ""},
 		{"no command", nil, 0, "announce, balance and check", ""},
 		{"unknown command", []string{"frobnicate"}, 2, "", `no command "frobnicate"`},
+		{"nearly a command", []string{"statsu"}, 2, "", `no command "statsu". Did you mean "status"?`},
 		{"unknown flag", []string{"check", "--fast"}, 2, "", "flag provided but not defined: -fast"},
 		{"too many arguments", []string{"check", "x", "y"}, 2, "", "check takes 1 argument, got 2"},
 		{"flag after argument", []string{"check", "x", "-c", "y"}, 2, "", "flag -c must stand before the arguments"},
@@ -356,5 +358,30 @@ func TestHelpHidesTheRouterOfTheDemo(t *testing.T) {
 	_, out, _ := steelyard(t, "help")
 	if strings.Contains(out, "demo-router") || !strings.Contains(out, "reload") {
 		t.Errorf("help:\n%s", out)
+	}
+}
+
+// bash and fish get a script, and the program answers what may follow.
+func TestCompletion(t *testing.T) {
+	for shell, want := range map[string]string{
+		"bash": "complete -o", "zsh": "bashcompinit\n_steelyard", "fish": "complete -c steelyard",
+	} {
+		code, out, errOut := steelyard(t, "completion", shell)
+		if code != 0 || !strings.Contains(out, want) || errOut != "" {
+			t.Errorf("%s: %d %q %q", shell, code, out, errOut)
+		}
+	}
+	was := os.Args
+	defer func() { os.Args = was }()
+	for args, want := range map[string]string{"": "status", "dr": "drain", "status -": "--check", "config": "show"} {
+		words := append(strings.Fields(args), "--generate-bash-completion")
+		os.Args = append([]string{"steelyard"}, words...) // urfave/cli reads it
+		if code, out, _ := steelyard(t, words...); code != 0 || !strings.Contains(out, want) {
+			t.Errorf("%q: %d %q; want %s", args, code, out, want)
+		}
+	}
+	code, _, errOut := steelyard(t, "completion", "csh")
+	if code != 2 || !strings.Contains(errOut, "bash, zsh or fish") {
+		t.Errorf("csh: %d %q", code, errOut)
 	}
 }

@@ -55,11 +55,6 @@ func (e *env) uninstall(*ucli.Context) error {
 	return systemd.Uninstall(e.out, "/", e.programs.Remains)
 }
 
-func (e *env) version(*ucli.Context) error {
-	_, err := fmt.Fprintln(e.out, version)
-	return err
-}
-
 // withoutAgent says, after an error, whether the kernel keeps forwarding for an agent that has ended.
 func (e *env) withoutAgent(err error) {
 	if !errors.Is(err, admin.ErrNoAgent) {
