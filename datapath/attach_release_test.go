@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
@@ -33,7 +34,7 @@ func (fx *fixture) attachedTo() (names []string) {
 			if err != nil {
 				return err
 			}
-			found, err := clsactFilter(nic, inward)
+			found, err := hook.ClsactFilter(nic, hook.Inward)
 			if err != nil {
 				return err
 			}
@@ -67,23 +68,23 @@ func TestInterfacesAreReleased(t *testing.T) {
 			unneededFor := func(d time.Duration, want []string, when string) {
 				t.Helper()
 				changed()
-				a := fx.d.uplinks
-				a.mu.Lock()
-				a.needed["eth0"] = a.needed["eth0"].Add(-d)
-				a.mu.Unlock()
-				fx.do(func() error { fx.d.releaseAt(t.Context(), time.Now()); return nil })
+				a := fx.d.hooks
+				a.Mu.Lock()
+				a.Needed["eth0"] = a.Needed["eth0"].Add(-d)
+				a.Mu.Unlock()
+				fx.do(func() error { fx.d.hooks.ReleaseAt(t.Context(), time.Now()); return nil })
 				if got := fx.attachedTo(); !slices.Equal(got, want) {
 					t.Errorf("%s: attached to %v; want %v", when, got, want)
 				}
 			}
 			fx.service(lb.TCP, "b1")
-			unneededFor(2*releaseAfter, []string{"eth0"}, "the only interface")
+			unneededFor(2*hook.ReleaseAfter, []string{"eth0"}, "the only interface")
 			fx.run(fx.fromClient(dptest.TCP, dptest.SYN).Frame())
 			fx.do(func() error { return netlink.RouteAdd(moved) })
 			changed()
 			unneededFor(0, both, "the route has moved")
-			unneededFor(releaseAfter/2, both, "a while ago")
-			unneededFor(releaseAfter, both, "a flow has its address as source")
+			unneededFor(hook.ReleaseAfter/2, both, "a while ago")
+			unneededFor(hook.ReleaseAfter, both, "a flow has its address as source")
 			fx.clear("sy_halfopen_servers", "sy_stream_servers", "sy_udp_servers")
 			unneededFor(0, one, "the flow has ended")
 			unneededFor(0, one, "later")
@@ -110,8 +111,8 @@ func TestInterfacesAreKept(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			fx, _ := verified(t, ModeTC, false, change, (*fixture).secondNIC)
 			fx.service(lb.TCP, "inside")
-			fx.d.uplinks.needed["eth0"] = time.Now().Add(-2 * releaseAfter)
-			fx.do(func() error { fx.d.releaseAt(t.Context(), time.Now()); return nil })
+			fx.d.hooks.Needed["eth0"] = time.Now().Add(-2 * hook.ReleaseAfter)
+			fx.do(func() error { fx.d.hooks.ReleaseAt(t.Context(), time.Now()); return nil })
 			var got []string
 			for _, s := range fx.d.Interfaces() {
 				if s.Mode != "" {
@@ -163,9 +164,9 @@ func TestInterfaceIsRenamed(t *testing.T) {
 
 // linkIDs returns the ids of the links that the datapath holds.
 func (fx *fixture) linkIDs() (ids []link.ID) {
-	fx.d.uplinks.mu.Lock()
-	defer fx.d.uplinks.mu.Unlock()
-	for _, l := range fx.d.uplinks.held {
+	fx.d.hooks.Mu.Lock()
+	defer fx.d.hooks.Mu.Unlock()
+	for _, l := range fx.d.hooks.Held {
 		info, err := l.Info()
 		if err != nil {
 			fx.t.Fatal(err)

@@ -6,13 +6,10 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"path/filepath"
-	"slices"
 
-	"github.com/cilium/ebpf/link"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
 	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
 )
@@ -27,25 +24,7 @@ func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
 	if err == nil {
 		defer lock.Close()
 	}
-	var errs []error
-	links, err := filepath.Glob(filepath.Join(pinPath, "*", "links", "*"))
-	if err != nil {
-		return fmt.Errorf("list the links: %w", err)
-	}
-	for _, path := range links {
-		if err := pin.Unpin(path); err != nil {
-			log.Warn("link not detached; its pin is removed", "link", path, "err", err)
-			errs = append(errs, os.Remove(path))
-		}
-	}
-	nics, err := netlink.LinkList()
-	if err != nil {
-		return fmt.Errorf("list the interfaces: %w", err)
-	}
-	for _, nic := range nics {
-		errs = append(errs, removeClsact(nic), detachOrphans(nic))
-	}
-	errs = append(errs, closeProbes())
+	errs := []error{hook.Remove(pinPath, log)}
 	if err := os.RemoveAll(pinPath); err != nil && !errors.Is(err, unix.EBUSY) { // a container's mount stays, empty
 		errs = append(errs, fmt.Errorf("remove the pinned maps: %w", err))
 	}
@@ -64,32 +43,3 @@ func Remains(pinPath string) (bool, error) {
 	}
 	return has, err
 }
-
-// detachOrphans detaches our links that have no pin, or whose pin is hidden by another mount.
-func detachOrphans(nic netlink.Link) error {
-	index := nic.Attrs().Index
-	ids, _ := xdpLinks(nic)
-	for _, d := range []direction{inward, outward} {
-		more, err := tcxLinks(index, d.attach)
-		if err != nil {
-			break // this kernel has no tcx
-		}
-		ids = append(ids, more...)
-	}
-	for _, id := range ids {
-		l, err := link.NewFromID(id)
-		if err != nil {
-			continue // it no longer exists, or this process may not open it
-		}
-		if _, name := programOf(l); slices.Contains(attachedPrograms, name) {
-			err = l.Detach()
-		}
-		if err = errors.Join(err, l.Close()); err != nil {
-			return fmt.Errorf("detach the link %d from %s: %w", id, nic.Attrs().Name, err)
-		}
-	}
-	return nil
-}
-
-// attachedPrograms are the names of our programs on interfaces.
-var attachedPrograms = []string{"sy_xdp", "sy_tc_in", "sy_tc_out"}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/flow"
 	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -19,7 +20,7 @@ type Stats struct {
 	// Packets are counted by action ("forward", "drop"…) and reason. Packets to addresses other than VIPs are not
 	// counted.
 	Packets map[Verdict]uint64
-	Flows   FlowCounts
+	Flows   flow.Counts
 }
 
 // Verdict is an action and its reason.
@@ -29,7 +30,7 @@ type Verdict struct{ Action, Reason string }
 func (d *Datapath) Stats() (Stats, error) {
 	s := Stats{
 		Frontends: map[lb.Frontend]Traffic{}, Backends: map[netip.AddrPort]Traffic{},
-		Packets: map[Verdict]uint64{}, Flows: d.gc.counts(),
+		Packets: map[Verdict]uint64{}, Flows: d.flows.Counts(),
 	}
 	frontends, _, backends := d.services.Names()
 	for id, f := range frontends {
@@ -117,7 +118,7 @@ func (d *Datapath) Collect(ch chan<- prometheus.Metric) {
 		counter(descPackets, n, v.Action, v.Reason)
 	}
 	ch <- prometheus.MustNewConstMetric(descFaults, prometheus.GaugeValue, float64(d.verifier.faults()))
-	for what, n := range d.repairs.counts() {
+	for what, n := range d.hooks.Repairs() {
 		counter(descRepairs, n, what)
 	}
 	counter(descOverruns, d.overruns.Load())

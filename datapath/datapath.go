@@ -5,15 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
+	"net/netip"
 	"slices"
 	"sync/atomic"
-	"time"
 
-	"github.com/cilium/ebpf/link"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/flow"
+	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
 	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
@@ -28,13 +28,12 @@ type Datapath struct {
 	objects  *bpf.Objects
 	chunks   *table.Chunks
 	pins     *pin.Pins
-	uplinks  *attachments
+	sysctls  *sysctl.Settings
+	hooks    *hook.Hooks
 	services *table.Services
 	tunnels  *table.Tunnels
-	probes   *probes
-	gc       *flowGC
+	flows    *flow.Collector
 	verifier *verifier
-	repairs  *repairs
 	overruns atomic.Uint64 // how often the kernel dropped notifications about the network
 	reasons  []string
 	actions  []string
@@ -53,7 +52,7 @@ func Open(o Options) (_ *Datapath, err error) {
 	if err := checkCapabilities(); err != nil {
 		return nil, err
 	}
-	d := &Datapath{o: o, log: o.Log, repairs: newRepairs(o.Log)}
+	d := &Datapath{o: o, log: o.Log}
 	d.verifier = newVerifier(d)
 	if err := d.readNames(); err != nil {
 		return nil, err
@@ -74,12 +73,11 @@ func Open(o Options) (_ *Datapath, err error) {
 	if err := d.pins.Publish(); err != nil {
 		return nil, err
 	}
-	d.uplinks.open = nil
-	if err := errors.Join(t.Commit(), d.uplinks.prune(), d.services.SyncFilter()); err != nil {
+	if err := errors.Join(d.hooks.Commit(), d.services.SyncFilter()); err != nil {
 		return nil, err
 	}
 	if !o.Delivers { // otherwise SetTunnelSources follows soon; until then the sources of an earlier agent remain
-		if err := errors.Join(d.tunnels.Set(nil), d.uplinks.sysctls.StopForwarding()); err != nil {
+		if err := d.tunnels.Set(nil); err != nil {
 			return nil, err
 		}
 	}
@@ -134,31 +132,27 @@ func (d *Datapath) open(t *pin.Transaction) (err error) {
 	if err := d.tunnels.Refresh(); err != nil {
 		return err
 	}
-	attendance, err := openAttendance(d.objects, d.pins.First())
+	d.flows, err = flow.New(d.objects, d.services, d.pins.First(), d.o.Timeouts, d.log)
 	if err != nil {
 		return err
 	}
-	d.gc = newFlowGC(d.objects, d.services, attendance, d.o.Timeouts, d.log)
-	sys, err := sysctl.Open(d.o.StateDir, d.log)
-	if err != nil {
+	if d.sysctls, err = sysctl.Open(d.o.StateDir, d.log); err != nil {
 		return err
 	}
-	t.OnFailure(sys.Checkpoint())
-	if err := sys.Reserve(d.o.ports()); err != nil {
+	t.OnFailure(d.sysctls.Checkpoint())
+	if err := d.sysctls.Reserve(d.o.ports()); err != nil {
 		// In an unprivileged container sysctls are read-only. The ports are above those that Linux assigns by default.
 		d.log.Warn("snat_ports not reserved", "err", err,
 			"fix", "add them to the sysctl net.ipv4.ip_local_reserved_ports", "ports", d.o.SNATPorts)
 	}
-	d.uplinks = &attachments{
-		o: d.o, objects: d.objects, pins: d.pins, sysctls: sys, repairs: d.repairs, open: t,
-		status: map[string]InterfaceStatus{}, index: map[string]int{}, ids: programIDs{}, foreign: map[string]foreign{},
-		notFollowed: map[string]string{}, needed: map[string]time.Time{}, held: map[string]link.Link{},
-	}
-	d.probes = &probes{objects: d.objects, uplinks: d.uplinks, marks: map[probeKey]uint32{}}
-	if err := chain(d.objects, t); err != nil {
-		return err
-	}
-	return d.uplinks.attachAll(d.needed(new(route.Cache), d.services.Interfaces(nil)))
+	d.hooks = hook.New(hook.Deps{
+		Objects: d.objects, Chunks: d.chunks, Pins: d.pins, Sysctls: d.sysctls, Flows: d.flows, Log: d.log,
+	}, hook.Options{
+		Interfaces: d.o.Interfaces, Keep: d.o.Keep, FollowRoutes: d.o.FollowRoutes, Delivers: d.o.Delivers,
+		ForceClsact: d.o.ForceClsact, Mode: d.o.Mode, TunnelSources: d.o.TunnelSources,
+		Attached: func(name string) error { return d.o.inject("attach " + name) },
+	}, t)
+	return d.hooks.Attach(d.needed(new(route.Cache), d.services.Interfaces(nil)))
 }
 
 // Held implements lb.Datapath.
@@ -174,7 +168,7 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 			failed[f] = fmt.Errorf("remove frontend %s: %w", f, err)
 			continue
 		}
-		d.gc.endFrontend(id)
+		d.flows.EndFrontend(id)
 	}
 	plans, slots := d.tables(delta.Put, failed)
 	updates := d.services.Put(plans, delta.Later, slots)
@@ -188,10 +182,10 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 			continue
 		}
 		if u.Ended > 0 {
-			d.gc.wake()
+			d.flows.Wake()
 		}
 		if u.MethodChanged {
-			d.gc.endOtherMethods(u.Frontend.ID, bpf.Method(u.Value.Method))
+			d.flows.EndOtherMethods(u.Frontend.ID, bpf.Method(u.Value.Method))
 		}
 	}
 	d.verifier.applied(updates, delta.Delete)
@@ -217,11 +211,17 @@ func (d *Datapath) tables(plans []*lb.FrontendPlan, failed map[lb.Frontend]error
 // interfaces, until ctx ends.
 func (d *Datapath) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return d.gc.run(ctx) })
+	g.Go(func() error { return d.flows.Run(ctx) })
 	g.Go(func() error { return d.services.Run(ctx) })
 	g.Go(func() error { return d.watch(ctx) })
-	g.Go(func() error { return d.releaseUnneeded(ctx) })
+	g.Go(func() error { return d.hooks.Run(ctx) })
 	return g.Wait()
+}
+
+// Flows lists flows, and reports whether there may be more because the filter's limit was reached or ctx ended. Flows
+// that change during the call may be missing.
+func (d *Datapath) Flows(ctx context.Context, want lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error) {
+	return d.flows.List(ctx, want)
 }
 
 // Close closes the file descriptors of this process. The kernel continues forwarding.
@@ -230,8 +230,8 @@ func (d *Datapath) Close() error {
 	if d.services != nil {
 		err = d.services.Close()
 	}
-	if d.uplinks != nil {
-		err = errors.Join(err, d.uplinks.closeLinks())
+	if d.hooks != nil {
+		err = errors.Join(err, d.hooks.Close())
 	}
 	if d.objects != nil {
 		err = errors.Join(err, d.objects.Close())
@@ -244,15 +244,12 @@ func (d *Datapath) Close() error {
 }
 
 // Interfaces returns the attachment of each interface, sorted by name.
-func (d *Datapath) Interfaces() []InterfaceStatus {
-	d.uplinks.mu.Lock()
-	defer d.uplinks.mu.Unlock()
-	var out []InterfaceStatus
-	for _, name := range slices.Sorted(maps.Keys(d.uplinks.status)) {
-		s := d.uplinks.status[name]
-		l, known := d.uplinks.links[d.uplinks.index[name]]
-		s.Down = known && !l.running
-		out = append(out, s)
-	}
-	return out
+func (d *Datapath) Interfaces() []InterfaceStatus { return d.hooks.Interfaces() }
+
+// ProbeWay returns the SO_MARK and source address that make a health check to a VIP reach the given server of a service
+// with dsr or tunnel. It reads the route from the kernel, so call it for each check.
+func (d *Datapath) ProbeWay(
+	vip, server netip.Addr, method lb.Method, encap lb.Encap,
+) (mark uint32, from netip.Addr, err error) {
+	return d.hooks.ProbeWay(vip, server, method, encap)
 }

@@ -40,7 +40,7 @@ func TestDirectReturnKeepsFlowsAcrossAlgorithms(t *testing.T) {
 		affinity  time.Duration
 	}
 	maglev := selection{algorithm: lb.AlgorithmMaglev}
-	for _, h := range []hook{hookXDP, hookTC} {
+	for _, h := range []hookName{hookXDP, hookTC} {
 		fx := shared(t, h, false, nil)
 		for _, x := range [][2]selection{
 			{{algorithm: lb.AlgorithmSourceHash}, maglev},
@@ -92,7 +92,7 @@ func TestHalfClosedFlowsByDirectReturn(t *testing.T) {
 			}
 			fx.ageDSR(idle)
 			fx.collect()
-			if n := fx.d.gc.counts().Closing; n != len(servers) {
+			if n := fx.d.flows.Counts().Closing; n != len(servers) {
 				t.Errorf("%d closing flows; want %d", n, len(servers))
 			}
 			for id, n := range entries[uint32, uint32](t, fx.d.objects.SyBackendLoad) {
@@ -113,7 +113,7 @@ func TestHalfClosedFlowsByDirectReturn(t *testing.T) {
 // connections from the table. One whose server still sends stays.
 func TestClosedFlowsByDirectReturnLeaveSoon(t *testing.T) {
 	t.Parallel()
-	for _, h := range []hook{hookXDP, hookTC} {
+	for _, h := range []hookName{hookXDP, hookTC} {
 		fx := shared(t, h, false, nil)
 		fx.byTunnel(func(*lb.Service) {})
 		send := func(flow int, flags uint8) string {
@@ -182,7 +182,7 @@ func TestAForgedAbortKeepsFlowsByDirectReturn(t *testing.T) {
 func TestSpreadKeepsFlowsAcrossAffinity(t *testing.T) {
 	t.Parallel()
 	const flows = 40
-	for _, h := range []hook{hookXDP, hookTC} {
+	for _, h := range []hookName{hookXDP, hookTC} {
 		fx := shared(t, h, false, func(o *Options) { o.Delivers = true })
 		for _, affinity := range [][2]time.Duration{{time.Hour, 0}, {0, time.Hour}} {
 			fx.reset()

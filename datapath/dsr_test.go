@@ -64,7 +64,7 @@ func (fx *fixture) tunnelTo(proto lb.Protocol, down func(netip.Addr) bool, hosts
 func TestDirectReturnFlowsKeepTheirServer(t *testing.T) {
 	t.Parallel()
 	const flows = 60
-	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
+	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		for _, proto := range []lb.Protocol{lb.TCP, lb.UDP} {
 			fx.reset()

@@ -104,7 +104,7 @@ func TestTwoVIPsWithOneServer(t *testing.T) {
 // Source ports come from all addresses in the subnet of a backend.
 func TestSeveralSourceAddresses(t *testing.T) {
 	t.Parallel()
-	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
+	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
 		second := netip.MustParsePrefix("192.0.2.2/24")
 		if v6 {
@@ -196,7 +196,7 @@ func TestLeastConnections(t *testing.T) {
 			t.Errorf("the idle server got %d of 30 flows; want about 29", n)
 		}
 		before := fx.loads()
-		fx.do(func() error { fx.d.gc.collect(context.Background(), nil); return nil })
+		fx.do(func() error { fx.d.flows.Collect(context.Background(), nil); return nil })
 		if after := fx.loads(); before[b1] != after[b1] || before[b2] != after[b2] || int(after[b1]) != len(flows[b1]) {
 			t.Errorf("flows were counted as %v, the walk found %v; want %d and %d",
 				before, after, len(flows[b1]), len(flows[b2])-was)

@@ -24,7 +24,7 @@ func (fx *fixture) goDown(plan *lb.FrontendPlan, down netip.AddrPort) {
 
 func (fx *fixture) collect() {
 	fx.t.Helper()
-	fx.do(func() error { fx.d.gc.collect(context.Background(), nil); return nil })
+	fx.do(func() error { fx.d.flows.Collect(context.Background(), nil); return nil })
 }
 
 // A flow ends in the moment in which its backend goes down, before anything is removed: its packets are those of an

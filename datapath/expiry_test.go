@@ -71,7 +71,7 @@ func TestWhoKeepsAFlow(t *testing.T) {
 // A datagram of either side keeps a flow of UDP for another timeout.
 func TestDatagramsKeepTheirFlow(t *testing.T) {
 	t.Parallel()
-	for _, h := range []hook{hookXDP, hookTC} {
+	for _, h := range []hookName{hookXDP, hookTC} {
 		fx := shared(t, h, false, onePort)
 		opened := with(func(fx *fixture) { fx.service(lb.UDP, "b1") }, udp, replies(0), udp)
 		for name, send := range map[string]func(*fixture) dptest.Packet{
@@ -159,7 +159,7 @@ func TestAnOldCookieKeepsNoPort(t *testing.T) {
 	t.Parallel()
 	const initiate, initAck, heartbeatAck, failure, cookieEcho = 1, 2, 5, 9, 10
 	const client, server = 1000, 5000 // tags
-	for _, h := range []hook{hookXDP, hookTC} {
+	for _, h := range []hookName{hookXDP, hookTC} {
 		fx := shared(t, h, false, onePort)
 		chunk := func(p dptest.Packet, kind uint8, seq, tag uint32) string {
 			p.Type, p.Seq, p.Ack = kind, seq, tag
@@ -195,7 +195,7 @@ func TestAnOldCookieKeepsNoPort(t *testing.T) {
 // A connection in which one side sends from time to time, and the other acknowledges, is kept.
 func TestIdleConnectionsAreKept(t *testing.T) {
 	t.Parallel()
-	for _, h := range []hook{hookXDP, hookTC} {
+	for _, h := range []hookName{hookXDP, hookTC} {
 		fx := shared(t, h, false, onePort)
 		for name, send := range map[string]func(fx *fixture) []dptest.Packet{
 			"keepalives of the client": func(fx *fixture) []dptest.Packet {
@@ -280,7 +280,7 @@ func TestAPortRestsFromTheLastFIN(t *testing.T) {
 // A RST of the server that its client challenges shortens no timeout for longer.
 func TestAChallengedRSTOfTheServer(t *testing.T) {
 	t.Parallel()
-	for _, h := range []hook{hookXDP, hookTC} {
+	for _, h := range []hookName{hookXDP, hookTC} {
 		fx := shared(t, h, false, onePort)
 		fx.service(lb.TCP, "b1")
 		connect(fx)

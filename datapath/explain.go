@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
@@ -40,7 +41,7 @@ func (d *Datapath) Explain(q lb.Question) (lb.Explanation, error) {
 func (d *Datapath) explainFull(q lb.Question, e *lb.Explanation, v bpf.Verdict) {
 	const full = "flows_full"
 	if q.Protocol == lb.UDP || e.Action != "forward" || d.commits[v.Commit] != "open" ||
-		d.gc.streams() < d.objects.SyStreamServers.MaxEntries() {
+		d.flows.Streams() < d.objects.SyStreamServers.MaxEntries() {
 		return
 	}
 	fault := full + ": " + meaning(full)
@@ -55,7 +56,7 @@ func (d *Datapath) explainFrame(frame []byte) (x bpf.Explained, err error) {
 	switch {
 	case err != nil:
 		return x, fmt.Errorf("run the programs on a packet: %w", err)
-	case result != xdpPass:
+	case result != bpf.XDPPass:
 		return x, fmt.Errorf("run the programs on a packet: the result is %d", result)
 	}
 	if _, err := binary.Decode(run.DataOut, binary.NativeEndian, &x); err != nil {
@@ -63,9 +64,6 @@ func (d *Datapath) explainFrame(frame []byte) (x bpf.Explained, err error) {
 	}
 	return x, nil
 }
-
-// xdpPass is XDP_PASS.
-const xdpPass = 2
 
 // explainRoom is the size of the packet in bytes: the program overwrites it with the verdict.
 const explainRoom = 512
@@ -199,10 +197,10 @@ func (d *Datapath) explainReply(q lb.Question, e *lb.Explanation, x bpf.Explaine
 	case e.Reply == "none":
 		say("the server answers the client directly; its packets do not pass this node")
 	case e.Reply == forwarded:
-		say("the reply is recognized and sent to the client by %s", v.view.name(x.ReplyIfindex))
+		say("the reply is recognized and sent to the client by %s", v.view.Name(x.ReplyIfindex))
 	}
 	var broken []string
-	for _, s := range d.uplinks.inspectAll() {
+	for _, s := range d.hooks.Inspect() {
 		if s.Down {
 			say("%s is down", s.Name)
 		}
@@ -213,7 +211,7 @@ func (d *Datapath) explainReply(q lb.Question, e *lb.Explanation, x bpf.Explaine
 			continue
 		}
 		say("on %s the programs are not all in force: %s", s.Name, s.Fault)
-		if s.Mode == "" && s.Fault != absent {
+		if s.Mode == "" && s.Fault != hook.Absent {
 			broken = append(broken, fmt.Sprintf("%s: %s", s.Name, s.Fault))
 		}
 	}

@@ -29,7 +29,7 @@ func (fx *fixture) filtered() (n int) {
 // with another seed.
 func TestFilterHasTheAddressesInUse(t *testing.T) {
 	t.Parallel()
-	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
+	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		empty := fx.filtered()
 		fx.service(lb.TCP, "b1", "b2")
@@ -46,7 +46,7 @@ func TestFilterHasTheAddressesInUse(t *testing.T) {
 			t.Errorf("after a takeover: %s, %s", r.did, r.reason)
 		}
 		fx.reset()
-		fx.do(func() error { fx.d.gc.collect(t.Context(), nil); return nil })
+		fx.do(func() error { fx.d.flows.Collect(t.Context(), nil); return nil })
 		if n := fx.filtered(); n != empty {
 			t.Errorf("%d bits without services; want %d", n, empty)
 		}

@@ -22,12 +22,12 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// hook is the program that a packet is run through.
-type hook string
+// hookName is the program that a packet is run through.
+type hookName string
 
 const (
-	hookXDP hook = "xdp"
-	hookTC  hook = "tc"
+	hookXDP hookName = "xdp"
+	hookTC  hookName = "tc"
 )
 
 // fixture is a node whose programs are run on packets by BPF_PROG_TEST_RUN, for one address family.
@@ -38,7 +38,7 @@ type fixture struct {
 	peer *lab.Host // the other end of eth0
 	d    *Datapath
 	o    Options
-	hook hook
+	hook hookName
 	v6   bool
 	nic  uint32
 	// last is the last packet that was sent on to a backend: replies are made from it.
@@ -83,13 +83,13 @@ func testOptions() Options {
 }
 
 // newFixture makes a host with one uplink whose neighbours are known, and opens a datapath there.
-func newFixture(t *testing.T, h hook, isV6 bool, change func(*Options)) *fixture {
+func newFixture(t *testing.T, h hookName, isV6 bool, change func(*Options)) *fixture {
 	t.Helper()
 	return newFixtureWith(t, h, isV6, change, func(*fixture) {})
 }
 
 // newFixtureWith is newFixture with changes to the host before the datapath is opened.
-func newFixtureWith(t *testing.T, h hook, isV6 bool, change func(*Options), prepare func(*fixture)) *fixture {
+func newFixtureWith(t *testing.T, h hookName, isV6 bool, change func(*Options), prepare func(*fixture)) *fixture {
 	t.Helper()
 	fx := &fixture{t: t, lab: labtest.New(t), o: testOptions(), hook: h, v6: isV6}
 	if change != nil {
@@ -244,14 +244,14 @@ func (fx *fixture) reply(flags uint8) dptest.Packet {
 }
 
 // each runs f for every hook and family.
-func each(t *testing.T, f func(t *testing.T, h hook, v6 bool)) {
+func each(t *testing.T, f func(t *testing.T, h hookName, v6 bool)) {
 	eachOnce(t, f)
 	t.Run("xdp/v6", func(t *testing.T) { f(t, hookXDP, true) })
 	t.Run("tc/v4", func(t *testing.T) { f(t, hookTC, false) })
 }
 
 // eachOnce runs f for both hooks and both families, but not for all combinations: for rules that depend on neither.
-func eachOnce(t *testing.T, f func(t *testing.T, h hook, v6 bool)) {
+func eachOnce(t *testing.T, f func(t *testing.T, h hookName, v6 bool)) {
 	t.Run("xdp/v4", func(t *testing.T) { f(t, hookXDP, false) })
 	t.Run("tc/v6", func(t *testing.T) { f(t, hookTC, true) })
 }
@@ -260,7 +260,7 @@ func eachOnce(t *testing.T, f func(t *testing.T, h hook, v6 bool)) {
 // host or close its datapath need each.
 func eachOf(t *testing.T, change func(*Options), f func(t *testing.T, fx *fixture)) {
 	fx := shared(t, hookXDP, false, change)
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	each(t, func(t *testing.T, h hookName, v6 bool) {
 		fx.begin(t, h, v6)
 		f(t, fx)
 	})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/flow"
 	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -21,7 +22,7 @@ import (
 func entries[K comparable, V any](t testing.TB, m *ebpf.Map) map[K]V {
 	t.Helper()
 	out := map[K]V{}
-	err := walkMap(context.Background(), m, 0, func(k K, f V) { out[k] = f })
+	err := flow.WalkMap(context.Background(), m, 0, func(k K, f V) { out[k] = f })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +70,7 @@ func (a natFlows) want(servers, clients int) error {
 // A restart keeps flows and ids, and forwarding continues.
 func TestRestartKeepsFlowsAndIDs(t *testing.T) {
 	t.Parallel()
-	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
+	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		established(fx)
 		before, ids := fx.flows(), fx.d.services.Frontends
@@ -111,12 +112,12 @@ func TestSecondAgentIsRefused(t *testing.T) {
 func (fx *fixture) end() {
 	fx.t.Helper()
 	fx.do(func() error {
-		reset, err := newResetter()
+		reset, err := flow.NewResetter()
 		if err != nil {
 			return err
 		}
-		defer reset.close()
-		fx.d.gc.collect(context.Background(), reset)
+		defer reset.Close()
+		fx.d.flows.Collect(context.Background(), reset)
 		return nil
 	})
 }
@@ -163,7 +164,7 @@ func TestFlowsOfARemovedBackendContinue(t *testing.T) {
 		t.Error("the id of a backend with flows was released")
 	}
 	fx.run(resetBy(replies, 5001)(fx).Frame())
-	fx.d.gc.limits.Closed, fx.d.gc.limits.HalfOpen = -time.Second, 0
+	fx.d.flows.Limits.Closed, fx.d.flows.Limits.HalfOpen = -time.Second, 0
 	fx.collect() // removes the flow
 	fx.collect() // finds none
 	if fx.d.services.Backends.ByAddr[before] != nil {
@@ -194,10 +195,10 @@ func TestIdleFlowsExpire(t *testing.T) {
 	fx := shared(t, hookTC, false, nil)
 	established(fx)
 	fx.collect()
-	if c := fx.d.gc.counts(); c != (FlowCounts{Established: 1}) {
+	if c := fx.d.flows.Counts(); c != (flow.Counts{Established: 1}) {
 		t.Errorf("counted %+v; want one established flow", c)
 	}
-	fx.d.gc.limits.Established = -time.Second
+	fx.d.flows.Limits.Established = -time.Second
 	fx.collect()
 	if err := fx.flows().want(0, 0); err != nil {
 		t.Error(err)
@@ -284,7 +285,7 @@ func TestListOfFlows(t *testing.T) {
 // A packet that cannot be stored because its key is taken is not counted as one for which the table is full (D25).
 func TestATakenKeyIsNoFullTable(t *testing.T) {
 	t.Parallel()
-	for _, h := range []hook{hookXDP, hookTC} {
+	for _, h := range []hookName{hookXDP, hookTC} {
 		fx := shared(t, h, false, nil)
 		with(web, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK))(fx)
 		for k := range fx.flowsIn(fx.d.objects.FlowTables()[bpf.GCHalfOpen]).servers {

@@ -16,7 +16,7 @@ import (
 // does; with DF the sender gets an error. The packets go over the wire, because the kernel makes the fragments.
 func TestPacketsWithoutDFAreFragmented(t *testing.T) {
 	t.Parallel()
-	for _, h := range []hook{hookXDP, hookTC} {
+	for _, h := range []hookName{hookXDP, hookTC} {
 		for _, method := range []lb.Method{lb.MethodNAT, lb.MethodTunnel} {
 			t.Run(string(h)+"/"+string(method), func(t *testing.T) {
 				fx := newFixture(t, h, false, func(o *Options) { o.Mode = ModeXDP })

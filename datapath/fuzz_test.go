@@ -39,7 +39,7 @@ func TestMalformedFrames(t *testing.T) {
 // For random frames the programs return a known verdict.
 func TestRandomFrames(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	each(t, func(t *testing.T, h hookName, v6 bool) {
 		t.Parallel()
 		m := newModel(t, h, v6)
 		rnd := seeded(t)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/flow"
 )
 
 // A flow goes only if its entry is that of the flow that the agent read: when its port was used again in between, or
@@ -44,12 +45,12 @@ func TestRemovalSparesOtherFlows(t *testing.T) {
 					{false, older, 0}, {false, other, 0}, {false, earlier, 0},
 					{true, other, 0}, {true, earlier, 0}, {true, older, 1},
 				} {
-					r := newFlowRemover(fx.d.objects.SyGc, y.ended, bpf.Uptime()+time.Second)
-					if err := r.add(table, k, y.stale); err != nil {
+					r := flow.NewRemover(fx.d.objects.SyGc, y.ended, bpf.Uptime()+time.Second)
+					if err := r.Add(table, k, y.stale); err != nil {
 						t.Fatal(err)
 					}
-					if err := r.flush(); err != nil || r.removed != y.want {
-						t.Errorf("step %d: %d flows removed, %v; want %d", step, r.removed, err, y.want)
+					if err := r.Flush(); err != nil || r.Removed != y.want {
+						t.Errorf("step %d: %d flows removed, %v; want %d", step, r.Removed, err, y.want)
 					}
 				}
 			}
@@ -74,12 +75,12 @@ func TestRemovalSparesAFlowWithPackets(t *testing.T) {
 			read time.Duration // when the agent began to read
 			want int
 		}{{bpf.Uptime() - time.Minute, 0}, {bpf.Uptime() + time.Second, 1}} {
-			r := newFlowRemover(fx.d.objects.SyGc, false, x.read)
-			if err := r.add(table, k, f); err != nil {
+			r := flow.NewRemover(fx.d.objects.SyGc, false, x.read)
+			if err := r.Add(table, k, f); err != nil {
 				t.Fatal(err)
 			}
-			if err := r.flush(); err != nil || r.removed != x.want {
-				t.Errorf("read %s ago: %d flows removed, %v; want %d", bpf.Uptime()-x.read, r.removed, err, x.want)
+			if err := r.Flush(); err != nil || r.Removed != x.want {
+				t.Errorf("read %s ago: %d flows removed, %v; want %d", bpf.Uptime()-x.read, r.Removed, err, x.want)
 			}
 		}
 	}

@@ -16,17 +16,17 @@ func TestGarbageCollectionOfAMillionFlows(t *testing.T) {
 	fx := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = million })
 	fillFlows(t, fx.d.objects.FlowTables()[2], million, idle)
 	cpu, start := cpuTime(), time.Now()
-	fx.d.gc.collect(context.Background(), nil)
+	fx.d.flows.Collect(context.Background(), nil)
 	cpu, took := cpuTime()-cpu, time.Since(start)
 	t.Logf("a walk through %d entries took %s, of which %s on a CPU", 2*million, took, cpu)
-	if c := fx.d.gc.counts(); c.Established != million-idle {
+	if c := fx.d.flows.Counts(); c.Established != million-idle {
 		t.Errorf("%d flows were counted; want %d", c.Established, million-idle)
 	}
 	if cpu > took*3/4 {
 		t.Errorf("the walk took %s of %s: that is no pause", cpu, took)
 	}
-	fx.d.gc.collect(context.Background(), nil)
-	if c := fx.d.gc.counts(); c.Established != million-idle {
+	fx.d.flows.Collect(context.Background(), nil)
+	if c := fx.d.flows.Counts(); c.Established != million-idle {
 		t.Errorf("%d flows are left; want %d", c.Established, million-idle)
 	}
 }

@@ -10,7 +10,7 @@ import (
 // Flows to a backend that was removed while no agent ran end with the first plan, where the plan knows all backends.
 func TestFlowsOfBackendsThatAreGoneEndAtAStart(t *testing.T) {
 	t.Parallel()
-	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
+	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		for name, tt := range map[string]struct {
 			kept func(at netip.AddrPort) []netip.AddrPort

@@ -12,7 +12,7 @@ import (
 // do not keep the client's ACK from its server, and a RST with the number of a forged one does not end the handshake.
 func TestForgedSYNsAndSYNCookies(t *testing.T) {
 	t.Parallel()
-	for _, h := range []hook{hookTC, hookXDP} {
+	for _, h := range []hookName{hookTC, hookXDP} {
 		fx := shared(t, h, false, nil)
 		for _, x := range []struct{ before, after int }{{0, 1}, {0, 3}, {1, 0}} {
 			fx.reset()

@@ -12,7 +12,7 @@ import (
 // Balancers with the same seed choose the same server.
 func TestServersFollowFromTheSeed(t *testing.T) {
 	t.Parallel()
-	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
+	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
 		const flows = 100
 		servers := func(seed byte) (to [flows]netip.Addr) {
 			fx := shared(t, h, v6, func(o *Options) { o.HashSeed = [32]byte{seed} })

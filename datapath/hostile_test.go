@@ -18,7 +18,7 @@ import (
 // unicast packets in multicast frames. The address is that of the uplink, also after a change.
 func TestFramesForOthersAreLeftAlone(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	each(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		web(fx)
 		other := net.HardwareAddr{2, 0, 0, 0, 0, 0x77}
@@ -119,7 +119,7 @@ func (fx *fixture) watch() {
 // An IPv6 frame to ::ffff:a.b.c.d is not for the IPv4 service there.
 func TestMappedDestination(t *testing.T) {
 	t.Parallel()
-	for _, h := range []hook{hookXDP, hookTC} {
+	for _, h := range []hookName{hookXDP, hookTC} {
 		fx := shared(t, h, false, nil)
 		web(fx)
 		p := tcp(dptest.SYN)(fx)
@@ -134,7 +134,7 @@ func TestMappedDestination(t *testing.T) {
 // A packet with IP options that is refused is no internal error.
 func TestRefusedPacketWithOptions(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	each(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		web(fx)
 		before := fx.counts()
@@ -155,7 +155,7 @@ func TestRefusedPacketWithOptions(t *testing.T) {
 // Nobody has a broadcast or multicast address: an answer would go to all hosts of a link.
 func TestBroadcastSourcesGetNoAnswer(t *testing.T) {
 	t.Parallel()
-	for _, h := range []hook{hookXDP, hookTC} {
+	for _, h := range []hookName{hookXDP, hookTC} {
 		fx := shared(t, h, false, nil)
 		web(fx)
 		for source, want := range map[string]string{

@@ -15,7 +15,7 @@ import (
 // forwarded and answered.
 func TestJumboFrames(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	each(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := newFixtureWith(t, h, v6, nil, func(fx *fixture) {
 			for _, host := range []*lab.Host{fx.host, fx.peer} {
 				err := host.Do(func() error {

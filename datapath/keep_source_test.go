@@ -11,7 +11,7 @@ import (
 // from the VIP. Packets of the server to others are left alone.
 func TestKeepSource(t *testing.T) {
 	t.Parallel()
-	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
+	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
 		for _, proto := range []uint8{dptest.TCP, dptest.UDP} {
 			fx := shared(t, h, v6, nil)
 			fx.serve(func(s *lb.Service) { s.Ports[0].Protocol, s.KeepSource = lb.Protocol(proto), true }, "b1")

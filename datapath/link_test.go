@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
 	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
@@ -21,7 +22,7 @@ import (
 func (fx *fixture) pinForeignXDP() (id link.ID) {
 	fx.t.Helper()
 	fx.do(func() error {
-		path := fx.o.PinPath + "/" + pin.Schema + "/links/" + pinName("eth0", string(ModeXDP))
+		path := fx.o.PinPath + "/" + pin.Schema + "/links/" + hook.PinName("eth0", string(ModeXDP))
 		if err := pin.Unpin(path); err != nil {
 			return err
 		}

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
-	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -87,22 +86,6 @@ func load(o Options, dir string) (_ *bpf.Objects, inner map[string]*ebpf.MapSpec
 		}
 	}
 	return &objects, inner, nil
-}
-
-// chain makes this binary's program the target of the tail call.
-func chain(objects *bpf.Objects, t *pin.Transaction) error {
-	var earlier uint32 // the kernel returns the id of a program
-	switch err := objects.SyProgs.Lookup(uint32(0), &earlier); {
-	case err == nil:
-		id := ebpf.ProgramID(earlier)
-		t.KeepProgram(id, func(prog *ebpf.Program) error { return objects.SyProgs.Put(uint32(0), prog) })
-	case !errors.Is(err, ebpf.ErrKeyNotExist):
-		return fmt.Errorf("read the chained program: %w", err)
-	}
-	if err := objects.SyProgs.Put(uint32(0), objects.SyTcDecap); err != nil {
-		return fmt.Errorf("chain the programs: %w", err)
-	}
-	return nil
 }
 
 // anyInterface reports whether like is true for one of the interfaces.

@@ -14,10 +14,12 @@ import (
 )
 
 // newModel makes a fixture with services of every kind, and its model.
-func newModel(t *testing.T, h hook, v6 bool) *model {
+func newModel(t *testing.T, h hookName, v6 bool) *model {
 	fx := shared(t, h, v6, func(o *Options) {
 		acceptTunnels(o)
-		o.Timeouts = Timeouts{time.Hour, time.Hour, time.Hour, time.Hour, time.Hour}
+		o.Timeouts = Timeouts{
+			HalfOpen: time.Hour, Established: time.Hour, Closing: time.Hour, Closed: time.Hour, UDP: time.Hour,
+		}
 	})
 	m := &model{fx: fx, half: map[way]*entry{}, clients: map[way]*entry{}, servers: map[way]*entry{}}
 	put := func(name string, port lb.Port, change func(*lb.Service), backends ...string) {
@@ -196,7 +198,7 @@ var modelPackets = flag.Int("packets", 6000, "how many packets the model predict
 func TestModel(t *testing.T) {
 	t.Parallel()
 	packets := *modelPackets
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	each(t, func(t *testing.T, h hookName, v6 bool) {
 		t.Parallel()
 		m := newModel(t, h, v6)
 		rnd := seeded(t)

@@ -49,7 +49,7 @@ func defaultPorts(o *Options) { o.SNATPorts = []PortRange{{1024, 32767}, {61000,
 func TestHandshakesDuringASYNFlood(t *testing.T) {
 	t.Parallel()
 	const between, clients = 10_000, 12
-	for _, h := range []hook{hookXDP, hookTC} {
+	for _, h := range []hookName{hookXDP, hookTC} {
 		fx := shared(t, h, false, defaultPorts)
 		fx.service(lb.TCP, "b1")
 		rnd := rand.New(rand.NewPCG(1, 1))
@@ -217,7 +217,7 @@ func TestUDPFloodsOfSeveralServicesLeaveOthersAlone(t *testing.T) {
 // Two blind packets in the name of a client, before the server has answered, end no handshake.
 func TestForgedSYNAndRSTOfAClient(t *testing.T) {
 	t.Parallel()
-	for _, h := range []hook{hookTC, hookXDP} {
+	for _, h := range []hookName{hookTC, hookXDP} {
 		fx := shared(t, h, false, nil)
 		with(web, tcp(dptest.SYN))(fx)
 		forged, reset := fx.fromClient(dptest.TCP, dptest.SYN), fx.fromClient(dptest.TCP, dptest.RST)

@@ -73,7 +73,7 @@ func TestSourcePortsRest(t *testing.T) {
 // ports.
 func TestSNATPortsChange(t *testing.T) {
 	t.Parallel()
-	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
+	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		established(fx)
 		port := fx.last.Src.Port()

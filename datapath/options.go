@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
-	"strings"
 	"time"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/flow"
+	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
 	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -17,29 +17,18 @@ import (
 const Schema = pin.Schema
 
 // Mode is how programs are attached.
-type Mode string
+type Mode = hook.Mode
 
+// The modes.
 const (
-	ModeAuto       Mode = "auto"        // native XDP where the driver has it, otherwise tc; tc on veth and bridges
-	ModeXDP        Mode = "xdp"         // native XDP, and tc behind it
-	ModeXDPGeneric Mode = "xdp-generic" // XDP in the stack, for drivers without native XDP, and tc behind it
-	ModeTC         Mode = "tc"
+	ModeAuto       = hook.ModeAuto
+	ModeXDP        = hook.ModeXDP
+	ModeXDPGeneric = hook.ModeXDPGeneric
+	ModeTC         = hook.ModeTC
 )
 
-var modes = []Mode{ModeAuto, ModeXDP, ModeXDPGeneric, ModeTC}
-
-// UnmarshalText accepts only the four modes.
-func (m *Mode) UnmarshalText(b []byte) error {
-	if !slices.Contains(modes, Mode(b)) {
-		names := make([]string, len(modes))
-		for i, m := range modes {
-			names[i] = string(m)
-		}
-		return fmt.Errorf("unknown mode %q; allowed: %s", b, strings.Join(names, ", "))
-	}
-	*m = Mode(b)
-	return nil
-}
+// InterfaceStatus describes how programs are attached to an interface.
+type InterfaceStatus = hook.InterfaceStatus
 
 // Default locations, for one agent per node.
 const (
@@ -48,22 +37,12 @@ const (
 )
 
 // Timeouts are how long a flow may be idle, by state.
-type Timeouts struct {
-	HalfOpen    time.Duration // the client is not confirmed
-	Established time.Duration // TCP and SCTP; RFC 5382, REQ-5: at least 2 h 4 min
-	Closing     time.Duration // one side has sent FIN; RFC 5382, REQ-5: 4 min
-	Closed      time.Duration // both have sent FIN, or one has sent RST: for packets in flight
-	UDP         time.Duration // RFC 4787, REQ-5: at least 2 min
-}
+type Timeouts = flow.Timeouts
 
 // DefaultTimeouts follow the RFCs.
 var DefaultTimeouts = Timeouts{
 	HalfOpen: 30 * time.Second, Established: 130 * time.Minute, Closing: 4 * time.Minute, Closed: 10 * time.Second,
 	UDP: 3 * time.Minute,
-}
-
-func (t Timeouts) shortest() time.Duration {
-	return min(t.HalfOpen, t.Established, t.Closing, t.Closed, t.UDP)
 }
 
 // Options are the parameters of Open. Delivers, FollowRoutes, Routers and ForceClsact may be false, and Reach, Keep,
@@ -136,7 +115,7 @@ func (o Options) validate() error {
 			return fmt.Errorf("snat_ports %s is not a range", r)
 		}
 	}
-	switch {
+	switch t := o.Timeouts; {
 	case len(o.Interfaces) == 0:
 		return errors.New("no interface to attach to")
 	case o.MaxFlows < 1:
@@ -145,8 +124,8 @@ func (o Options) validate() error {
 		return fmt.Errorf("snat_ports has %d ranges; want 1 to %d", len(o.SNATPorts), maxPortRanges)
 	case o.TunnelPort == 0:
 		return errors.New("tunnel_port is 0")
-	case o.Timeouts.shortest() < time.Second:
-		return fmt.Errorf("timeouts are %+v; want at least a second each", o.Timeouts)
+	case min(t.HalfOpen, t.Established, t.Closing, t.Closed, t.UDP) < time.Second:
+		return fmt.Errorf("timeouts are %+v; want at least a second each", t)
 	}
 	return nil
 }

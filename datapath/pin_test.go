@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
 	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
@@ -226,17 +227,17 @@ func (fx *fixture) inForce() map[string]string {
 			return err
 		}
 		s["XDP of eth0"] = fmt.Sprint(nic.Attrs().Xdp.Attached, nic.Attrs().Xdp.ProgId)
-		for _, d := range []direction{inward, outward} {
-			f, err := clsactFilter(nic, d)
+		for _, d := range []hook.Direction{hook.Inward, hook.Outward} {
+			f, err := hook.ClsactFilter(nic, d)
 			if err != nil {
 				return err
 			}
 			if f != nil {
-				s["filter "+d.pin] = fmt.Sprint(f.Id)
+				s["filter "+d.Pin] = fmt.Sprint(f.Id)
 			}
-			r, err := link.QueryPrograms(link.QueryOptions{Target: nic.Attrs().Index, Attach: d.attach})
+			r, err := link.QueryPrograms(link.QueryOptions{Target: nic.Attrs().Index, Attach: d.Attach})
 			if err == nil {
-				s[d.pin] = fmt.Sprint(len(r.Programs))
+				s[d.Pin] = fmt.Sprint(len(r.Programs))
 			} else if labtest.TCHook(fx.t) == "tcx" {
 				return err
 			}
@@ -287,7 +288,7 @@ func describePin(path string) (string, error) {
 func (fx *fixture) runAttached(frame []byte) (did string) {
 	fx.t.Helper()
 	fx.do(func() error {
-		path := filepath.Join(fx.o.PinPath, pin.Schema, "links", pinName("eth0", string(ModeXDP)))
+		path := filepath.Join(fx.o.PinPath, pin.Schema, "links", hook.PinName("eth0", string(ModeXDP)))
 		l, err := link.LoadPinnedLink(path, nil)
 		if err != nil {
 			return err
@@ -332,9 +333,9 @@ func TestHiddenPins(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					in, err := tcxLinks(nic.Attrs().Index, inward.attach)
-					out, errOut := tcxLinks(nic.Attrs().Index, outward.attach)
-					first, errFirst := xdpLinks(nic)
+					in, err := hook.TCXLinks(nic.Attrs().Index, hook.Inward.Attach)
+					out, errOut := hook.TCXLinks(nic.Attrs().Index, hook.Outward.Attach)
+					first, errFirst := hook.XDPLinks(nic)
 					all = slices.Concat(in, out, first)
 					return errors.Join(err, errOut, errFirst)
 				})

@@ -38,7 +38,7 @@ func (fx *fixture) report(mtu uint32, quoted []byte) dptest.Packet {
 // A path MTU is believed when the quoted packet may be one of ours, and never below what the family demands.
 func TestForgedPathMTU(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	each(t, func(t *testing.T, h hookName, v6 bool) {
 		for _, encap := range []lb.Encap{lb.EncapIPIP, lb.EncapGUE} {
 			fx := shared(t, h, v6, nil)
 			fx.serve(tunnel(encap), "b1")
@@ -115,7 +115,7 @@ func TestForgedPathMTU(t *testing.T) {
 // A path MTU never makes an IPv6 packet of 1280 bytes too big: its sender cannot make it smaller.
 func TestSmallestPacketIsNeverTooBig(t *testing.T) {
 	t.Parallel()
-	for _, h := range []hook{hookXDP, hookTC} {
+	for _, h := range []hookName{hookXDP, hookTC} {
 		fx := shared(t, h, true, nil)
 		fx.serve(tunnel(lb.EncapIPIP), "b1")
 		path := bpf.PMTU{Seen: uint64(bpf.Uptime()), Mtu: 1280}

@@ -14,11 +14,9 @@ import (
 // agentGone is as if no agent ran for a minute.
 func (fx *fixture) agentGone() {
 	fx.t.Helper()
-	for i, c := range fx.d.gc.attendance.state {
+	for i, c := range entries[uint32, bpf.Collector](fx.t, fx.d.objects.SyCollector) {
 		c.Seen = bpf.FlowClock(bpf.Uptime() - time.Minute)
-		if err := fx.d.objects.SyCollector.Put(uint32(i), c); err != nil {
-			fx.t.Fatal(err)
-		}
+		fx.put(fx.d.objects.SyCollector, i, c)
 	}
 }
 
@@ -113,7 +111,7 @@ func TestFlowsEndWithoutAnAgent(t *testing.T) {
 	const size, rounds = 96, 6
 	for name, x := range unattendedCases {
 		t.Run(name, func(t *testing.T) {
-			eachOnce(t, func(t *testing.T, h hook, v6 bool) {
+			eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
 				fx := shared(t, h, v6, func(o *Options) { o.MaxFlows = size })
 				fx.service(x.proto, "b1", "b2")
 				room := size

@@ -113,7 +113,7 @@ func TestDecapsulatedPackets(t *testing.T) {
 // them, as long as it has backends, until it does not know them any longer.
 func TestDatagramsStopAskingEarlierNodes(t *testing.T) {
 	t.Parallel()
-	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
+	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
 		fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router")}) })
 		fx.nodes(lb.UDP, "b2")
@@ -144,10 +144,10 @@ func TestDatagramsStopAskingEarlierNodes(t *testing.T) {
 
 		fx.close()
 		fx.open()
-		fx.d.gc.collect(t.Context(), nil)
+		fx.d.flows.Collect(t.Context(), nil)
 		fx.sentTo("another agent", fx.received("router", there), there, true, "b2", "self")
 		fx.nodes(lb.UDP, "self")
-		fx.d.gc.collect(t.Context(), nil)
+		fx.d.flows.Collect(t.Context(), nil)
 		opened("its node has no backends", fx.received("router", left))
 		if n := len(entries[bpf.FlowKey, bpf.Relay](t, fx.d.objects.SyRelays)); n != 0 {
 			t.Errorf("%d flows are relayed", n)

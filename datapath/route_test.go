@@ -39,7 +39,7 @@ func (fx *fixture) neighbour(addr netip.Addr, mac ...byte) {
 // A route with several next hops spreads the flows, and all packets of a flow take the same one (D15).
 func TestRouteWithSeveralNextHops(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	each(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		fx.tunnelTo(lb.TCP, nil, 77)
 		policy := map[string]string{
@@ -87,7 +87,7 @@ func TestRouteWithSeveralNextHops(t *testing.T) {
 // A neighbour that changes its MAC address gets its packets at the new one.
 func TestNeighbourChanges(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	each(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		fx.tunnelTo(lb.TCP, nil, 21)
 		p := fx.on(1, dptest.TCP, dptest.ACK)

@@ -13,7 +13,7 @@ import (
 func TestRows(t *testing.T) {
 	t.Parallel()
 	t.Run("together", func(t *testing.T) {
-		each(t, func(t *testing.T, h hook, v6 bool) {
+		each(t, func(t *testing.T, h hookName, v6 bool) {
 			t.Parallel()
 			fx := shared(t, h, v6, nil)
 			for _, r := range rows {
@@ -36,7 +36,7 @@ func TestRows(t *testing.T) {
 					eachOf(t, r.option, func(t *testing.T, fx *fixture) { r.run(t, fx) })
 					return
 				}
-				each(t, func(t *testing.T, h hook, v6 bool) { r.run(t, newFixture(t, h, v6, r.option)) })
+				each(t, func(t *testing.T, h hookName, v6 bool) { r.run(t, newFixture(t, h, v6, r.option)) })
 			})
 		}
 	})

@@ -78,7 +78,7 @@ func (fx *fixture) xdp(frame []byte) xdpMd {
 }
 
 // verdicts are what the programs of a hook may return.
-func (h hook) verdicts() map[uint32]string {
+func (h hookName) verdicts() map[uint32]string {
 	if h == hookXDP {
 		return map[uint32]string{1: "dropped", 2: "passed", 3: "sent", 4: "sent"}
 	}

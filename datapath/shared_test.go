@@ -61,7 +61,7 @@ func TestMain(m *testing.M) {
 
 // shared returns a fixture without services and flows, which the test has for itself. Tests that change the host, or
 // close its datapath, take newFixture.
-func shared(t *testing.T, h hook, isV6 bool, change func(*Options)) *fixture {
+func shared(t *testing.T, h hookName, isV6 bool, change func(*Options)) *fixture {
 	t.Helper()
 	labtest.Root(t)
 	fx := fromPool(t, change)
@@ -112,12 +112,12 @@ func fromPool(t *testing.T, change func(*Options)) *fixture {
 }
 
 // begin brings the datapath to the state after Open.
-func (fx *fixture) begin(t *testing.T, h hook, isV6 bool) {
+func (fx *fixture) begin(t *testing.T, h hookName, isV6 bool) {
 	t.Helper()
 	fx.t, fx.hook, fx.v6 = t, h, isV6
 	fx.reset()
 	fx.clear("sy_snat_later")
-	fx.d.gc.limits = fx.o.Timeouts
+	fx.d.flows.Limits = fx.o.Timeouts
 	keys := TunnelKeys{}
 	if fx.o.TunnelKeys != nil {
 		keys = *fx.o.TunnelKeys
@@ -208,9 +208,7 @@ func (fx *fixture) reset() {
 		}
 	}
 	fx.do(func() error {
-		var err error
-		fx.d.gc.attendance, err = openAttendance(fx.d.objects, true)
-		return errors.Join(err, fx.d.services.SetLoads(nil))
+		return errors.Join(fx.d.flows.Resume(true), fx.d.services.SetLoads(nil))
 	})
 }
 

@@ -14,7 +14,7 @@ import (
 // A server that had no route and was in no table gets packets again when it has a route and is back.
 func TestSourcesOfAServerThatIsBack(t *testing.T) {
 	t.Parallel()
-	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
+	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		p := fx.service(lb.TCP, "b1")
 		fx.openFlow(lb.TCP, 0)

@@ -162,7 +162,7 @@ func (fx *fixture) sentTo(when string, r result, in dptest.Packet, passed bool, 
 // slot.
 func TestSpread(t *testing.T) {
 	t.Parallel()
-	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
+	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
 		fx.nodes(lb.TCP, "self", "b2")
 		local, remote := fx.flowOf(true), fx.flowOf(false)

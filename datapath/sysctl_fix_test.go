@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
 )
 
 // The command that is logged when settings are read-only does what the agent does, and makes no router.
@@ -21,12 +23,12 @@ func TestForwardFix(t *testing.T) {
 	}
 	for _, name := range []string{"lo", vlan} {
 		fx.do(func() error {
-			if fx.d.uplinks.sysctls.Forwards(name) == "" {
+			if fx.d.sysctls.Forwards(name) == "" {
 				t.Errorf("%s forwards before", name)
 			}
-			runSysctl(t, forwardFix(name))
-			if missing := fx.d.uplinks.sysctls.Forwards(name); missing != "" {
-				t.Errorf("%s is not set by %s", missing, forwardFix(name))
+			runSysctl(t, hook.ForwardFix(name))
+			if missing := fx.d.sysctls.Forwards(name); missing != "" {
+				t.Errorf("%s is not set by %s", missing, hook.ForwardFix(name))
 			}
 			router, err := os.ReadFile("/proc/sys/net/ipv4/conf/eth0/forwarding")
 			if strings.TrimSpace(string(router)) != "0" {

@@ -35,7 +35,7 @@ func TestSysctlsOnAFullDisk(t *testing.T) {
 	if err := unix.Mount("tmpfs", disk, "tmpfs", unix.MS_REMOUNT, "nr_inodes=100"); err != nil {
 		t.Fatal(err)
 	}
-	fx.do(func() error { fx.d.uplinks.repairForwarding(); return nil })
+	fx.do(func() error { fx.d.hooks.RepairForwarding(); return nil })
 	if list := lbtest.Texts(fx.d.Findings()); len(list) > 0 {
 		t.Errorf("problems with space on the disk: %q", list)
 	}

@@ -49,7 +49,7 @@ func (fx *fixture) fromNode(in dptest.Packet, private ...byte) dptest.Packet {
 // kinds of destination ask for the key, a VIP and an address of this node.
 func TestTunnelPacketsNeedTheKey(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	each(t, func(t *testing.T, h hookName, v6 bool) {
 		for _, delivers := range []bool{true, false} {
 			fx := newFixture(t, h, v6, func(o *Options) {
 				o.Delivers, o.TunnelSources = delivers, []netip.Prefix{netip.MustParsePrefix("::/0"),
@@ -123,7 +123,7 @@ func tokenOf(p dptest.Packet) uint64 {
 // Packets between nodes carry the first key, on the way to the first node and to the next one.
 func TestTunnelPacketsCarryTheKey(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	each(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := shared(t, h, v6, func(o *Options) { o.Delivers = true })
 		fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router")}) })
 		fx.nodes(lb.TCP, "b2")
@@ -166,7 +166,7 @@ func TestTunnelPacketsCarryTheKey(t *testing.T) {
 // GUE and no secret of ours.
 func TestServersGetTheKeyWhenTheyAreTunnelSources(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	each(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := newFixture(t, h, v6, func(o *Options) {
 			o.TunnelSources = []netip.Prefix{hostPrefix("192.0.2.21"), hostPrefix("2001:db8::21")}
 		})

@@ -225,7 +225,7 @@ func (v *verifier) round(found route.Changes, n int) {
 // repairPins restores the pins. A failure affects no packets.
 func (v *verifier) repairPins() {
 	v.warned.notPinned = ""
-	if err := v.d.repairPins(); err != nil {
+	if err := v.d.hooks.RepairPins(); err != nil {
 		v.warned.notPinned = err.Error()
 	}
 }
@@ -233,14 +233,14 @@ func (v *verifier) repairPins() {
 // repair restores the programs, and returns what cannot be restored. If rare is set, it also restores kernel settings,
 // and attaches the programs to interfaces that routes lead to.
 func (v *verifier) repair(found route.Changes, rare bool) (faults []string) {
-	if err := v.d.repairChain(); err != nil {
+	if err := v.d.hooks.RepairChain(); err != nil {
 		faults = append(faults, err.Error())
 	}
 	if rare {
-		v.d.uplinks.follow(v.d.needed(&v.routes, v.toBackends().interfaces))
-		v.d.uplinks.repairForwarding()
+		v.d.hooks.Follow(v.d.needed(&v.routes, v.toBackends().interfaces))
+		v.d.hooks.RepairForwarding()
 	}
-	return append(faults, v.d.uplinks.repair(found.Links, v.made())...)
+	return append(faults, v.d.hooks.Repair(found.Links, v.made())...)
 }
 
 // made returns a synthetic packet for a frontend that has backends, or nil if there is no such frontend.
@@ -267,14 +267,13 @@ func (v *verifier) made() []byte {
 // look reads the state that results of synthetic packets are compared with. With choose, or for the first time, it
 // chooses their clients.
 func (v *verifier) look(choose bool) {
-	v.view = v.d.uplinks.view()
-	v.view.own = v.d.tunnels.Addresses()
+	v.view = view{v.d.hooks.View(), v.d.tunnels.Addresses()}
 	if choose && v.clients.chosen != v.routes.Since || !v.clients.v4.IsValid() {
 		v.clients.choose(v.view, &v.routes)
 	}
 	if now := time.Now(); v.routers.Due(now) {
 		var clients []netip.Addr
-		for _, q := range v.d.gc.recentClients() {
+		for _, q := range v.d.flows.RecentClients() {
 			clients = append(clients, q.Client.Addr())
 		}
 		v.routers.Look(now, &v.routes, clients, v.toBackends().routers)
@@ -296,7 +295,7 @@ func (v *verifier) applied(updates []*table.Update, removed []lb.Frontend) {
 		return
 	}
 	v.backends = nil
-	v.d.uplinks.follow(v.d.services.Interfaces(updates))
+	v.d.hooks.Follow(v.d.services.Interfaces(updates))
 	v.look(false)
 	now := time.Now()
 	ofNode := ""

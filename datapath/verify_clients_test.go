@@ -1,7 +1,6 @@
 package datapath
 
 import (
-	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -9,7 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/flow"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
@@ -34,7 +33,7 @@ func TestLostClients(t *testing.T) {
 	})
 	established(fx)
 	fx.collect()
-	if got := fx.d.gc.recentClients(); len(got) != 1 || got[0].Client.Addr() != fx.addr("client") {
+	if got := fx.d.flows.RecentClients(); len(got) != 1 || got[0].Client.Addr() != fx.addr("client") {
 		t.Fatalf("sampled clients %v", got)
 	}
 	fx.watch()
@@ -54,34 +53,6 @@ func TestLostClients(t *testing.T) {
 	})
 }
 
-// The sample has no client that has not proved its address, and at most a fixed number.
-func TestClientSample(t *testing.T) {
-	var s clientSample
-	vip := func(uint32) netip.Addr { return netip.MustParseAddr("203.0.113.10") }
-	f := bpf.ServerFlow{}
-	f.F.State = uint8(bpf.FlowHalfOpen)
-	s.see(bpf.GCHalfOpen, bpf.ServerKey{}, f, vip)
-	s.see(bpf.GCUDP, bpf.ServerKey{}, f, vip)
-	f.F.State = uint8(bpf.FlowClosed)
-	s.see(bpf.GCHalfOpen, bpf.ServerKey{}, f, vip)
-	if len(s.all) != 0 {
-		t.Error("a client that has proved nothing is in the sample")
-	}
-	for i := range byte(200) {
-		f.Client.Client = bpf.ToAddr(netip.AddrFrom4([4]byte{10, 0, 0, i}))
-		s.see(bpf.GCStream, bpf.ServerKey{}, f, vip)
-	}
-	late := 0
-	for _, q := range s.all {
-		if q.Client.Addr().As4()[3] >= sampledClients {
-			late++
-		}
-	}
-	if len(s.all) != sampledClients || late < sampledClients/4 {
-		t.Errorf("%d in the sample, %d of them seen late", len(s.all), late)
-	}
-}
-
 // Clients whose connections are short are looked at for a while, and those that are lost for longer.
 func TestClientsOfShortConnections(t *testing.T) {
 	t.Parallel()
@@ -95,7 +66,7 @@ func TestClientsOfShortConnections(t *testing.T) {
 	fx.service(lb.TCP, "b1")
 	fx.collect()
 	fx.collect()
-	if n := len(fx.d.gc.recentClients()); n != 1 {
+	if n := len(fx.d.flows.RecentClients()); n != 1 {
 		t.Fatalf("%d clients after the end of the connection", n)
 	}
 	fx.do(func() error { return netlink.RouteAdd(blackhole) })
@@ -112,13 +83,13 @@ func TestClientsOfShortConnections(t *testing.T) {
 		return text
 	}
 	const want = "1 of 1 sampled clients, such as 192.0.2.100: replies are dropped: no_route"
-	if w := look(0, fx.d.gc.recentClients()); !strings.Contains(w, want) {
+	if w := look(0, fx.d.flows.RecentClients()); !strings.Contains(w, want) {
 		t.Errorf("%q", w)
 	}
-	if w := look(keepClients-1, nil); !strings.Contains(w, want) {
+	if w := look(flow.KeepClients-1, nil); !strings.Contains(w, want) {
 		t.Errorf("later %q", w)
 	}
-	if w := look(keepClients, nil); w != "" {
+	if w := look(flow.KeepClients, nil); w != "" {
 		t.Errorf("at the end %q", w)
 	}
 }

@@ -18,43 +18,22 @@ const (
 	leadsDown = "%s, which leads to %s, is down"
 )
 
-// isDown reports whether an interface exists and is down.
-func (v view) isDown(index int) bool {
-	l, ok := v.links[index]
-	return ok && !l.running
-}
-
-// down returns the end of a text that names the attached interfaces that are down, or "" if there are none.
-func (v view) down() (text string) {
-	var names []string
-	for index := range v.attached {
-		if v.isDown(index) {
-			names = append(names, v.name(uint32(index)))
-		}
-	}
-	slices.Sort(names)
-	for _, name := range names {
-		text += fmt.Sprintf("; %s is down", name)
-	}
-	return text
-}
-
 // noWay returns why there is no route to the backend of a verdict.
 func (v *verifier) noWay(x bpf.Explained, what string) string {
 	to, nic := v.d.services.CertainNIC(x.V.Backend)
-	if nic != 0 && v.view.isDown(nic) {
-		return fmt.Sprintf(leadsDown, v.view.name(uint32(nic)), to)
+	if nic != 0 && v.view.IsDown(nic) {
+		return fmt.Sprintf(leadsDown, v.view.Name(uint32(nic)), to)
 	}
-	return fmt.Sprintf("packets are not %s: %s: %s%s", what, noRoute, meaning(noRoute), v.view.down())
+	return fmt.Sprintf("packets are not %s: %s: %s%s", what, noRoute, meaning(noRoute), v.view.Down())
 }
 
 // noReplyWay returns why there is no route to a client.
 func (v *verifier) noReplyWay(client netip.Addr) string {
-	if nic := v.clients.nics[client.Is4()]; v.view.isDown(nic) {
-		return fmt.Sprintf(leadsDown, v.view.name(uint32(nic)), "clients")
+	if nic := v.clients.nics[client.Is4()]; v.view.IsDown(nic) {
+		return fmt.Sprintf(leadsDown, v.view.Name(uint32(nic)), "clients")
 	}
 	return fmt.Sprintf("replies are dropped: %s: the kernel has no route to clients (%s)%s",
-		noRoute, client, v.view.down())
+		noRoute, client, v.view.Down())
 }
 
 // configuredHop reports whether the MAC address of a router towards a client is configured statically.

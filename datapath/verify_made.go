@@ -53,7 +53,7 @@ func chooseClient(far route.FarAddrs, had reach, v view, routes *route.Cache) (n
 	if had == reachSome {
 		return far.Public[0], reachSome
 	}
-	for _, name := range v.names {
+	for _, name := range v.Names {
 		if a, ok := neighbourOn(name, far.Public[0].Is4(), v, routes); ok {
 			return a, reachLink
 		}

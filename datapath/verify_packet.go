@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
@@ -52,29 +53,8 @@ func (d *Datapath) needed(routes *route.Cache, toBackends []int) []int {
 
 // view is what a verification knows about interfaces and addresses.
 type view struct {
-	links    map[int]linkState
-	attached map[int]bool
-	names    []string // of the attached interfaces
-	own      map[netip.Addr]bool
-}
-
-func (a *attachments) view() view {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	v := view{links: a.links, attached: map[int]bool{}, names: slices.Clone(a.names)}
-	for name, index := range a.index {
-		if index != 0 && a.status[name].Mode != "" {
-			v.attached[index] = true
-		}
-	}
-	return v
-}
-
-func (v view) name(index uint32) string {
-	if l, ok := v.links[int(index)]; ok {
-		return l.name
-	}
-	return fmt.Sprint("interface ", index)
+	hook.View
+	own map[netip.Addr]bool // addresses of this node
 }
 
 // madeTries is how many flows are tried until one would be answered: a fault of one backend, or of one of several
@@ -169,10 +149,10 @@ func (v *verifier) faultOf(q lb.Question, s table.Subject, x bpf.Explained) stri
 		return v.noWay(x, "delivered")
 	case d.reasons[x.Route] != forwarded:
 		return fmt.Sprintf("packets are not delivered: %s: %s", d.reasons[x.Route], meaning(d.reasons[x.Route]))
-	case !local && !v.view.links[int(x.Ifindex)].running:
-		return fmt.Sprintf(leadsDown, v.view.name(x.Ifindex), to)
-	case !local && nat && !v.view.attached[int(x.Ifindex)]:
-		return fmt.Sprintf("replies of %s arrive on %s, to which no program is attached", to, v.view.name(x.Ifindex))
+	case !local && !v.view.Links[int(x.Ifindex)].Running:
+		return fmt.Sprintf(leadsDown, v.view.Name(x.Ifindex), to)
+	case !local && nat && !v.view.Attached[int(x.Ifindex)]:
+		return fmt.Sprintf("replies of %s arrive on %s, to which no program is attached", to, v.view.Name(x.Ifindex))
 	case !local && from != q.Client.Addr() && from.IsGlobalUnicast() && !v.view.own[from] && !s.Direct():
 		return fmt.Sprintf("%s, the source of packets to %s, is no address of this node", from, to)
 	}
@@ -191,17 +171,17 @@ func (v *verifier) replyFault(q lb.Question, x bpf.Explained, local bool) string
 		return v.noReplyWay(q.Client.Addr())
 	case reply != forwarded:
 		return fmt.Sprintf("replies are dropped: %s: %s", reply, meaning(reply))
-	case !v.view.links[int(x.ReplyIfindex)].running:
-		return fmt.Sprintf(leadsDown, v.view.name(x.ReplyIfindex), "clients")
-	case local && !v.view.attached[int(x.ReplyIfindex)]:
-		return fmt.Sprintf("replies leave by %s, to which no program is attached", v.view.name(x.ReplyIfindex))
+	case !v.view.Links[int(x.ReplyIfindex)].Running:
+		return fmt.Sprintf(leadsDown, v.view.Name(x.ReplyIfindex), "clients")
+	case local && !v.view.Attached[int(x.ReplyIfindex)]:
+		return fmt.Sprintf("replies leave by %s, to which no program is attached", v.view.Name(x.ReplyIfindex))
 	}
 	if a := q.Client.Addr(); a == v.clients.v4 || a == v.clients.v6 {
 		v.clients.nics[a.Is4()] = int(x.ReplyIfindex)
 	}
-	if v.view.links[int(x.ReplyIfindex)].noARP && !v.configuredHop(q.Client.Addr()) {
+	if v.view.Links[int(x.ReplyIfindex)].NoARP && !v.configuredHop(q.Client.Addr()) {
 		return fmt.Sprintf("%s, which leads to clients, sends no ARP and NDP requests (NOARP): ip link set %s arp on",
-			v.view.name(x.ReplyIfindex), v.view.name(x.ReplyIfindex))
+			v.view.Name(x.ReplyIfindex), v.view.Name(x.ReplyIfindex))
 	}
 	return v.routers.Fault(q.Client.Addr(), "of replies", &v.routes)
 }

@@ -175,8 +175,8 @@ func (d *reroutes) fault(to netip.Addr, proto lb.Protocol, v view) string {
 		return ""
 	}
 	text := fmt.Sprintf("%s does not answer since its route changed from %s to %s", to, v.step(x.From), v.step(x.To))
-	if v.isDown(x.From.NIC) {
-		text += fmt.Sprintf("; %s is down", v.name(uint32(x.From.NIC)))
+	if v.IsDown(x.From.NIC) {
+		text += fmt.Sprintf("; %s is down", v.Name(uint32(x.From.NIC)))
 	}
 	return text
 }
@@ -184,7 +184,7 @@ func (d *reroutes) fault(to netip.Addr, proto lb.Protocol, v view) string {
 // step describes a next hop for messages.
 func (v view) step(w route.Hop) string {
 	if w.Gateway.IsValid() {
-		return fmt.Sprintf("%s on %s", w.Gateway, v.name(uint32(w.NIC)))
+		return fmt.Sprintf("%s on %s", w.Gateway, v.Name(uint32(w.NIC)))
 	}
-	return v.name(uint32(w.NIC))
+	return v.Name(uint32(w.NIC))
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
@@ -72,7 +73,7 @@ func (fx *fixture) repaired() error {
 	var out []InterfaceStatus
 	missing := ""
 	fx.do(func() error {
-		out, missing = fx.d.uplinks.inspectAll(), fx.d.uplinks.sysctls.Forwards("lo")
+		out, missing = fx.d.hooks.Inspect(), fx.d.sysctls.Forwards("lo")
 		return nil
 	})
 	for _, s := range out {
@@ -88,7 +89,7 @@ func (fx *fixture) repaired() error {
 
 // repairs returns how many repairs are counted.
 func (fx *fixture) repairs() (sum uint64) {
-	for _, n := range fx.d.repairs.counts() {
+	for _, n := range fx.d.hooks.Repairs() {
 		sum += n
 	}
 	return sum
@@ -122,7 +123,7 @@ func steps(all ...func(*fixture) error) func(*fixture) error {
 // detach detaches a pinned link, as "bpftool link detach" does.
 func detach(kind string) func(*fixture) error {
 	return func(fx *fixture) error {
-		l, err := link.LoadPinnedLink(fx.d.pins.Link(pinName("eth0", kind)), nil)
+		l, err := link.LoadPinnedLink(fx.d.pins.Link(hook.PinName("eth0", kind)), nil)
 		if err != nil {
 			return err
 		}
@@ -164,14 +165,14 @@ func TestRepairs(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return netlink.QdiscDel(clsactQdisc(nic))
+			return netlink.QdiscDel(hook.ClsactQdisc(nic))
 		}},
 		{"forwarding off", ModeTC, true, steps(setSysctl("ipv4/ip_forward", "1"), setSysctl("ipv4/ip_forward", "0"))},
 		{"IPv6 forwarding off", ModeTC, true, steps(
 			setSysctl("ipv6/conf/all/forwarding", "1"), setSysctl("ipv6/conf/all/forwarding", "0"))},
 		{"accept_local off", ModeTC, true, setSysctl("ipv4/conf/lo/accept_local", "0")},
 		{"entry in sy_uplinks removed", ModeXDP, true, func(fx *fixture) error {
-			return fx.d.objects.SyUplinks.Put(fx.nic%uplinkSlots, bpf.Uplink{})
+			return fx.d.objects.SyUplinks.Put(fx.nic%hook.UplinkSlots, bpf.Uplink{})
 		}},
 	} {
 		if !tt.needs { // this kernel has another hook

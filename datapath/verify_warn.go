@@ -43,7 +43,7 @@ func (v *verifier) warn(found route.Changes, now time.Time) {
 	w := &v.warned
 	due := now.Sub(w.at) >= warnEvery
 	if found.Routes || due || w.lost.fault != "" {
-		w.lost.observe(v.lostClients(v.d.gc.recentClients(), now), now)
+		w.lost.observe(v.lostClients(v.d.flows.RecentClients(), now), now)
 	}
 	w.blind.observe(w.notRun, now)
 	w.noRoute.observe(v.noRoute(), now)
@@ -76,8 +76,7 @@ func (v *verifier) noRoute() string {
 // Findings returns states in which packets are lost, or may be, although addresses are announced, and changes that
 // Cleanup cannot undo.
 func (d *Datapath) Findings() []lb.Finding {
-	all := slices.Concat(d.verifier.unreachedBackends(), d.uplinks.notRestored(), d.uplinks.hidden(), d.keptSize(),
-		d.pinsWritable())
+	all := slices.Concat(d.verifier.unreachedBackends(), d.hooks.Findings(), d.keptSize(), d.pinsWritable())
 	v := d.verifier
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
@@ -197,7 +198,7 @@ func TestProgramsThatMayNotBeExamined(t *testing.T) {
 	if w := look(); w != "" {
 		t.Errorf("warnings with all capabilities: %s", w)
 	}
-	fx.d.uplinks.foreign = map[string]foreign{} // what was found is not asked again for a while
+	fx.d.hooks.Foreign = map[string]hook.Foreign{} // what was found is not asked again for a while
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var all [2]unix.CapUserData
 	fx.do(func() error { return unix.Capget(&header, &all[0]) })

@@ -32,3 +32,6 @@ func (o *Objects) PinnedMaps() map[string]*ebpf.Map {
 	}
 	return all
 }
+
+// XDPPass is XDP_PASS, a result of a program.
+const XDPPass = 2

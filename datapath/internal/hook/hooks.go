@@ -1,8 +1,10 @@
-package datapath
+package hook
 
 import (
 	"errors"
 	"fmt"
+	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,9 +17,31 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/flow"
 	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 )
+
+// Options determine where and how programs are attached (datapath.Options).
+type Options struct {
+	Interfaces, Keep                    []string
+	FollowRoutes, Delivers, ForceClsact bool
+	Mode                                Mode
+	TunnelSources                       []netip.Prefix
+	// Attached is called after the programs were attached to an interface. An error fails Attach.
+	Attached func(name string) error
+}
+
+// Deps are what the hooks work with.
+type Deps struct {
+	Objects *bpf.Objects
+	Chunks  *table.Chunks
+	Pins    *pin.Pins
+	Sysctls *sysctl.Settings
+	Flows   *flow.Collector
+	Log     *slog.Logger
+}
 
 // InterfaceStatus describes how programs are attached to an interface.
 type InterfaceStatus struct {
@@ -28,38 +52,50 @@ type InterfaceStatus struct {
 	Down  bool   `json:"down,omitempty"` // set down, or without a carrier
 }
 
-// attachments maintains the programs on the interfaces: the uplinks of Options, and the interfaces towards backends,
+// Hooks maintains the programs on the interfaces: the uplinks of Options, and the interfaces towards backends,
 // where replies arrive.
-type attachments struct {
+type Hooks struct {
+	Deps
 	o       Options
-	objects *bpf.Objects
-	pins    *pin.Pins
-	sysctls *sysctl.Settings
-	repairs *repairs
-	open    *pin.Transaction // nil after Open
+	repairs repairs
+	probes  probes
+	open    *pin.Transaction // nil after Commit
 
-	mu     sync.Mutex // guards all below
+	Mu     sync.Mutex // guards all below
 	names  []string   // interfaces that should have the programs
 	status map[string]InterfaceStatus
 	index  map[string]int    // of the interface that has the programs, or 0 if there is none
-	links  map[int]linkState // all interfaces, as of the last change
+	links  map[int]LinkState // all interfaces, as of the last change
 	onLo   bool              // health checks need the program on lo
 	ids    programIDs
-	held   map[string]link.Link // by pin name
-	// needed is the time when a route last led to an interface, by name.
-	needed map[string]time.Time
-	// foreign lists the programs of other software, by interface.
-	foreign map[string]foreign
+	Held   map[string]link.Link // by pin name
+	// Needed is the time when a route last led to an interface, by name.
+	Needed map[string]time.Time
+	// Foreign lists the programs of other software, by interface.
+	Foreign map[string]Foreign
 	// notFollowed holds the last error of attaching to an interface that routes lead to, by name.
 	notFollowed map[string]string
 }
 
-// attachAll attaches the programs to all uplinks and to the needed interfaces, in Open. Interfaces that do not exist
+// New returns the hooks of an agent that starts; t undoes what Attach does.
+func New(d Deps, o Options, t *pin.Transaction) *Hooks {
+	return &Hooks{
+		Deps: d, o: o, open: t, probes: probes{marks: map[probeKey]uint32{}},
+		repairs: repairs{n: map[string]uint64{"programs": 0, "pins": 0, "forwarding": 0}},
+		status:  map[string]InterfaceStatus{}, index: map[string]int{}, ids: programIDs{}, Foreign: map[string]Foreign{},
+		notFollowed: map[string]string{}, Needed: map[string]time.Time{}, Held: map[string]link.Link{},
+	}
+}
+
+// Attach attaches the programs to all uplinks and to the needed interfaces. Interfaces that do not exist
 // yet are attached later. The steps most likely to fail come first: until they succeed, all programs of an earlier
 // agent remain in force.
-func (a *attachments) attachAll(needed []int) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+func (a *Hooks) Attach(needed []int) error {
+	a.Mu.Lock()
+	defer a.Mu.Unlock()
+	if err := a.chain(); err != nil {
+		return err
+	}
 	if err := a.forward("lo"); err != nil {
 		return err
 	}
@@ -68,7 +104,7 @@ func (a *attachments) attachAll(needed []int) error {
 	for _, name := range a.names {
 		nic, err := a.prepare(name)
 		if errors.As(err, new(netlink.LinkNotFoundError)) {
-			a.o.Log.Warn("interface not found; it is attached when it exists", "interface", name)
+			a.Log.Warn("interface not found; it is attached when it exists", "interface", name)
 			a.gone(name)
 			continue
 		}
@@ -94,7 +130,7 @@ func (a *attachments) attachAll(needed []int) error {
 	for _, name := range a.missing(needed) {
 		nic, err := a.prepare(name)
 		if err != nil {
-			a.o.Log.Warn("interface not attached", "interface", name, "err", err)
+			a.Log.Warn("interface not attached", "interface", name, "err", err)
 			continue
 		}
 		a.names = append(a.names, name)
@@ -109,7 +145,7 @@ func (a *attachments) attachAll(needed []int) error {
 }
 
 // prepare makes an interface ready to forward.
-func (a *attachments) prepare(name string) (netlink.Link, error) {
+func (a *Hooks) prepare(name string) (netlink.Link, error) {
 	nic, err := netlink.LinkByName(name)
 	if err != nil {
 		return nil, fmt.Errorf("interface %s: %w", name, err)
@@ -124,11 +160,11 @@ func (a *attachments) prepare(name string) (netlink.Link, error) {
 }
 
 // forward enables forwarding of packets that arrive on an interface.
-func (a *attachments) forward(name string) error {
-	err := a.sysctls.Forward(name)
+func (a *Hooks) forward(name string) error {
+	err := a.Sysctls.Forward(name)
 	if errors.Is(err, unix.EROFS) { // in a container; packets not forwarded are counted as no_forwarding
-		a.o.Log.Warn("forwarding not switched on", "interface", name, "err", err,
-			"fix", forwardFix(name))
+		a.Log.Warn("forwarding not switched on", "interface", name, "err", err,
+			"fix", ForwardFix(name))
 		return nil
 	}
 	if err != nil {
@@ -137,9 +173,9 @@ func (a *attachments) forward(name string) error {
 	return nil
 }
 
-// forwardFix returns the command that does the same. It does not enable forwarding on other interfaces, which would
+// ForwardFix returns the command that does the same. It does not enable forwarding on other interfaces, which would
 // turn an appliance into a router. In names of settings, sysctl writes a dot of an interface name as a slash.
-func forwardFix(name string) string {
+func ForwardFix(name string) string {
 	name = strings.ReplaceAll(name, ".", "/")
 	fix := fmt.Sprintf("sysctl -w net.ipv4.conf.%[1]s.forwarding=1 net.ipv6.conf.%[1]s.forwarding=1", name)
 	if name == "lo" {
@@ -150,9 +186,9 @@ func forwardFix(name string) string {
 
 // exchange attaches the programs to one interface, replacing those that an earlier agent pinned. After Open, tc works
 // alone where XDP cannot be attached, because it does everything that XDP does.
-func (a *attachments) exchange(nic netlink.Link) error {
+func (a *Hooks) exchange(nic netlink.Link) error {
 	name, fault := nic.Attrs().Name, ""
-	hook, err := a.attachTC(nic, inward, outward)
+	hook, err := a.attachTC(nic, Inward, Outward)
 	if err != nil {
 		return fmt.Errorf("attach tc to %s: %w", name, err)
 	}
@@ -170,24 +206,36 @@ func (a *attachments) exchange(nic netlink.Link) error {
 	a.index[name] = nic.Attrs().Index
 	now := InterfaceStatus{Name: name, Mode: mode, Hook: hook, Fault: fault}
 	if a.status[name] != now {
-		a.o.Log.Info("interface attached", "interface", name, "mode", mode, "hook", hook, "reason", fault)
+		a.Log.Info("interface attached", "interface", name, "mode", mode, "hook", hook, "reason", fault)
 	}
 	a.status[name] = now
-	return a.o.inject("attach " + name)
+	return a.o.Attached(name)
+}
+
+// Commit ends the start of the agent: what Attach did remains. If no tunnels deliver here, an earlier agent's
+// forwarding of the uplinks ends.
+func (a *Hooks) Commit() error {
+	t := a.open
+	a.open = nil
+	err := errors.Join(t.Commit(), a.prune())
+	if err == nil && !a.o.Delivers {
+		err = a.Sysctls.StopForwarding()
+	}
+	return err
 }
 
 // prune removes the links of interfaces that should have none.
-func (a *attachments) prune() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	entries, err := os.ReadDir(filepath.Join(a.pins.Dir, "links"))
+func (a *Hooks) prune() error {
+	a.Mu.Lock()
+	defer a.Mu.Unlock()
+	entries, err := os.ReadDir(filepath.Join(a.Pins.Dir, "links"))
 	if err != nil {
 		return fmt.Errorf("list the links: %w", err)
 	}
 	var errs []error
 	for _, e := range entries {
 		wanted := slices.ContainsFunc(a.names, func(name string) bool {
-			return strings.HasPrefix(e.Name(), pinName(name, ""))
+			return strings.HasPrefix(e.Name(), PinName(name, ""))
 		})
 		if !wanted {
 			errs = append(errs, a.unpin(e.Name()))
@@ -198,21 +246,21 @@ func (a *attachments) prune() error {
 
 // missing returns the names of these interfaces that are not in a.names. It leaves out interfaces other than Ethernet,
 // because the programs expect an Ethernet header.
-func (a *attachments) missing(indexes []int) (names []string) {
+func (a *Hooks) missing(indexes []int) (names []string) {
 	for _, i := range indexes {
 		l, ok := a.links[i]
-		if ok && l.ethernet && !slices.Contains(a.names, l.name) && !slices.Contains(names, l.name) {
-			names = append(names, l.name)
+		if ok && l.ethernet && !slices.Contains(a.names, l.Name) && !slices.Contains(names, l.Name) {
+			names = append(names, l.Name)
 		}
 	}
 	slices.Sort(names)
 	return names
 }
 
-// follow attaches the programs to these interfaces as well, because routes lead to them.
-func (a *attachments) follow(indexes []int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+// Follow attaches the programs to these interfaces as well, because routes lead to them.
+func (a *Hooks) Follow(indexes []int) {
+	a.Mu.Lock()
+	defer a.Mu.Unlock()
 	for _, name := range a.missing(indexes) {
 		nic, err := a.prepare(name)
 		if err == nil {
@@ -220,22 +268,22 @@ func (a *attachments) follow(indexes []int) {
 		}
 		if err != nil {
 			if a.notFollowed[name] != err.Error() { // the attempt is repeated
-				a.o.Log.Error("interface not attached, to which routes lead", "interface", name, "err", err)
+				a.Log.Error("interface not attached, to which routes lead", "interface", name, "err", err)
 			}
 			a.notFollowed[name] = err.Error()
 			continue
 		}
 		delete(a.notFollowed, name)
 		a.names = append(a.names, name)
-		a.o.Log.Info("interface attached, because routes lead there", "interface", name)
+		a.Log.Info("interface attached, because routes lead there", "interface", name)
 	}
 	a.need(indexes, time.Now())
 }
 
 // attachLo attaches the program that sends health checks to the servers of services with direct return.
-func (a *attachments) attachLo() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+func (a *Hooks) attachLo() error {
+	a.Mu.Lock()
+	defer a.Mu.Unlock()
 	if a.onLo {
 		return nil
 	}
@@ -243,42 +291,41 @@ func (a *attachments) attachLo() error {
 	if err != nil {
 		return fmt.Errorf("interface lo: %w", err)
 	}
-	if _, err := a.attachTC(lo, outward); err != nil {
+	if _, err := a.attachTC(lo, Outward); err != nil {
 		return fmt.Errorf("attach tc to lo: %w", err)
 	}
 	a.onLo = true
 	return nil
 }
 
-// linkState is the part of an interface's state that matters to the verification.
-type linkState struct {
-	name     string
-	index    int
-	running  bool // up, with a carrier
+// LinkState is the part of an interface's state that matters to the verification.
+type LinkState struct {
+	Name     string
+	Running  bool // up, with a carrier
 	ethernet bool
-	// noARP is set on an Ethernet interface when the kernel sends to the interface's own MAC address instead of
+	// NoARP is set on an Ethernet interface when the kernel sends to the interface's own MAC address instead of
 	// resolving the receiver's.
-	noARP bool
+	NoARP bool
 }
 
-func stateOf(nic netlink.Link) linkState {
+func stateOf(nic netlink.Link) LinkState {
 	a := nic.Attrs()
-	return linkState{
-		name: a.Name, index: a.Index,
-		running:  a.RawFlags&unix.IFF_UP != 0 && a.RawFlags&unix.IFF_RUNNING != 0,
+	return LinkState{
+		Name:     a.Name,
+		Running:  a.RawFlags&unix.IFF_UP != 0 && a.RawFlags&unix.IFF_RUNNING != 0,
 		ethernet: a.EncapType == "ether",
-		noARP: a.EncapType == "ether" && a.RawFlags&unix.IFF_NOARP != 0 &&
+		NoARP: a.EncapType == "ether" && a.RawFlags&unix.IFF_NOARP != 0 &&
 			!slices.Contains([]string{"dummy", "ipvlan", "vrf"}, nic.Type()), // their packets need no MAC address
 	}
 }
 
 // readLinks rereads the interfaces from the kernel.
-func (a *attachments) readLinks() error {
+func (a *Hooks) readLinks() error {
 	nics, err := netlink.LinkList()
 	if err != nil {
 		return fmt.Errorf("list the interfaces: %w", err)
 	}
-	a.links = make(map[int]linkState, len(nics))
+	a.links = make(map[int]LinkState, len(nics))
 	for _, nic := range nics {
 		a.links[nic.Attrs().Index] = stateOf(nic)
 	}

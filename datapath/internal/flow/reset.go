@@ -1,4 +1,4 @@
-package datapath
+package flow
 
 import (
 	"encoding/binary"
@@ -11,10 +11,10 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
-// resetter sends TCP resets to clients from the VIP.
-type resetter struct{ v4, v6 int }
+// Resetter sends TCP resets to clients from the VIP.
+type Resetter struct{ v4, v6 int }
 
-func newResetter() (*resetter, error) {
+func NewResetter() (*Resetter, error) {
 	v4, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_RAW)
 	if err != nil {
 		return nil, fmt.Errorf("open a raw socket (CAP_NET_RAW): %w", err)
@@ -23,10 +23,10 @@ func newResetter() (*resetter, error) {
 	if err != nil {
 		v6 = -1 // a kernel without IPv6 has no IPv6 flows
 	}
-	return &resetter{v4, v6}, nil
+	return &Resetter{v4, v6}, nil
 }
 
-func (r *resetter) close() {
+func (r *Resetter) Close() {
 	unix.Close(r.v4)
 	if r.v6 >= 0 {
 		unix.Close(r.v6)
@@ -35,7 +35,7 @@ func (r *resetter) close() {
 
 // client sends the RST that ends the client's side of a flow. Its sequence number is the last one that the client
 // acknowledged: the client accepts no other at once (RFC 5961 §3.2).
-func (r *resetter) client(k bpf.ClientKey, vip netip.Addr, acknowledged uint32) error {
+func (r *Resetter) client(k bpf.ClientKey, vip netip.Addr, acknowledged uint32) error {
 	client := netip.AddrPortFrom(bpf.FromAddr(k.Client), bpf.Swap(k.Sport))
 	packet := resetPacket(netip.AddrPortFrom(vip, bpf.Swap(k.Dport)), client, acknowledged)
 	var err error

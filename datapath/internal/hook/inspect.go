@@ -1,15 +1,14 @@
-package datapath
+package hook
 
 import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
-
-	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // This file compares the programs on the interfaces with those that should be there, and attaches them again.
@@ -33,11 +32,11 @@ func (ids programIDs) of(prog *ebpf.Program) (ebpf.ProgramID, error) {
 	return id, nil
 }
 
-// repair attaches what is missing on the interfaces, and returns what cannot be attached. changed means that interfaces
+// Repair attaches what is missing on the interfaces, and returns what cannot be attached. changed means that interfaces
 // have changed since the last call. made is a synthetic client packet, or nil if there is no service.
-func (a *attachments) repair(changed bool, made []byte) (faults []string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+func (a *Hooks) Repair(changed bool, made []byte) (faults []string) {
+	a.Mu.Lock()
+	defer a.Mu.Unlock()
 	if changed {
 		if err := a.readLinks(); err != nil {
 			faults = append(faults, err.Error())
@@ -62,7 +61,7 @@ func (a *attachments) repair(changed bool, made []byte) (faults []string) {
 		if err != nil {
 			faults = append(faults, fmt.Sprintf("%s: %v", name, err))
 		}
-		if stateOf(nic).running {
+		if stateOf(nic).Running {
 			running = true
 		} else {
 			last = name + " is down"
@@ -80,15 +79,15 @@ func (a *attachments) repair(changed bool, made []byte) (faults []string) {
 }
 
 // gone records that an interface does not exist.
-func (a *attachments) gone(name string) {
+func (a *Hooks) gone(name string) {
 	if a.index[name] != 0 || a.status[name].Name == "" {
-		a.o.Log.Warn("interface deleted", "interface", name)
+		a.Log.Warn("interface deleted", "interface", name)
 		if err := a.detach(name); err != nil {
-			a.o.Log.Error("programs not detached", "interface", name, "err", err)
+			a.Log.Error("programs not detached", "interface", name, "err", err)
 		}
 	}
 	a.index[name], a.status[name] = 0, InterfaceStatus{Name: name}
-	delete(a.foreign, name)
+	delete(a.Foreign, name)
 	if !a.permanent(name) && !slices.Contains(a.o.Interfaces, name) { // the routes that required it are gone as well
 		a.forget(name)
 	}
@@ -96,7 +95,7 @@ func (a *attachments) gone(name string) {
 
 // repairOne attaches the programs to an interface where they are not in force. changed makes it retry what failed
 // before.
-func (a *attachments) repairOne(nic netlink.Link, changed bool) error {
+func (a *Hooks) repairOne(nic netlink.Link, changed bool) error {
 	name, s := nic.Attrs().Name, a.status[nic.Attrs().Name]
 	var err error
 	if a.index[name] == nic.Attrs().Index && s.Mode != "" {
@@ -113,37 +112,37 @@ func (a *attachments) repairOne(nic netlink.Link, changed bool) error {
 		return err
 	}
 	if again {
-		a.repairs.made("programs", "programs attached again", "interface", name, "reason", err)
+		a.repaired("programs", "programs attached again", "interface", name, "reason", err)
 	}
 	return nil
 }
 
-func (a *attachments) repairLo() error {
+func (a *Hooks) repairLo() error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return err
 	}
 	hook := "tcx"
-	if f, err := clsactFilter(lo, outward); err == nil && f != nil {
+	if f, err := ClsactFilter(lo, Outward); err == nil && f != nil {
 		hook = "clsact"
 	}
-	missing := a.inspectTC(lo, hook, outward)
+	missing := a.inspectTC(lo, hook, Outward)
 	if missing == nil {
 		return nil
 	}
-	if _, err := a.attachTC(lo, outward); err != nil {
+	if _, err := a.attachTC(lo, Outward); err != nil {
 		return err
 	}
-	a.repairs.made("programs", "programs attached again", "interface", "lo", "reason", missing)
+	a.repaired("programs", "programs attached again", "interface", "lo", "reason", missing)
 	return nil
 }
 
 // inspect returns why the programs on an interface are not the expected ones, or nil if they are.
-func (a *attachments) inspect(nic netlink.Link, s InterfaceStatus) error {
-	if err := a.inspectTC(nic, s.Hook, inward, outward); err != nil || s.Mode == ModeTC {
+func (a *Hooks) inspect(nic netlink.Link, s InterfaceStatus) error {
+	if err := a.inspectTC(nic, s.Hook, Inward, Outward); err != nil || s.Mode == ModeTC {
 		return err
 	}
-	if err := a.runs(pinName(s.Name, string(s.Mode)), nic.Attrs().Index, a.objects.SyXdp); err != nil {
+	if err := a.runs(PinName(s.Name, string(s.Mode)), nic.Attrs().Index, a.Objects.SyXdp); err != nil {
 		return fmt.Errorf("XDP: %w", err)
 	}
 	up, err := a.uplink(nic.Attrs().Index)
@@ -159,16 +158,16 @@ func (a *attachments) inspect(nic netlink.Link, s InterfaceStatus) error {
 	return nil
 }
 
-func (a *attachments) inspectTC(nic netlink.Link, hook string, directions ...direction) error {
+func (a *Hooks) inspectTC(nic netlink.Link, hook string, directions ...Direction) error {
 	for _, d := range directions {
-		prog := d.prog(a.objects)
+		prog := d.prog(a.Objects)
 		if hook == "tcx" {
-			if err := a.runs(pinName(nic.Attrs().Name, d.pin), nic.Attrs().Index, prog); err != nil {
+			if err := a.runs(PinName(nic.Attrs().Name, d.Pin), nic.Attrs().Index, prog); err != nil {
 				return fmt.Errorf("tc: %w", err)
 			}
 			continue
 		}
-		filter, err := clsactFilter(nic, d)
+		filter, err := ClsactFilter(nic, d)
 		if err != nil {
 			return err
 		}
@@ -185,8 +184,8 @@ func (a *attachments) inspectTC(nic netlink.Link, hook string, directions ...dir
 
 // runs returns why the link with this pin name does not run prog on interface index, or nil if it does. The pin itself
 // matters only to the next agent.
-func (a *attachments) runs(name string, index int, prog *ebpf.Program) error {
-	l := a.held[name]
+func (a *Hooks) runs(name string, index int, prog *ebpf.Program) error {
+	l := a.Held[name]
 	if l == nil {
 		return errors.New("there is no link")
 	}
@@ -206,49 +205,50 @@ func (a *attachments) runs(name string, index int, prog *ebpf.Program) error {
 	return nil
 }
 
-// repairForwarding enables forwarding again where it was switched off. Where that fails, synthetic packets show whether
+// RepairForwarding enables forwarding again where it was switched off. Where that fails, synthetic packets show whether
 // it matters.
-func (a *attachments) repairForwarding() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+func (a *Hooks) RepairForwarding() {
+	a.Mu.Lock()
+	defer a.Mu.Unlock()
 	names := []string{"lo"}
 	if a.o.Delivers {
 		names = append(names, a.names...)
 	}
 	for _, name := range names {
-		missing := a.sysctls.Forwards(name)
+		missing := a.Sysctls.Forwards(name)
 		if missing == "" {
 			continue
 		}
-		if err := a.sysctls.Forward(name); err != nil {
-			a.o.Log.Debug("forwarding not switched on", "interface", name, "err", err)
+		if err := a.Sysctls.Forward(name); err != nil {
+			a.Log.Debug("forwarding not switched on", "interface", name, "err", err)
 			continue
 		}
-		a.repairs.made("forwarding", "forwarding switched on again", "interface", name, "setting", missing)
+		a.repaired("forwarding", "forwarding switched on again", "interface", name, "setting", missing)
 	}
-	a.sysctls.SaveAgain()
+	a.Sysctls.SaveAgain()
 }
 
-// notRestored returns the changes that Cleanup cannot undo, and why.
-func (a *attachments) notRestored() []lb.Finding {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	err := a.sysctls.Unsaved()
-	if err == nil {
-		return nil
+// Interfaces returns the attachment of each interface, sorted by name.
+func (a *Hooks) Interfaces() (out []InterfaceStatus) {
+	a.Mu.Lock()
+	defer a.Mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(a.status)) {
+		s := a.status[name]
+		l, known := a.links[a.index[name]]
+		s.Down = known && !l.Running
+		out = append(out, s)
 	}
-	return []lb.Finding{lb.FoundSysctlsNotStored.About("",
-		"values of sysctls for \"steelyard cleanup\" not stored: %v", err)}
+	return out
 }
 
-// absent is the fault of an interface that does not exist. No packet arrives there.
-const absent = "it does not exist"
+// Absent is the fault of an interface that does not exist. No packet arrives there.
+const Absent = "it does not exist"
 
-// inspectAll returns the current state of each interface. Fault says why a program is not in force; Mode is "" if
+// Inspect returns the current state of each interface. Fault says why a program is not in force; Mode is "" if
 // packets that arrive there are not forwarded.
-func (a *attachments) inspectAll() (out []InterfaceStatus) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+func (a *Hooks) Inspect() (out []InterfaceStatus) {
+	a.Mu.Lock()
+	defer a.Mu.Unlock()
 	for _, name := range slices.Clone(a.names) {
 		nic, err := a.existing(name)
 		if err == nil {
@@ -257,14 +257,14 @@ func (a *attachments) inspectAll() (out []InterfaceStatus) {
 		s := a.status[name]
 		switch {
 		case err != nil:
-			s = InterfaceStatus{Name: name, Fault: absent}
+			s = InterfaceStatus{Name: name, Fault: Absent}
 		case a.index[name] != nic.Attrs().Index || s.Mode == "":
 			s = InterfaceStatus{Name: name, Fault: "not attached"}
 		default:
-			s.Down = !stateOf(nic).running
-			if err := a.inspectTC(nic, s.Hook, inward, outward); err != nil {
+			s.Down = !stateOf(nic).Running
+			if err := a.inspectTC(nic, s.Hook, Inward, Outward); err != nil {
 				s = InterfaceStatus{Name: name, Fault: err.Error()}
-			} else if err := a.foreign[name].fault; err != nil {
+			} else if err := a.Foreign[name].fault; err != nil {
 				s = InterfaceStatus{Name: name, Fault: err.Error()}
 			} else if err := a.inspect(nic, s); err != nil {
 				s.Fault = err.Error()

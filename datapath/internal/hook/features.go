@@ -1,4 +1,4 @@
-package datapath
+package hook
 
 import (
 	"encoding/binary"

@@ -1,4 +1,4 @@
-package datapath
+package flow
 
 import (
 	"context"
@@ -14,11 +14,11 @@ import (
 )
 
 // walkDSR calls visit for every DSR flow.
-func (g *flowGC) walkDSR(
+func (g *Collector) walkDSR(
 	ctx context.Context, pause time.Duration, visit func(*ebpf.Map, bpf.FlowKey, bpf.DSRFlow),
 ) error {
 	for _, m := range []*ebpf.Map{g.objects.SyDsrHalfopen, g.objects.SyDsrFlows} {
-		err := walkMap(ctx, m, pause, func(k bpf.FlowKey, f bpf.DSRFlow) { visit(m, k, f) })
+		err := WalkMap(ctx, m, pause, func(k bpf.FlowKey, f bpf.DSRFlow) { visit(m, k, f) })
 		if err != nil {
 			return err
 		}
@@ -27,7 +27,7 @@ func (g *flowGC) walkDSR(
 }
 
 // collectDSR removes DSR flows that have ended or are idle, and counts the others.
-func (g *flowGC) collectDSR(ctx context.Context, w *flowWalk) error {
+func (g *Collector) collectDSR(ctx context.Context, w *walk) error {
 	return g.walkDSR(ctx, chunkPause, func(m *ebpf.Map, k bpf.FlowKey, f bpf.DSRFlow) {
 		g.visit(w, f.Backend)
 		switch {
@@ -44,31 +44,31 @@ func (g *flowGC) collectDSR(ctx context.Context, w *flowWalk) error {
 
 // expiredDSR is dsr_expired of bpf/dsr.h. Its limits are longer because only a sample of the packets refreshes an
 // established entry.
-func (g *flowGC) expiredDSR(k bpf.FlowKey, f bpf.DSRFlow, now time.Duration) bool {
-	limit := 4 * g.limits.Established
+func (g *Collector) expiredDSR(k bpf.FlowKey, f bpf.DSRFlow, now time.Duration) bool {
+	limit := 4 * g.Limits.Established
 	switch {
 	case f.State == uint8(bpf.FlowClosed):
-		limit = g.limits.Closed
+		limit = g.Limits.Closed
 	case f.State == uint8(bpf.FlowClosing) && f.Asked == 0:
-		limit = min(g.limits.Closing, timeWait)
+		limit = min(g.Limits.Closing, timeWait)
 	case f.State == uint8(bpf.FlowClosing):
-		limit = g.limits.Closing
+		limit = g.Limits.Closing
 	case f.State == uint8(bpf.FlowHalfOpen):
-		limit = g.limits.HalfOpen
+		limit = g.Limits.HalfOpen
 	case k.Proto == unix.IPPROTO_UDP:
-		limit = 4 * g.limits.UDP
+		limit = 4 * g.Limits.UDP
 	}
 	return now-time.Duration(f.Seen) > limit
 }
 
 // expireRelays removes idle entries of relayed flows, and nodes that no longer have flows of the frontend and may be
 // down. When an entry has no node left, the next datagram opens a flow here. It writes how many entries remain.
-func (g *flowGC) expireRelays(ctx context.Context, now time.Duration) {
+func (g *Collector) expireRelays(ctx context.Context, now time.Duration) {
 	nodes, relays := sync.OnceValue(g.services.Nodes), map[lb.Frontend]uint32{} // most hosts have no entry
-	err := walkMap(ctx, g.objects.SyRelays, 0, func(k bpf.FlowKey, r bpf.Relay) {
+	err := WalkMap(ctx, g.objects.SyRelays, 0, func(k bpf.FlowKey, r bpf.Relay) {
 		f := lb.Frontend{VIP: bpf.FromAddr(k.T.Dst), Port: bpf.Swap(k.T.Dport), Protocol: lb.Protocol(k.Proto)}
 		has, known := nodes()[f]
-		if bpf.Idle(now, r.Seen) > g.limits.UDP || !known {
+		if bpf.Idle(now, r.Seen) > g.Limits.UDP || !known {
 			g.removeDSR(g.objects.SyRelays, k)
 			return
 		}
@@ -102,7 +102,7 @@ func (g *flowGC) expireRelays(ctx context.Context, now time.Duration) {
 	}
 }
 
-func (g *flowGC) removeDSR(m *ebpf.Map, k bpf.FlowKey) {
+func (g *Collector) removeDSR(m *ebpf.Map, k bpf.FlowKey) {
 	if err := table.IgnoreMissing(m.Delete(&k)); err != nil {
 		g.log.Debug("flow not removed", "err", err)
 	}

@@ -1,4 +1,4 @@
-package datapath
+package flow
 
 import (
 	"context"
@@ -16,28 +16,38 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 )
 
-// flowGC is the garbage collector of flows. It removes flows that have been idle for longer than their timeout, and
+// Timeouts are how long a flow may be idle, by state.
+type Timeouts struct {
+	HalfOpen    time.Duration // the client is not confirmed
+	Established time.Duration // TCP and SCTP; RFC 5382, REQ-5: at least 2 h 4 min
+	Closing     time.Duration // one side has sent FIN; RFC 5382, REQ-5: 4 min
+	Closed      time.Duration // both have sent FIN, or one has sent RST: for packets in flight
+	UDP         time.Duration // RFC 4787, REQ-5: at least 2 min
+}
+
+// Collector is the garbage collector of flows. It removes flows that have been idle for longer than their timeout, and
 // flows that have ended because their backend is down or their frontend was removed. It reads the tables in chunks at a
 // bounded rate, so a million flows cost no more per second than a thousand.
-type flowGC struct {
-	objects    *bpf.Objects
-	services   *table.Services
-	attendance *attendance
-	limits     Timeouts
-	log        *slog.Logger
-	wakeup     chan struct{} // capacity 1: flows have ended
+type Collector struct {
+	Limits Timeouts
+
+	objects  *bpf.Objects
+	services *table.Services
+	log      *slog.Logger
+	wakeup   chan struct{}    // capacity 1: flows have ended
+	state    [2]bpf.Collector // by table, as in sy_collector
 
 	mu sync.Mutex // guards all below
 	// frontends are those whose flows end, except flows with the given method. With method 0 all flows end, and the id
 	// is then released.
 	frontends map[uint32]bpf.Method
-	flows     FlowCounts
-	tables    [2]uint32 // flows by table, as in flowWalk
+	flows     Counts
+	tables    [2]uint32 // flows by table, as in walk
 	clients   []sampledClient
 }
 
-// FlowCounts are the numbers of flows in the last complete walk, by state.
-type FlowCounts struct{ HalfOpen, Established, Closing int }
+// Counts are the numbers of flows in the last complete walk, by state.
+type Counts struct{ HalfOpen, Established, Closing int }
 
 // timeWait is timeout_time_wait of bpf/config.h.
 const timeWait = 65 * time.Second
@@ -50,41 +60,46 @@ const (
 	chunkPause = 10 * time.Millisecond // at most 400,000 entries a second
 )
 
-func newFlowGC(o *bpf.Objects, s *table.Services, a *attendance, limits Timeouts, log *slog.Logger) *flowGC {
-	return &flowGC{
-		objects: o, services: s, attendance: a, limits: limits, log: log, wakeup: make(chan struct{}, 1),
+// New continues the collection of an earlier agent. With empty there was none, and there are no flows.
+func New(
+	o *bpf.Objects, s *table.Services, empty bool, limits Timeouts, log *slog.Logger,
+) (*Collector, error) {
+	g := &Collector{
+		Limits: limits, objects: o, services: s, log: log, wakeup: make(chan struct{}, 1),
 		frontends: map[uint32]bpf.Method{},
 	}
+	return g, g.Resume(empty)
 }
 
-// endFrontend makes Run remove all flows of a removed frontend and then release its id.
-func (g *flowGC) endFrontend(id uint32) { g.end(id, 0) }
+// EndFrontend makes Run remove all flows of a removed frontend and then release its id.
+func (g *Collector) EndFrontend(id uint32) { g.end(id, 0) }
 
-// endOtherMethods makes Run remove a frontend's flows with methods other than its current one.
-func (g *flowGC) endOtherMethods(id uint32, now bpf.Method) { g.end(id, now) }
+// EndOtherMethods makes Run remove a frontend's flows with methods other than its current one.
+func (g *Collector) EndOtherMethods(id uint32, now bpf.Method) { g.end(id, now) }
 
-func (g *flowGC) end(frontend uint32, except bpf.Method) {
+func (g *Collector) end(frontend uint32, except bpf.Method) {
 	g.mu.Lock()
 	g.frontends[frontend] = except
 	g.mu.Unlock()
-	g.wake()
+	g.Wake()
 }
 
-// wake makes the next walk begin soon, so that clients that wait for an answer get their reset. Flows that end before
+// Wake makes the next walk begin soon, so that clients that wait for an answer get their reset. Flows that end before
 // it share that walk.
-func (g *flowGC) wake() {
+func (g *Collector) Wake() {
 	select {
 	case g.wakeup <- struct{}{}:
 	default:
 	}
 }
 
-func (g *flowGC) run(ctx context.Context) error {
-	reset, err := newResetter()
+// Run removes flows that have ended or expired, until ctx ends.
+func (g *Collector) Run(ctx context.Context) error {
+	reset, err := NewResetter()
 	if err != nil {
 		return err
 	}
-	defer reset.close()
+	defer reset.Close()
 	next := time.NewTimer(walkEvery)
 	defer next.Stop()
 	due := time.Now().Add(walkEvery)
@@ -98,30 +113,30 @@ func (g *flowGC) run(ctx context.Context) error {
 				next.Reset(walkSoon)
 			}
 		case <-next.C:
-			g.collect(ctx, reset)
+			g.Collect(ctx, reset)
 			due = time.Now().Add(walkEvery)
 			next.Reset(walkEvery)
 		}
 	}
 }
 
-// flowWalk is one walk through the tables.
-type flowWalk struct {
+// walk is one walk through the tables.
+type walk struct {
 	start     time.Duration
-	frontends map[uint32]bpf.Method // whose flows end, as in flowGC
+	frontends map[uint32]bpf.Method // whose flows end, as in Collector
 	backends  map[table.Target]table.EndedFlows
-	counts    FlowCounts
+	counts    Counts
 	open      map[uint32]uint32 // flows by backend
 	udp       map[uint32]uint32 // UDP flows by frontend
 	tables    [2]uint32         // flows by table, as in sy_collector
 	stored    [2]uint32         // flows stored before the walk, by table
-	clients   clientSample
+	clients   sample
 	ended     int
 	visited   int
 }
 
 // ends reports whether a flow ended before its timeout.
-func (w *flowWalk) ends(frontend, backend, generation uint32, method bpf.Method) bool {
+func (w *walk) ends(frontend, backend, generation uint32, method bpf.Method) bool {
 	if except, ok := w.frontends[frontend]; ok && except != method {
 		return true
 	}
@@ -129,26 +144,26 @@ func (w *flowWalk) ends(frontend, backend, generation uint32, method bpf.Method)
 	return ok && e.Has(generation)
 }
 
-// collect removes flows that have ended or expired, counts the others, and releases the ids of removed frontends and of
+// Collect removes flows that have ended or expired, counts the others, and releases the ids of removed frontends and of
 // backends without a table or flow. reset may be nil.
-func (g *flowGC) collect(ctx context.Context, reset *resetter) {
-	w := &flowWalk{
+func (g *Collector) Collect(ctx context.Context, reset *Resetter) {
+	w := &walk{
 		start: bpf.Uptime(), backends: g.services.EndedFlows(), open: map[uint32]uint32{}, udp: map[uint32]uint32{},
 	}
 	var errStored error
-	w.stored, errStored = g.attendance.stored()
+	w.stored, errStored = g.stored()
 	g.attend()
 	g.mu.Lock()
 	w.frontends, g.frontends = g.frontends, map[uint32]bpf.Method{}
 	g.mu.Unlock()
-	idle, ended := newFlowRemover(g.objects.SyGc, false, w.start), newFlowRemover(g.objects.SyGc, true, w.start)
-	remove := func(r *flowRemover, t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow) {
-		if err := r.add(t, k, f); err != nil {
+	idle, ended := NewRemover(g.objects.SyGc, false, w.start), NewRemover(g.objects.SyGc, true, w.start)
+	remove := func(r *Remover, t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow) {
+		if err := r.Add(t, k, f); err != nil {
 			g.log.Error("flow not removed", "err", err)
 		}
 	}
 	vip := g.services.FrontendVIPs()
-	err := g.walk(ctx, chunkPause, func(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow) {
+	err := g.walkNAT(ctx, chunkPause, func(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow) {
 		g.visit(w, f.Backend)
 		switch {
 		case w.ends(f.Client.Frontend, f.Backend, f.F.Generation, bpf.MethodNAT):
@@ -169,11 +184,11 @@ func (g *flowGC) collect(ctx context.Context, reset *resetter) {
 			w.count(bpf.FlowState(f.F.State), f.Backend, bpf.FlowClosed)
 		}
 	})
-	err = errors.Join(errStored, err, idle.flush(), ended.flush(), g.collectDSR(ctx, w))
+	err = errors.Join(errStored, err, idle.Flush(), ended.Flush(), g.collectDSR(ctx, w))
 	if err == nil {
 		err = ctx.Err()
 	}
-	if err != nil || ended.removed < ended.added { // another flow has the key by now; the next walk decides
+	if err != nil || ended.Removed < ended.added { // another flow has the key by now; the next walk decides
 		g.again(w.frontends)
 	} else {
 		g.release(w)
@@ -184,7 +199,7 @@ func (g *flowGC) collect(ctx context.Context, reset *resetter) {
 		}
 		return
 	}
-	if w.ended += ended.removed; w.ended > 0 {
+	if w.ended += ended.Removed; w.ended > 0 {
 		g.log.Info("flows ended", "flows", w.ended, "reason", "backend down, or frontend removed or changed")
 	}
 	g.publish(w)
@@ -193,21 +208,15 @@ func (g *flowGC) collect(ctx context.Context, reset *resetter) {
 
 // visit regularly tells the programs that the walk is under way. A backend keeps its id until a walk finds no flow with
 // it.
-func (g *flowGC) visit(w *flowWalk, backend uint32) {
+func (g *Collector) visit(w *walk, backend uint32) {
 	w.open[backend] += 0
 	if w.visited++; w.visited%chunk == 0 {
 		g.attend()
 	}
 }
 
-func (g *flowGC) attend() {
-	if err := g.attendance.write(); err != nil {
-		g.log.Error("the programs do not know that the agent collects flows", "err", err)
-	}
-}
-
 // again leaves the frontends to the next walk.
-func (g *flowGC) again(frontends map[uint32]bpf.Method) {
+func (g *Collector) again(frontends map[uint32]bpf.Method) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for id, except := range frontends {
@@ -218,7 +227,7 @@ func (g *flowGC) again(frontends map[uint32]bpf.Method) {
 }
 
 // release releases, after a walk, everything that no flow refers to.
-func (g *flowGC) release(w *flowWalk) {
+func (g *Collector) release(w *walk) {
 	var removed []uint32
 	for id, except := range w.frontends {
 		if except == 0 {
@@ -230,10 +239,10 @@ func (g *flowGC) release(w *flowWalk) {
 }
 
 // publish writes the flow counts of a complete walk.
-func (g *flowGC) publish(w *flowWalk) {
-	g.services.Settle(g.limits.HalfOpen, g.limits.UDP)
+func (g *Collector) publish(w *walk) {
+	g.services.Settle(g.Limits.HalfOpen, g.Limits.UDP)
 	err := errors.Join(g.services.SetLoads(w.open), g.services.SetUDPFlows(w.udp),
-		g.attendance.counted(w.tables, w.stored))
+		g.counted(w.tables, w.stored))
 	if err != nil {
 		g.log.Error("numbers of flows not written", "err", err)
 	}
@@ -243,8 +252,8 @@ func (g *flowGC) publish(w *flowWalk) {
 }
 
 // reset sends a reset to the client of a TCP flow that has ended without having been closed.
-func (g *flowGC) reset(
-	reset *resetter, t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow, vip func(frontend uint32) netip.Addr,
+func (g *Collector) reset(
+	reset *Resetter, t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow, vip func(frontend uint32) netip.Addr,
 ) {
 	var client bpf.ClientFlow
 	if t.ID == bpf.GCHalfOpen || k.Proto() != unix.IPPROTO_TCP || f.F.State >= uint8(bpf.FlowClosed) ||
@@ -257,7 +266,7 @@ func (g *flowGC) reset(
 }
 
 // count counts a flow, and adds it to the open flows of its backend if its state is before over.
-func (w *flowWalk) count(state bpf.FlowState, backend uint32, over bpf.FlowState) {
+func (w *walk) count(state bpf.FlowState, backend uint32, over bpf.FlowState) {
 	if state < over {
 		w.open[backend]++
 	}
@@ -271,15 +280,15 @@ func (w *flowWalk) count(state bpf.FlowState, backend uint32, over bpf.FlowState
 	}
 }
 
-// counts returns the result of the last complete walk.
-func (g *flowGC) counts() FlowCounts {
+// Counts returns the result of the last complete walk.
+func (g *Collector) Counts() Counts {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.flows
 }
 
-// streams returns the number of confirmed TCP and SCTP flows that the last complete walk found.
-func (g *flowGC) streams() uint32 {
+// Streams returns the number of confirmed TCP and SCTP flows that the last complete walk found.
+func (g *Collector) Streams() uint32 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.tables[1]
@@ -287,23 +296,23 @@ func (g *flowGC) streams() uint32 {
 
 // expired reports whether one side of a flow has been idle for longer than its timeout (flow_side_expired of
 // bpf/flow.h).
-func (g *flowGC) expired(proto uint8, f bpf.Flow, now time.Duration) bool {
-	limit := g.limits.Established
+func (g *Collector) expired(proto uint8, f bpf.Flow, now time.Duration) bool {
+	limit := g.Limits.Established
 	switch {
 	case f.State == uint8(bpf.FlowClosed):
-		limit = g.limits.Closed
+		limit = g.Limits.Closed
 	case f.State == uint8(bpf.FlowClosing) || f.Doubt == uint8(bpf.DoubtReset):
-		limit = g.limits.Closing
+		limit = g.Limits.Closing
 	case f.State == uint8(bpf.FlowHalfOpen):
-		limit = g.limits.HalfOpen
+		limit = g.Limits.HalfOpen
 	case proto == unix.IPPROTO_UDP:
-		limit = g.limits.UDP
+		limit = g.Limits.UDP
 	}
 	return bpf.Idle(now, f.Seen) > limit
 }
 
 // serverExpired reports whether a flow has expired, judged by its server's entry (flow_server_expired of bpf/flow.h).
-func (g *flowGC) serverExpired(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow, now time.Duration) bool {
+func (g *Collector) serverExpired(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow, now time.Duration) bool {
 	if first := f.F.Fin == uint8(bpf.FinFirst) || f.F.Fin == uint8(bpf.FinAcknowledged); first &&
 		f.F.State == uint8(bpf.FlowClosed) {
 		return bpf.Idle(now, f.F.Seen) > timeWait
@@ -312,7 +321,7 @@ func (g *flowGC) serverExpired(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlo
 }
 
 // clientExpired reports whether the client's side has expired, is missing, or belongs to a newer flow of the client.
-func (g *flowGC) clientExpired(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow, now time.Duration) bool {
+func (g *Collector) clientExpired(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow, now time.Duration) bool {
 	var c bpf.ClientFlow
 	if t.Clients.Lookup(&f.Client, &c) != nil || !c.SameFlow(k, f) {
 		return true
@@ -320,13 +329,13 @@ func (g *flowGC) clientExpired(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlo
 	return g.expired(k.Proto(), c.F, now)
 }
 
-// walk calls visit with the server's entry of every NAT flow, and pauses between chunks. Entries that change during the
+// walkNAT calls visit with the server's entry of every NAT flow, and pauses between chunks. Entries that change during the
 // walk may be missed or visited twice.
-func (g *flowGC) walk(
+func (g *Collector) walkNAT(
 	ctx context.Context, pause time.Duration, visit func(bpf.FlowTable, bpf.ServerKey, bpf.ServerFlow),
 ) error {
 	for _, t := range g.objects.FlowTables() {
-		err := walkMap(ctx, t.Servers, pause, func(k bpf.ServerKey, f bpf.ServerFlow) { visit(t, k, f) })
+		err := WalkMap(ctx, t.Servers, pause, func(k bpf.ServerKey, f bpf.ServerFlow) { visit(t, k, f) })
 		if err != nil {
 			return err
 		}
@@ -334,9 +343,9 @@ func (g *flowGC) walk(
 	return nil
 }
 
-// walkMap visits the entries of a map. It starts with small reads, up to a chunk as it finds entries, because most
+// WalkMap visits the entries of a map. It starts with small reads, up to a chunk as it finds entries, because most
 // tables of most nodes are almost empty and are read every few seconds.
-func walkMap[K, V any](ctx context.Context, m *ebpf.Map, pause time.Duration, visit func(K, V)) error {
+func WalkMap[K, V any](ctx context.Context, m *ebpf.Map, pause time.Duration, visit func(K, V)) error {
 	var keys []K
 	var values []V
 	grow := func(size int) { keys, values = make([]K, size), make([]V, size) }

@@ -1,4 +1,4 @@
-package datapath
+package hook
 
 import (
 	"errors"
@@ -28,12 +28,10 @@ const (
 	probeMTU      = 1280 // with the MTU of lo, TCP would announce a segment size of 64 KB
 )
 
-// probes maintains the marks and their entries.
+// probes are the marks that are in use.
 type probes struct {
-	objects *bpf.Objects
-	uplinks *attachments
-	mu      sync.Mutex // guards all below
-	marks   map[probeKey]uint32
+	mu    sync.Mutex // guards marks
+	marks map[probeKey]uint32
 }
 
 type probeKey struct {
@@ -43,28 +41,27 @@ type probeKey struct {
 
 // ProbeWay returns the SO_MARK and source address that make a health check to a VIP reach the given server of a service
 // with dsr or tunnel. It reads the route from the kernel, so call it for each check.
-func (d *Datapath) ProbeWay(
+func (a *Hooks) ProbeWay(
 	vip, server netip.Addr, method lb.Method, encap lb.Encap,
 ) (mark uint32, from netip.Addr, err error) {
 	word, err := table.EncodeMethod(method, encap)
 	if err != nil {
 		return 0, netip.Addr{}, err
 	}
-	p := d.probes
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err := p.open(vip.Is4()); err != nil {
+	a.probes.mu.Lock()
+	defer a.probes.mu.Unlock()
+	if err := a.openProbes(vip.Is4()); err != nil {
 		return 0, netip.Addr{}, fmt.Errorf("route health checks: %w", err)
 	}
-	return p.way(vip, server, word)
+	return a.probeWay(vip, server, word)
 }
 
-func (p *probes) way(vip, server netip.Addr, method bpf.Method) (mark uint32, from netip.Addr, err error) {
+func (a *Hooks) probeWay(vip, server netip.Addr, method bpf.Method) (mark uint32, from netip.Addr, err error) {
 	k := probeKey{server, uint8(method)}
-	mark, known := p.marks[k]
+	mark, known := a.probes.marks[k]
 	if !known {
-		if mark = probeMark + uint32(len(p.marks)) + 1; mark > probeMark+0xffff {
-			return 0, from, fmt.Errorf("all %d marks of probes are in use", len(p.marks))
+		if mark = probeMark + uint32(len(a.probes.marks)) + 1; mark > probeMark+0xffff {
+			return 0, from, fmt.Errorf("all %d marks of probes are in use", len(a.probes.marks))
 		}
 	}
 	ours := (&route.SourceFinder{}).Find(server)
@@ -79,23 +76,23 @@ func (p *probes) way(vip, server netip.Addr, method bpf.Method) (mark uint32, fr
 	}
 	probe := bpf.Probe{
 		Addr: bpf.ToAddr(server), Local: bpf.ToAddr(ours.Addrs[0]), Method: uint8(method),
-		Keyed: bpf.Truth(route.Contains(p.uplinks.o.TunnelSources, server)),
+		Keyed: bpf.Truth(route.Contains(a.o.TunnelSources, server)),
 	}
-	if err := p.objects.SyProbes.Put(mark, probe); err != nil {
+	if err := a.Objects.SyProbes.Put(mark, probe); err != nil {
 		return 0, from, fmt.Errorf("put a probe: %w", err)
 	}
-	p.marks[k] = mark
+	a.probes.marks[k] = mark
 	return mark, from, nil
 }
 
-// open routes marked packets of a family to the program. Other software may remove the rules, so open adds them each
+// openProbes routes marked packets of a family to the program. Other software may remove the rules, so openProbes adds them each
 // time; an existing rule is not an error.
-func (p *probes) open(is4 bool) error {
+func (a *Hooks) openProbes(is4 bool) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return err
 	}
-	if err := p.uplinks.attachLo(); err != nil {
+	if err := a.attachLo(); err != nil {
 		return err
 	}
 	rule, route := probeRoute(is4, lo)

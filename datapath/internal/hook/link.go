@@ -1,4 +1,4 @@
-package datapath
+package hook
 
 import (
 	"errors"
@@ -26,8 +26,8 @@ type place struct {
 // pinned makes a link at this place run its program. It updates the existing link atomically or, if there is none or
 // its interface was deleted, creates a new link. If the kernel refuses an update for another reason, the link stays in
 // force and pinned returns the error: the kernel would refuse a new link as well, and the old one would be gone.
-func (a *attachments) pinned(h place) error {
-	path := a.pins.Link(h.pin)
+func (a *Hooks) pinned(h place) error {
+	path := a.Pins.Link(h.pin)
 	switch done, err := a.updateLink(h); {
 	case err != nil:
 		return fmt.Errorf("update the link %s: %w", h.pin, err)
@@ -54,22 +54,22 @@ func (a *attachments) pinned(h place) error {
 
 // hold keeps a descriptor of a link that is pinned under this name, so that removing the pin does not detach the link
 // and it can be pinned again. Opening a link by its id would need CAP_SYS_ADMIN.
-func (a *attachments) hold(name string, l link.Link) error {
+func (a *Hooks) hold(name string, l link.Link) error {
 	err := a.drop(name)
 	if err != nil {
 		return err
 	}
-	a.held[name], err = duplicate(l)
+	a.Held[name], err = duplicate(l)
 	return err
 }
 
 // drop closes the held descriptor of a link.
-func (a *attachments) drop(name string) error {
-	l := a.held[name]
+func (a *Hooks) drop(name string) error {
+	l := a.Held[name]
 	if l == nil {
 		return nil
 	}
-	delete(a.held, name)
+	delete(a.Held, name)
 	return l.Close()
 }
 
@@ -89,7 +89,7 @@ func duplicate(l link.Link) (link.Link, error) {
 // orphan finds a link at this place that has no pin of this name, makes it run our program and returns it. The link is
 // from an earlier agent, or from this one before the interface was renamed. orphan returns nil if there is none, or if
 // this process may not open links by their ids.
-func (a *attachments) orphan(h place) (link.Link, error) {
+func (a *Hooks) orphan(h place) (link.Link, error) {
 	ids, err := h.links()
 	if err != nil {
 		return nil, nil // attach reports what is wrong
@@ -109,10 +109,10 @@ func (a *attachments) orphan(h place) (link.Link, error) {
 			return nil, errors.Join(fmt.Errorf("update the link %d: %w", id, err), l.Close())
 		}
 		if was, ours := a.holds(id); ours { // the same link, the same program: flows continue
-			a.o.Log.Info("link of a renamed interface taken over", "pin", h.pin, "was", was)
+			a.Log.Info("link of a renamed interface taken over", "pin", h.pin, "was", was)
 			return l, nil
 		}
-		a.o.Log.Warn("link of an earlier agent taken over, whose pin was lost; its flows end",
+		a.Log.Warn("link of an earlier agent taken over, whose pin was lost; its flows end",
 			"pin", h.pin, "program", name)
 		return l, nil
 	}
@@ -120,8 +120,8 @@ func (a *attachments) orphan(h place) (link.Link, error) {
 }
 
 // holds returns the pin name of a link that this agent holds.
-func (a *attachments) holds(id link.ID) (pin string, ok bool) {
-	for name, l := range a.held {
+func (a *Hooks) holds(id link.ID) (pin string, ok bool) {
+	for name, l := range a.Held {
 		if info, err := l.Info(); err == nil && info.ID == id {
 			return name, true
 		}
@@ -162,8 +162,8 @@ func nameOf(prog *ebpf.Program) string {
 }
 
 // updateLink makes the link at a place run its program. It returns false if there is no link to update.
-func (a *attachments) updateLink(h place) (done bool, err error) {
-	path := a.pins.Link(h.pin)
+func (a *Hooks) updateLink(h place) (done bool, err error) {
+	path := a.Pins.Link(h.pin)
 	l, err := a.current(h.pin)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -188,19 +188,19 @@ func (a *attachments) updateLink(h place) (done bool, err error) {
 }
 
 // current returns the link that is held or pinned under this name.
-func (a *attachments) current(name string) (link.Link, error) {
-	if held := a.held[name]; held != nil {
+func (a *Hooks) current(name string) (link.Link, error) {
+	if held := a.Held[name]; held != nil {
 		return duplicate(held)
 	}
-	return link.LoadPinnedLink(a.pins.Link(name), nil)
+	return link.LoadPinnedLink(a.Pins.Link(name), nil)
 }
 
 // repin restores removed pins of links.
-func (a *attachments) repin() (n int, err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for name, held := range a.held {
-		path := a.pins.Link(name)
+func (a *Hooks) repin() (n int, err error) {
+	a.Mu.Lock()
+	defer a.Mu.Unlock()
+	for name, held := range a.Held {
+		path := a.Pins.Link(name)
 		if !errors.Is(unix.Access(path, unix.F_OK), unix.ENOENT) {
 			continue
 		}
@@ -217,11 +217,11 @@ func (a *attachments) repin() (n int, err error) {
 	return n, nil
 }
 
-// closeLinks closes the descriptors of all links. The pins keep them.
-func (a *attachments) closeLinks() (err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for name := range a.held {
+// Close closes the descriptors of all links. The pins keep them.
+func (a *Hooks) Close() (err error) {
+	a.Mu.Lock()
+	defer a.Mu.Unlock()
+	for name := range a.Held {
 		err = errors.Join(err, a.drop(name))
 	}
 	return err
@@ -240,12 +240,12 @@ func restoreLink(path string, earlier *ebpf.Program) error {
 	return nil
 }
 
-// pinName returns the name of a link's pin. It escapes dots, as in names of VLAN interfaces, because bpffs refuses
+// PinName returns the name of a link's pin. It escapes dots, as in names of VLAN interfaces, because bpffs refuses
 // them.
-func pinName(iface, kind string) string { return pinEscape.Replace(iface) + ":" + kind }
+func PinName(iface, kind string) string { return pinEscape.Replace(iface) + ":" + kind }
 
 // pinKinds lists the kinds of links that an interface may have.
-var pinKinds = []string{string(ModeXDP), string(ModeXDPGeneric), inward.pin, outward.pin}
+var pinKinds = []string{string(ModeXDP), string(ModeXDPGeneric), Inward.Pin, Outward.Pin}
 
 var pinEscape = strings.NewReplacer("%", "%25", ".", "%2e")
 
@@ -261,6 +261,6 @@ func linkIndex(info *link.Info) int {
 }
 
 // unpin removes a link, if there is one.
-func (a *attachments) unpin(name string) error {
-	return errors.Join(pin.Unpin(a.pins.Link(name)), a.drop(name))
+func (a *Hooks) unpin(name string) error {
+	return errors.Join(pin.Unpin(a.Pins.Link(name)), a.drop(name))
 }

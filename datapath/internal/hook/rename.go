@@ -1,4 +1,4 @@
-package datapath
+package hook
 
 import (
 	"errors"
@@ -12,7 +12,7 @@ import (
 
 // existing returns an interface that should have the programs. It finds a renamed one by its index: the programs stay
 // attached, so no packet is lost, and their pins, the state and the options get the new name.
-func (a *attachments) existing(name string) (netlink.Link, error) {
+func (a *Hooks) existing(name string) (netlink.Link, error) {
 	nic, err := netlink.LinkByName(name)
 	if !errors.As(err, new(netlink.LinkNotFoundError)) || a.index[name] == 0 {
 		return nic, err
@@ -23,7 +23,7 @@ func (a *attachments) existing(name string) (netlink.Link, error) {
 	}
 	now := renamed.Attrs().Name
 	for _, kind := range pinKinds {
-		if err := a.renamePin(pinName(name, kind), pinName(now, kind)); err != nil {
+		if err := a.renamePin(PinName(name, kind), PinName(now, kind)); err != nil {
 			return nil, fmt.Errorf("renamed to %s: %w", now, err)
 		}
 	}
@@ -31,12 +31,12 @@ func (a *attachments) existing(name string) (netlink.Link, error) {
 	a.o.Interfaces, a.o.Keep = replaced(a.o.Interfaces, name, now), replaced(a.o.Keep, name, now)
 	s := a.status[name]
 	s.Name = now
-	a.status[now], a.index[now], a.needed[now] = s, a.index[name], a.needed[name]
+	a.status[now], a.index[now], a.Needed[now] = s, a.index[name], a.Needed[name]
 	delete(a.status, name)
 	delete(a.index, name)
-	delete(a.needed, name)
-	delete(a.foreign, name)
-	a.o.Log.Warn("interface renamed; it forwards by its new name", "interface", name, "name", now,
+	delete(a.Needed, name)
+	delete(a.Foreign, name)
+	a.Log.Warn("interface renamed; it forwards by its new name", "interface", name, "name", now,
 		"fix", "write the new name where the configuration has the old one")
 	return renamed, nil
 }
@@ -50,13 +50,13 @@ func replaced(names []string, old, now string) []string {
 }
 
 // renamePin renames the pin of a link, if there is one.
-func (a *attachments) renamePin(old, now string) error {
-	if err := os.Rename(a.pins.Link(old), a.pins.Link(now)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+func (a *Hooks) renamePin(old, now string) error {
+	if err := os.Rename(a.Pins.Link(old), a.Pins.Link(now)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if l := a.held[old]; l != nil {
-		delete(a.held, old)
-		a.held[now] = l
+	if l := a.Held[old]; l != nil {
+		delete(a.Held, old)
+		a.Held[now] = l
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package datapath
+package flow
 
 import (
 	"context"
@@ -13,15 +13,17 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-var flowStates = map[bpf.FlowState]lb.FlowState{
+var states = map[bpf.FlowState]lb.FlowState{
 	bpf.FlowHalfOpen: lb.FlowHalfOpen, bpf.FlowEstablished: lb.FlowEstablished,
 	bpf.FlowClosing: lb.FlowClosing, bpf.FlowClosed: lb.FlowClosed,
 }
 
-// Flows lists flows, and reports whether there may be more because the filter's limit was reached or the context all
+// List lists flows, and reports whether there may be more because the filter's limit was reached or the context all
 // ended. It reads the tables in chunks while packets are forwarded, so it may miss flows that change during the call.
-func (d *Datapath) Flows(all context.Context, want lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error) {
-	_, service, backends := d.services.Names()
+func (g *Collector) List(
+	all context.Context, want lb.FlowFilter,
+) (flows []lb.FlowStatus, more bool, err error) {
+	_, service, backends := g.services.Names()
 	now := bpf.Uptime()
 	ctx, stop := context.WithCancel(all)
 	defer stop()
@@ -36,12 +38,12 @@ func (d *Datapath) Flows(all context.Context, want lb.FlowFilter) (flows []lb.Fl
 			flows = append(flows, s)
 		}
 	}
-	vip, ended := d.services.FrontendVIPs(), &flowWalk{backends: d.services.EndedFlows()}
-	err = d.gc.walk(ctx, 0, func(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow) {
+	vip, ended := g.services.FrontendVIPs(), &walk{backends: g.services.EndedFlows()}
+	err = g.walkNAT(ctx, 0, func(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow) {
 		if more || ended.ends(f.Client.Frontend, f.Backend, f.F.Generation, bpf.MethodNAT) {
 			return
 		}
-		s := flowStatus(bpf.FlowKey{Proto: k.Proto(), T: bpf.Tuple{Src: f.Client.Client, Sport: f.Client.Sport,
+		s := status(bpf.FlowKey{Proto: k.Proto(), T: bpf.Tuple{Src: f.Client.Client, Sport: f.Client.Sport,
 			Dport: f.Client.Dport}}, f.F.State, bpf.Idle(now, f.F.Seen))
 		s.Address, s.Forward = vip(f.Client.Frontend), lb.MethodNAT
 		s.Source = netip.AddrPortFrom(bpf.FromAddr(k.To), bpf.Swap(k.Dport))
@@ -52,23 +54,36 @@ func (d *Datapath) Flows(all context.Context, want lb.FlowFilter) (flows []lb.Fl
 		}
 		add(s, f.Client.Frontend)
 	})
-	errDSR := d.gc.walkDSR(ctx, 0, func(_ *ebpf.Map, k bpf.FlowKey, f bpf.DSRFlow) {
+	errDSR := g.walkDSR(ctx, 0, func(_ *ebpf.Map, k bpf.FlowKey, f bpf.DSRFlow) {
 		if ended.ends(f.Frontend, f.Backend, f.Generation, bpf.Method(f.Method)) {
 			return
 		}
-		s := flowStatus(k, f.State, now-time.Duration(f.Seen))
+		s := status(k, f.State, now-time.Duration(f.Seen))
 		s.Forward, s.Backend = table.DecodeMethod(bpf.Method(f.Method)), backends[f.Backend]
 		add(s, f.Frontend)
 	})
 	return flows, more || all.Err() != nil, errors.Join(err, errDSR)
 }
 
-// flowStatus converts the fields that the entries of all methods have.
-func flowStatus(k bpf.FlowKey, state uint8, idle time.Duration) lb.FlowStatus {
+// status converts the fields that the entries of all methods have.
+func status(k bpf.FlowKey, state uint8, idle time.Duration) lb.FlowStatus {
 	return lb.FlowStatus{
 		Client:  netip.AddrPortFrom(bpf.FromAddr(k.T.Src), bpf.Swap(k.T.Sport)),
 		Address: bpf.FromAddr(k.T.Dst), Port: bpf.Swap(k.T.Dport), Protocol: lb.Protocol(k.Proto),
-		State: flowStates[bpf.FlowState(state)],
+		State: states[bpf.FlowState(state)],
 		Idle:  max(0, idle).Seconds(),
 	}
+}
+
+// From reports whether a flow has one of these source addresses towards its server.
+func (g *Collector) From(ctx context.Context, addrs map[netip.Addr]bool) (found bool, err error) {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	err = g.walkNAT(ctx, time.Millisecond, func(_ bpf.FlowTable, k bpf.ServerKey, _ bpf.ServerFlow) {
+		if addrs[bpf.FromAddr(k.To)] {
+			found = true
+			stop()
+		}
+	})
+	return found, err
 }

@@ -1,4 +1,4 @@
-package datapath
+package hook
 
 import (
 	"errors"
@@ -18,7 +18,7 @@ const (
 	filterHandle   = 0x5359
 )
 
-func clsactQdisc(nic netlink.Link) *netlink.GenericQdisc {
+func ClsactQdisc(nic netlink.Link) *netlink.GenericQdisc {
 	return &netlink.GenericQdisc{
 		QdiscAttrs: netlink.QdiscAttrs{
 			LinkIndex: nic.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
@@ -27,11 +27,11 @@ func clsactQdisc(nic netlink.Link) *netlink.GenericQdisc {
 	}
 }
 
-func (a *attachments) attachClsact(nic netlink.Link, d direction) error {
-	if err := netlink.QdiscAdd(clsactQdisc(nic)); err != nil && !errors.Is(err, fs.ErrExist) {
+func (a *Hooks) attachClsact(nic netlink.Link, d Direction) error {
+	if err := netlink.QdiscAdd(ClsactQdisc(nic)); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("add clsact: %w", err)
 	}
-	earlier, err := clsactFilter(nic, d)
+	earlier, err := ClsactFilter(nic, d)
 	if err != nil {
 		return err
 	}
@@ -41,10 +41,10 @@ func (a *attachments) attachClsact(nic netlink.Link, d direction) error {
 		id := ebpf.ProgramID(earlier.Id)
 		a.open.KeepProgram(id, func(prog *ebpf.Program) error { return setFilter(nic, d, prog) })
 	}
-	return setFilter(nic, d, d.prog(a.objects))
+	return setFilter(nic, d, d.prog(a.Objects))
 }
 
-func setFilter(nic netlink.Link, d direction, prog *ebpf.Program) error {
+func setFilter(nic netlink.Link, d Direction, prog *ebpf.Program) error {
 	err := netlink.FilterReplace(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: nic.Attrs().Index, Parent: d.parent, Handle: filterHandle, Priority: filterPriority,
@@ -58,8 +58,8 @@ func setFilter(nic netlink.Link, d direction, prog *ebpf.Program) error {
 	return nil
 }
 
-// clsactFilter returns our filter, or nil if there is none.
-func clsactFilter(nic netlink.Link, d direction) (*netlink.BpfFilter, error) {
+// ClsactFilter returns our filter, or nil if there is none.
+func ClsactFilter(nic netlink.Link, d Direction) (*netlink.BpfFilter, error) {
 	filters, err := netlink.FilterList(nic, d.parent)
 	if err != nil {
 		return nil, fmt.Errorf("list the filters of %s: %w", nic.Attrs().Name, err)
@@ -79,7 +79,7 @@ func ours(f *netlink.BpfFilter) bool {
 // removeClsact removes our filters, and the qdisc unless it has other filters.
 func removeClsact(nic netlink.Link) error {
 	removed, others := 0, 0
-	for _, d := range []direction{inward, outward} {
+	for _, d := range []Direction{Inward, Outward} {
 		filters, err := netlink.FilterList(nic, d.parent)
 		if err != nil {
 			return fmt.Errorf("list the filters of %s: %w", nic.Attrs().Name, err)
@@ -98,7 +98,7 @@ func removeClsact(nic netlink.Link) error {
 	if removed == 0 || others > 0 {
 		return nil
 	}
-	if err := netlink.QdiscDel(clsactQdisc(nic)); err != nil {
+	if err := netlink.QdiscDel(ClsactQdisc(nic)); err != nil {
 		return fmt.Errorf("remove clsact of %s: %w", nic.Attrs().Name, err)
 	}
 	return nil

@@ -1,4 +1,4 @@
-package datapath
+package hook
 
 import (
 	"bytes"
@@ -12,7 +12,7 @@ import (
 )
 
 // attachXDP attaches XDP in the configured mode, and returns the mode in force.
-func (a *attachments) attachXDP(nic netlink.Link) (Mode, error) {
+func (a *Hooks) attachXDP(nic netlink.Link) (Mode, error) {
 	name, index := nic.Attrs().Name, nic.Attrs().Index
 	try := func(mode Mode, flags link.XDPAttachFlags, other string) error {
 		// The kernel refuses both modes at once, so a change of mode is not undone when a later step fails. tc is
@@ -21,17 +21,17 @@ func (a *attachments) attachXDP(nic netlink.Link) (Mode, error) {
 			return err
 		}
 		return a.pinned(place{
-			pin: pinName(name, string(mode)), index: index, prog: a.objects.SyXdp,
+			pin: PinName(name, string(mode)), index: index, prog: a.Objects.SyXdp,
 			attach: func() (link.Link, error) {
-				return link.AttachXDP(link.XDPOptions{Program: a.objects.SyXdp, Interface: index, Flags: flags})
+				return link.AttachXDP(link.XDPOptions{Program: a.Objects.SyXdp, Interface: index, Flags: flags})
 			},
-			links: func() ([]link.ID, error) { return xdpLinks(nic) },
+			links: func() ([]link.ID, error) { return XDPLinks(nic) },
 		})
 	}
-	native, generic := pinName(name, string(ModeXDP)), pinName(name, string(ModeXDPGeneric))
+	native, generic := PinName(name, string(ModeXDP)), PinName(name, string(ModeXDPGeneric))
 	mode := a.o.Mode
 	if mode == ModeAuto && (nic.Type() == "veth" || nic.Type() == "bridge") {
-		a.o.Log.Debug("native XDP would turn GSO off; tc is used", "interface", name, "type", nic.Type())
+		a.Log.Debug("native XDP would turn GSO off; tc is used", "interface", name, "type", nic.Type())
 		mode = ModeTC
 	}
 	switch mode {
@@ -45,7 +45,7 @@ func (a *attachments) attachXDP(nic netlink.Link) (Mode, error) {
 		if mode == ModeXDP {
 			return "", err
 		}
-		a.o.Log.Info("native XDP not attached; tc is used", "interface", name, "err", err)
+		a.Log.Info("native XDP not attached; tc is used", "interface", name, "err", err)
 	}
 	if err := a.removeUplink(index); err != nil {
 		return "", err
@@ -53,8 +53,8 @@ func (a *attachments) attachXDP(nic netlink.Link) (Mode, error) {
 	return ModeTC, a.open.OnSuccess(func() error { return errors.Join(a.unpin(native), a.unpin(generic)) })
 }
 
-// xdpLinks returns the link that runs the XDP program of an interface, if there is one.
-func xdpLinks(nic netlink.Link) (ids []link.ID, err error) {
+// XDPLinks returns the link that runs the XDP program of an interface, if there is one.
+func XDPLinks(nic netlink.Link) (ids []link.ID, err error) {
 	now, err := netlink.LinkByIndex(nic.Attrs().Index)
 	if err != nil || now.Attrs().Xdp == nil || now.Attrs().Xdp.ProgId == 0 {
 		return nil, err
@@ -73,30 +73,30 @@ func xdpLinks(nic netlink.Link) (ids []link.ID, err error) {
 
 // receivesFromXDP reports whether XDP can redirect frames to an interface. On veth this works only while the peer has
 // GRO or an XDP program, which the kernel shows as a feature of this end. Otherwise tc sends.
-func (a *attachments) receivesFromXDP(nic netlink.Link) bool {
+func (a *Hooks) receivesFromXDP(nic netlink.Link) bool {
 	if nic.Type() != "veth" {
 		return true
 	}
 	features, err := xdpFeatures(nic.Attrs().Index)
 	if err != nil || features&xdpFeatureXmit == 0 {
-		a.o.Log.Warn("veth peer does not receive frames from XDP; tc sends instead",
+		a.Log.Warn("veth peer does not receive frames from XDP; tc sends instead",
 			"interface", nic.Attrs().Name, "err", err, "fix", "turn GRO on for the peer: ethtool -K DEV gro on")
 		return false
 	}
 	return true
 }
 
-// uplinkSlots is the size of sy_uplinks (bpf/maps.h).
-const uplinkSlots = 256
+// UplinkSlots is the size of sy_uplinks (bpf/maps.h).
+const UplinkSlots = 256
 
 // uplink returns the entry in the interface's slot: its own, an empty one, or another uplink's.
-func (a *attachments) uplink(index int) (up bpf.Uplink, err error) {
-	err = a.objects.SyUplinks.Lookup(uint32(index%uplinkSlots), &up)
+func (a *Hooks) uplink(index int) (up bpf.Uplink, err error) {
+	err = a.Objects.SyUplinks.Lookup(uint32(index%UplinkSlots), &up)
 	return up, err
 }
 
 // setUplink gives XDP the interface's MAC address, because XDP ignores frames for other addresses.
-func (a *attachments) setUplink(nic netlink.Link, xmit bool) error {
+func (a *Hooks) setUplink(nic netlink.Link, xmit bool) error {
 	index := nic.Attrs().Index
 	other, err := a.uplink(index)
 	if err != nil {
@@ -104,26 +104,26 @@ func (a *attachments) setUplink(nic netlink.Link, xmit bool) error {
 	}
 	if other.Ifindex != 0 && other.Ifindex != uint32(index) {
 		if _, err := netlink.LinkByIndex(int(other.Ifindex)); err == nil {
-			a.o.Log.Warn("interface left to tc: another uplink has its place in sy_uplinks",
+			a.Log.Warn("interface left to tc: another uplink has its place in sy_uplinks",
 				"interface", nic.Attrs().Name, "index", index, "other", other.Ifindex)
 			return nil
 		}
 	}
 	up := bpf.Uplink{Ifindex: uint32(index), Xmit: bpf.Truth(xmit)}
 	copy(up.Mac[:], nic.Attrs().HardwareAddr)
-	return a.objects.SyUplinks.Put(uint32(index%uplinkSlots), up)
+	return a.Objects.SyUplinks.Put(uint32(index%UplinkSlots), up)
 }
 
-func (a *attachments) removeUplink(index int) error {
+func (a *Hooks) removeUplink(index int) error {
 	up, err := a.uplink(index)
 	if err != nil || up.Ifindex != uint32(index) {
 		return err
 	}
-	return a.objects.SyUplinks.Put(uint32(index%uplinkSlots), bpf.Uplink{})
+	return a.Objects.SyUplinks.Put(uint32(index%UplinkSlots), bpf.Uplink{})
 }
 
 // macChanged follows a change of the MAC address of an uplink.
-func (a *attachments) macChanged(nic netlink.Link) error {
+func (a *Hooks) macChanged(nic netlink.Link) error {
 	up, err := a.uplink(nic.Attrs().Index)
 	if err != nil || up.Ifindex != uint32(nic.Attrs().Index) || bytes.Equal(up.Mac[:], nic.Attrs().HardwareAddr) {
 		return err

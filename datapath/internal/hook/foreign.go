@@ -1,4 +1,4 @@
-package datapath
+package hook
 
 import (
 	"encoding/binary"
@@ -14,14 +14,15 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // Programs of other software on the same interface may run before ours. Most pass on packets that they do not know. One
 // that does not is detected by running it on a synthetic packet.
 
-// foreign describes the programs of other software that run before ours on an interface.
-type foreign struct {
+// Foreign describes the programs of other software that run before ours on an interface.
+type Foreign struct {
 	ids   []ebpf.ProgramID
 	at    time.Time
 	fault error
@@ -33,16 +34,16 @@ type foreign struct {
 const foreignEvery = 5 * time.Second
 
 // blocked returns why a packet that arrives on an interface does not reach our programs, or nil if it does.
-func (a *attachments) blocked(nic netlink.Link, hook string, frame []byte) error {
+func (a *Hooks) blocked(nic netlink.Link, hook string, frame []byte) error {
 	xdp, tc, err := a.ahead(nic, hook)
 	if err != nil {
 		return err
 	}
-	was, ids := a.foreign[nic.Attrs().Name], append(slices.Clone(xdp), tc...)
+	was, ids := a.Foreign[nic.Attrs().Name], append(slices.Clone(xdp), tc...)
 	if slices.Equal(was.ids, ids) && (len(ids) == 0 || time.Since(was.at) < foreignEvery) {
 		return was.fault
 	}
-	now := foreign{ids: ids, at: time.Now()}
+	now := Foreign{ids: ids, at: time.Now()}
 	frame = slices.Clone(frame)
 	copy(frame, nic.Attrs().HardwareAddr)
 	index := uint32(nic.Attrs().Index)
@@ -56,20 +57,20 @@ func (a *attachments) blocked(nic netlink.Link, hook string, frame []byte) error
 	}
 	for _, id := range xdp {
 		context := xdpContext{DataEnd: uint32(len(frame)), Ingress: index}
-		try(id, "XDP", context, xdpPass)
+		try(id, "XDP", context, bpf.XDPPass)
 	}
 	skb := make([]byte, skbSize)
 	binary.NativeEndian.PutUint32(skb[skbIfindex:], index)
 	for _, id := range tc {
 		try(id, "tc", skb, tcxNext)
 	}
-	a.foreign[nic.Attrs().Name] = now
+	a.Foreign[nic.Attrs().Name] = now
 	return now.fault
 }
 
 // ahead returns the programs of other software that run before ours.
-func (a *attachments) ahead(nic netlink.Link, hook string) (xdp, tc []ebpf.ProgramID, err error) {
-	ours, err := a.ids.of(a.objects.SyXdp)
+func (a *Hooks) ahead(nic netlink.Link, hook string) (xdp, tc []ebpf.ProgramID, err error) {
+	ours, err := a.ids.of(a.Objects.SyXdp)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -79,7 +80,7 @@ func (a *attachments) ahead(nic netlink.Link, hook string) (xdp, tc []ebpf.Progr
 	if hook != "tcx" {
 		return xdp, nil, nil
 	}
-	if ours, err = a.ids.of(a.objects.SyTcIn); err != nil {
+	if ours, err = a.ids.of(a.Objects.SyTcIn); err != nil {
 		return nil, nil, err
 	}
 	list, err := link.QueryPrograms(link.QueryOptions{Target: nic.Attrs().Index, Attach: ebpf.AttachTCXIngress})
@@ -107,12 +108,17 @@ const (
 // tcxNext is TCX_NEXT: the next program runs.
 const tcxNext = ^uint32(0)
 
-// hidden returns the programs of other software that run before ours and that this process may not examine.
-func (a *attachments) hidden() (list []lb.Finding) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, name := range slices.Sorted(maps.Keys(a.foreign)) {
-		if ids := a.foreign[name].hidden; len(ids) > 0 {
+// Findings returns the changes that Cleanup cannot undo, and the programs of other software that run before ours and
+// that this process may not examine.
+func (a *Hooks) Findings() (list []lb.Finding) {
+	a.Mu.Lock()
+	defer a.Mu.Unlock()
+	if err := a.Sysctls.Unsaved(); err != nil {
+		list = append(list, lb.FoundSysctlsNotStored.About("",
+			"values of sysctls for \"steelyard cleanup\" not stored: %v", err))
+	}
+	for _, name := range slices.Sorted(maps.Keys(a.Foreign)) {
+		if ids := a.Foreign[name].hidden; len(ids) > 0 {
 			list = append(list, lb.FoundHiddenPrograms.About(name,
 				"%s: whether programs of others that run before ours (id %s) pass packets on is "+
 					"not verified: this needs CAP_SYS_ADMIN", name, strings.Trim(fmt.Sprint(ids), "[]")))

@@ -1,4 +1,4 @@
-package datapath
+package flow
 
 import (
 	"fmt"
@@ -10,25 +10,25 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
-// flowRemover removes NAT flows in batches with the program sy_gc, which deletes an entry only if it still belongs to
+// Remover removes NAT flows in batches with the program sy_gc, which deletes an entry only if it still belongs to
 // the flow that was read (bpf/gc.h).
-type flowRemover struct {
+type Remover struct {
 	program *ebpf.Program
 	list    bpf.GCList
 	added   int
-	removed int
+	Removed int
 }
 
-// newFlowRemover returns a remover for flows that have been idle since before now, or for flows that have ended, which
+// NewRemover returns a remover for flows that have been idle since before now, or for flows that have ended, which
 // it removes even if they still have packets.
-func newFlowRemover(program *ebpf.Program, ended bool, now time.Duration) *flowRemover {
-	return &flowRemover{program: program, list: bpf.GCList{Ended: uint32(bpf.Truth(ended)), Since: bpf.FlowClock(now)}}
+func NewRemover(program *ebpf.Program, ended bool, now time.Duration) *Remover {
+	return &Remover{program: program, list: bpf.GCList{Ended: uint32(bpf.Truth(ended)), Since: bpf.FlowClock(now)}}
 }
 
-// add removes a flow with the next flush, or at once when the list is full.
-func (r *flowRemover) add(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow) error {
+// Add removes a flow with the next flush, or at once when the list is full.
+func (r *Remover) Add(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow) error {
 	if r.list.Items > 0 && r.list.Table != uint32(t.ID) || int(r.list.Items) == len(r.list.Item) {
-		if err := r.flush(); err != nil {
+		if err := r.Flush(); err != nil {
 			return err
 		}
 	}
@@ -39,8 +39,8 @@ func (r *flowRemover) add(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow) er
 	return nil
 }
 
-// flush removes the flows of the list.
-func (r *flowRemover) flush() error {
+// Flush removes the flows of the list.
+func (r *Remover) Flush() error {
 	if r.list.Items == 0 {
 		return nil
 	}
@@ -50,6 +50,6 @@ func (r *flowRemover) flush() error {
 	if err != nil {
 		return fmt.Errorf("remove flows: %w", err)
 	}
-	r.removed += int(n)
+	r.Removed += int(n)
 	return nil
 }

@@ -1,4 +1,4 @@
-package datapath
+package hook
 
 import (
 	"errors"
@@ -10,23 +10,23 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
-// direction is ingress or egress of tc on an interface.
-type direction struct {
-	pin    string
-	attach ebpf.AttachType
+// Direction is ingress or egress of tc on an interface.
+type Direction struct {
+	Pin    string
+	Attach ebpf.AttachType
 	parent uint32 // of a clsact filter
 	prog   func(*bpf.Objects) *ebpf.Program
 }
 
 var (
-	inward = direction{"tcx", ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS,
+	Inward = Direction{"tcx", ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS,
 		func(o *bpf.Objects) *ebpf.Program { return o.SyTcIn }}
-	outward = direction{"tcx-out", ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS,
+	Outward = Direction{"tcx-out", ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS,
 		func(o *bpf.Objects) *ebpf.Program { return o.SyTcOut }}
 )
 
 // attachTC uses tcx links where the kernel supports them, and clsact filters otherwise.
-func (a *attachments) attachTC(nic netlink.Link, directions ...direction) (hook string, err error) {
+func (a *Hooks) attachTC(nic netlink.Link, directions ...Direction) (hook string, err error) {
 	hook = "clsact"
 	if !a.o.ForceClsact {
 		hook, err = a.attachTCX(nic, directions)
@@ -38,22 +38,22 @@ func (a *attachments) attachTC(nic netlink.Link, directions ...direction) (hook 
 		return hook, a.open.OnSuccess(func() error { return removeClsact(nic) })
 	}
 	for _, d := range directions {
-		unpin := a.open.OnSuccess(func() error { return a.unpin(pinName(nic.Attrs().Name, d.pin)) })
+		unpin := a.open.OnSuccess(func() error { return a.unpin(PinName(nic.Attrs().Name, d.Pin)) })
 		err = errors.Join(err, unpin, a.attachClsact(nic, d))
 	}
 	return hook, err
 }
 
-func (a *attachments) attachTCX(nic netlink.Link, directions []direction) (hook string, err error) {
+func (a *Hooks) attachTCX(nic netlink.Link, directions []Direction) (hook string, err error) {
 	name, index := nic.Attrs().Name, nic.Attrs().Index
 	for _, d := range directions {
-		prog := d.prog(a.objects)
+		prog := d.prog(a.Objects)
 		err := a.pinned(place{
-			pin: pinName(name, d.pin), index: index, prog: prog,
+			pin: PinName(name, d.Pin), index: index, prog: prog,
 			attach: func() (link.Link, error) {
-				return link.AttachTCX(link.TCXOptions{Interface: index, Program: prog, Attach: d.attach})
+				return link.AttachTCX(link.TCXOptions{Interface: index, Program: prog, Attach: d.Attach})
 			},
-			links: func() ([]link.ID, error) { return tcxLinks(index, d.attach) },
+			links: func() ([]link.ID, error) { return TCXLinks(index, d.Attach) },
 		})
 		if errors.Is(err, ebpf.ErrNotSupported) {
 			return "clsact", nil
@@ -65,8 +65,8 @@ func (a *attachments) attachTCX(nic netlink.Link, directions []direction) (hook 
 	return "tcx", nil
 }
 
-// tcxLinks returns the links at a hook of an interface.
-func tcxLinks(index int, at ebpf.AttachType) (ids []link.ID, err error) {
+// TCXLinks returns the links at a hook of an interface.
+func TCXLinks(index int, at ebpf.AttachType) (ids []link.ID, err error) {
 	list, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: at})
 	if err != nil {
 		return nil, err

@@ -1,0 +1,66 @@
+package flow
+
+import (
+	"fmt"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+)
+
+// Resume reads the state of the collection, or with empty begins anew, because there are no flows.
+func (g *Collector) Resume(empty bool) error {
+	for i := range g.state {
+		if err := g.objects.SyCollector.Lookup(uint32(i), &g.state[i]); err != nil {
+			return fmt.Errorf("read the state of the collection: %w", err)
+		}
+		if empty {
+			g.state[i].PlaceFrom = g.half(i)
+		}
+	}
+	return g.writeState()
+}
+
+// half returns half of the table's capacity in flows.
+func (g *Collector) half(table int) uint32 {
+	if table == 0 {
+		return g.objects.SyUdpServers.MaxEntries() / 2
+	}
+	return g.objects.SyStreamServers.MaxEntries() / 2
+}
+
+// attend tells the programs that an agent collects flows. Without that, they reclaim entries themselves
+// (bpf/reclaim.h). It must be called every few seconds.
+func (g *Collector) attend() {
+	if err := g.writeState(); err != nil {
+		g.log.Error("the programs do not know that the agent collects flows", "err", err)
+	}
+}
+
+func (g *Collector) writeState() error {
+	for i := range g.state {
+		g.state[i].Seen = bpf.FlowClock(bpf.Uptime())
+		if err := g.objects.SyCollector.Put(uint32(i), g.state[i]); err != nil {
+			return fmt.Errorf("write the state of the collection: %w", err)
+		}
+	}
+	return nil
+}
+
+// stored returns the number of flows ever stored in each table.
+func (g *Collector) stored() (n [2]uint32, err error) {
+	for i := range n {
+		if err := g.objects.SyStored.Lookup(uint32(i), &n[i]); err != nil {
+			return n, fmt.Errorf("read how many flows were stored: %w", err)
+		}
+	}
+	return n, nil
+}
+
+// counted makes new flows get a place once a table is half full. left is the number of flows in each table after a
+// walk, before the number ever stored when the walk began.
+func (g *Collector) counted(left, before [2]uint32) error {
+	for i := range g.state {
+		half := g.half(i)
+		g.state[i].PlaceFrom = before[i] + half - min(half, left[i])
+	}
+	return g.writeState()
+}

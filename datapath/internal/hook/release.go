@@ -1,0 +1,144 @@
+package hook
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+// Interfaces that were attached because of routes are released after no route has led there for ReleaseAfter.
+const (
+	// ReleaseAfter exceeds the time for which routes are missing while a routing daemon or a link restarts.
+	ReleaseAfter = 10 * time.Minute
+	releaseEvery = time.Minute
+)
+
+// permanent reports whether an interface keeps the programs even if no route leads there.
+func (a *Hooks) permanent(name string) bool {
+	return !a.o.FollowRoutes && slices.Contains(a.o.Interfaces, name) || slices.Contains(a.o.Keep, name)
+}
+
+// need records that routes lead to the interfaces of these indexes; a.Mu is held.
+func (a *Hooks) need(indexes []int, now time.Time) {
+	for _, i := range indexes {
+		if l, ok := a.links[i]; ok {
+			a.Needed[l.Name] = now
+		}
+	}
+	for _, name := range a.names {
+		if a.Needed[name].IsZero() {
+			a.Needed[name] = now
+		}
+	}
+}
+
+// unneeded returns the interfaces to which no route has led for ReleaseAfter, or none if no other interface would be
+// left.
+func (a *Hooks) unneeded(now time.Time) (names []string) {
+	a.Mu.Lock()
+	defer a.Mu.Unlock()
+	others := false
+	for _, name := range a.names {
+		if at := a.Needed[name]; at.IsZero() || now.Sub(at) < ReleaseAfter {
+			others = others || a.status[name].Mode != ""
+		} else if !a.permanent(name) {
+			names = append(names, name)
+		}
+	}
+	if !others {
+		return nil
+	}
+	return names
+}
+
+// release removes the programs from an interface.
+func (a *Hooks) release(name string) error {
+	a.Mu.Lock()
+	defer a.Mu.Unlock()
+	err := a.detach(name)
+	err = errors.Join(err, a.Sysctls.RestoreIf(func(path string) bool {
+		return filepath.Base(filepath.Dir(path)) == name
+	}))
+	a.forget(name)
+	a.Log.Info("interface released, because no route leads there", "interface", name)
+	return err
+}
+
+// detach removes the programs from the interface that had this name when they were attached; a.Mu is held.
+func (a *Hooks) detach(name string) error {
+	var errs []error
+	for _, kind := range pinKinds {
+		errs = append(errs, a.unpin(PinName(name, kind)))
+	}
+	if index := a.index[name]; index != 0 {
+		errs = append(errs, a.removeUplink(index))
+		if nic, err := netlink.LinkByIndex(index); err == nil {
+			errs = append(errs, removeClsact(nic))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// forget removes an interface from a.names, and its state; a.Mu is held.
+func (a *Hooks) forget(name string) {
+	a.names = slices.DeleteFunc(a.names, func(n string) bool { return n == name })
+	delete(a.index, name)
+	delete(a.status, name)
+	delete(a.Needed, name)
+	delete(a.Foreign, name)
+}
+
+// Run releases the interfaces that are no longer needed, until ctx ends.
+func (a *Hooks) Run(ctx context.Context) error {
+	tick := time.NewTicker(releaseEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			a.ReleaseAt(ctx, time.Now())
+		}
+	}
+}
+
+// ReleaseAt releases the interfaces that are unneeded at now. An interface stays while a flow uses one of its addresses
+// as source, because the server replies to that address wherever our route to the server leads now.
+func (a *Hooks) ReleaseAt(ctx context.Context, now time.Time) {
+	for _, name := range a.unneeded(now) {
+		used, err := a.flowsFrom(ctx, name)
+		if err == nil && !used {
+			err = a.release(name)
+		}
+		if err != nil {
+			a.Log.Warn("interface not released", "interface", name, "err", err)
+		}
+	}
+}
+
+// flowsFrom reports whether a flow uses an address of the interface as source.
+func (a *Hooks) flowsFrom(ctx context.Context, name string) (bool, error) {
+	nic, err := netlink.LinkByName(name)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("interface %s: %w", name, err)
+	}
+	list, err := netlink.AddrList(nic, netlink.FAMILY_ALL)
+	if err != nil {
+		return false, fmt.Errorf("list the addresses of %s: %w", name, err)
+	}
+	ours := map[netip.Addr]bool{}
+	for _, x := range list {
+		addr, _ := netip.AddrFromSlice(x.IP)
+		ours[addr.Unmap()] = true
+	}
+	return a.Flows.From(ctx, ours)
+}

@@ -1,0 +1,68 @@
+package hook
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
+)
+
+// Remove detaches the programs of any agent from all interfaces, and removes the routes of health checks. pinPath has
+// the pins of all schemas.
+func Remove(pinPath string, log *slog.Logger) error {
+	links, err := filepath.Glob(filepath.Join(pinPath, "*", "links", "*"))
+	if err != nil {
+		return fmt.Errorf("list the links: %w", err)
+	}
+	var errs []error
+	for _, path := range links {
+		if err := pin.Unpin(path); err != nil {
+			log.Warn("link not detached; its pin is removed", "link", path, "err", err)
+			errs = append(errs, os.Remove(path))
+		}
+	}
+	nics, err := netlink.LinkList()
+	if err != nil {
+		return fmt.Errorf("list the interfaces: %w", err)
+	}
+	for _, nic := range nics {
+		errs = append(errs, removeClsact(nic), detachOrphans(nic))
+	}
+	return errors.Join(append(errs, closeProbes())...)
+}
+
+// detachOrphans detaches our links that have no pin, or whose pin is hidden by another mount.
+func detachOrphans(nic netlink.Link) error {
+	index := nic.Attrs().Index
+	ids, _ := XDPLinks(nic)
+	for _, d := range []Direction{Inward, Outward} {
+		more, err := TCXLinks(index, d.Attach)
+		if err != nil {
+			break // this kernel has no tcx
+		}
+		ids = append(ids, more...)
+	}
+	for _, id := range ids {
+		l, err := link.NewFromID(id)
+		if err != nil {
+			continue // it no longer exists, or this process may not open it
+		}
+		if _, name := programOf(l); slices.Contains(attachedPrograms, name) {
+			err = l.Detach()
+		}
+		if err = errors.Join(err, l.Close()); err != nil {
+			return fmt.Errorf("detach the link %d from %s: %w", id, nic.Attrs().Name, err)
+		}
+	}
+	return nil
+}
+
+// attachedPrograms are the names of our programs on interfaces.
+var attachedPrograms = []string{"sy_xdp", "sy_tc_in", "sy_tc_out"}

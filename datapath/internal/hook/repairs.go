@@ -1,0 +1,102 @@
+package hook
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
+)
+
+// RepairPins restores pins of maps and links that were removed, or are hidden by another mount. Without them the next
+// agent would start without flows, and could not replace the programs.
+func (a *Hooks) RepairPins() error {
+	missing, pinned := map[string]*ebpf.Map{}, a.Pins.List()
+	note := func(path string, m *ebpf.Map) {
+		if !pinned[path] && errors.Is(unix.Access(path, unix.F_OK), unix.ENOENT) {
+			missing[path] = m
+		}
+	}
+	for name, m := range a.Objects.PinnedMaps() {
+		note(filepath.Join(a.Pins.Dir, name), m)
+	}
+	for _, c := range a.Chunks.All() {
+		for i, m := range c.Maps() {
+			note(c.Pin(i), m)
+		}
+	}
+	if err := a.Pins.Remake(); err != nil {
+		return fmt.Errorf("pin the maps again: %w", err)
+	}
+	for path, m := range missing {
+		if err := pin.Again(m, path); err != nil {
+			return fmt.Errorf("pin the maps again: %w", err)
+		}
+	}
+	links, err := a.repin()
+	if len(missing) > 0 || links > 0 {
+		a.repaired("pins", "maps and links pinned again", "maps", len(missing), "links", links, "path", a.Pins.Dir)
+	}
+	return err
+}
+
+// chain makes this binary's program the target of the tail call.
+func (a *Hooks) chain() error {
+	var earlier uint32 // the kernel returns the id of a program
+	switch err := a.Objects.SyProgs.Lookup(uint32(0), &earlier); {
+	case err == nil:
+		id := ebpf.ProgramID(earlier)
+		a.open.KeepProgram(id, func(prog *ebpf.Program) error { return a.Objects.SyProgs.Put(uint32(0), prog) })
+	case !errors.Is(err, ebpf.ErrKeyNotExist):
+		return fmt.Errorf("read the chained program: %w", err)
+	}
+	if err := a.Objects.SyProgs.Put(uint32(0), a.Objects.SyTcDecap); err != nil {
+		return fmt.Errorf("chain the programs: %w", err)
+	}
+	return nil
+}
+
+// RepairChain restores the target of the tail call. Without it, decapsulated packets are lost.
+func (a *Hooks) RepairChain() error {
+	a.Mu.Lock()
+	want, err := a.ids.of(a.Objects.SyTcDecap)
+	a.Mu.Unlock()
+	if err != nil {
+		return err
+	}
+	var now uint32
+	if err := a.Objects.SyProgs.Lookup(uint32(0), &now); err == nil && now == uint32(want) {
+		return nil
+	}
+	if err := a.Objects.SyProgs.Put(uint32(0), a.Objects.SyTcDecap); err != nil {
+		return fmt.Errorf("chain the programs: %w", err)
+	}
+	a.repaired("programs", "programs chained again", "earlier", now)
+	return nil
+}
+
+// repairs counts what others changed and the agent restored.
+type repairs struct {
+	mu sync.Mutex // guards n
+	n  map[string]uint64
+}
+
+// repaired counts and logs a repair.
+func (a *Hooks) repaired(what, text string, args ...any) {
+	a.repairs.mu.Lock()
+	a.repairs.n[what]++
+	a.repairs.mu.Unlock()
+	a.Log.Warn(text, args...)
+}
+
+// Repairs returns the number of repairs by what was restored: programs, pins or forwarding.
+func (a *Hooks) Repairs() map[string]uint64 {
+	a.repairs.mu.Lock()
+	defer a.repairs.mu.Unlock()
+	return maps.Clone(a.repairs.n)
+}

@@ -1,0 +1,55 @@
+package hook
+
+import (
+	"fmt"
+	"slices"
+)
+
+// View is the state of the interfaces.
+type View struct {
+	Links    map[int]LinkState
+	Attached map[int]bool
+	Names    []string // of the attached interfaces
+}
+
+// View returns the state as of the last change of the interfaces.
+func (a *Hooks) View() View {
+	a.Mu.Lock()
+	defer a.Mu.Unlock()
+	v := View{Links: a.links, Attached: map[int]bool{}, Names: slices.Clone(a.names)}
+	for name, index := range a.index {
+		if index != 0 && a.status[name].Mode != "" {
+			v.Attached[index] = true
+		}
+	}
+	return v
+}
+
+// Name returns the name of an interface.
+func (v View) Name(index uint32) string {
+	if l, ok := v.Links[int(index)]; ok {
+		return l.Name
+	}
+	return fmt.Sprint("interface ", index)
+}
+
+// IsDown reports whether an interface exists and is down.
+func (v View) IsDown(index int) bool {
+	l, ok := v.Links[index]
+	return ok && !l.Running
+}
+
+// Down returns the end of a text that names the attached interfaces that are down, or "" if there are none.
+func (v View) Down() (text string) {
+	var names []string
+	for index := range v.Attached {
+		if v.IsDown(index) {
+			names = append(names, v.Name(uint32(index)))
+		}
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		text += fmt.Sprintf("; %s is down", name)
+	}
+	return text
+}
