@@ -63,7 +63,7 @@ func TestInterfacesAreReleased(t *testing.T) {
 			fx, x := verified(t, mode, false, follow, (*fixture).secondNIC)
 			changed := func() {
 				t.Helper()
-				fx.do(func() error { fx.d.verifier.changed(route.Changes{Links: true, Routes: true}); return nil })
+				fx.do(func() error { fx.d.verifier.Changed(route.Changes{Links: true, Routes: true}); return nil })
 			}
 			unneededFor := func(d time.Duration, want []string, when string) {
 				t.Helper()

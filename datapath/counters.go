@@ -55,10 +55,10 @@ func (d *Datapath) Stats() (Stats, error) {
 	if err != nil {
 		return s, err
 	}
-	width := len(d.reasons) - 1 // without the end mark
+	width := len(d.names.Reasons) - 1 // without the end mark
 	for i, n := range packets {
 		if n > 0 {
-			s.Packets[Verdict{d.actions[i/width], d.reasons[i%width]}] = n
+			s.Packets[Verdict{d.names.Actions[i/width], d.names.Reasons[i%width]}] = n
 		}
 	}
 	return s, nil
@@ -117,11 +117,11 @@ func (d *Datapath) Collect(ch chan<- prometheus.Metric) {
 	for v, n := range s.Packets {
 		counter(descPackets, n, v.Action, v.Reason)
 	}
-	ch <- prometheus.MustNewConstMetric(descFaults, prometheus.GaugeValue, float64(d.verifier.faults()))
+	ch <- prometheus.MustNewConstMetric(descFaults, prometheus.GaugeValue, float64(d.verifier.Faults()))
 	for what, n := range d.hooks.Repairs() {
 		counter(descRepairs, n, what)
 	}
-	counter(descOverruns, d.overruns.Load())
+	counter(descOverruns, d.verifier.Overruns.Load())
 	states := map[string]int{"half_open": s.Flows.HalfOpen, "established": s.Flows.Established,
 		"closing": s.Flows.Closing}
 	for state, n := range states {

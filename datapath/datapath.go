@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
-	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 
@@ -18,6 +17,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
 	"github.com/steelyard-lb/steelyard/datapath/internal/table"
+	"github.com/steelyard-lb/steelyard/datapath/internal/verify"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -33,11 +33,8 @@ type Datapath struct {
 	services *table.Services
 	tunnels  *table.Tunnels
 	flows    *flow.Collector
-	verifier *verifier
-	overruns atomic.Uint64 // how often the kernel dropped notifications about the network
-	reasons  []string
-	actions  []string
-	commits  []string
+	verifier *verify.Verifier
+	names    bpf.Names
 }
 
 // Open loads the programs, or takes over from an earlier agent, and attaches them. If it fails, a first start leaves
@@ -53,8 +50,7 @@ func Open(o Options) (_ *Datapath, err error) {
 		return nil, err
 	}
 	d := &Datapath{o: o, log: o.Log}
-	d.verifier = newVerifier(d)
-	if err := d.readNames(); err != nil {
+	if d.names, err = bpf.ReadNames(); err != nil {
 		return nil, err
 	}
 	if d.pins, err = pin.Open(o.PinPath); err != nil {
@@ -82,18 +78,6 @@ func Open(o Options) (_ *Datapath, err error) {
 		}
 	}
 	return d, nil
-}
-
-// readNames reads the names of the C enumerators from the embedded object.
-func (d *Datapath) readNames() (err error) {
-	if d.reasons, err = bpf.ReasonNames(); err != nil {
-		return err
-	}
-	if d.actions, err = bpf.EnumNames("action", "ACTION_"); err != nil {
-		return err
-	}
-	d.commits, err = bpf.EnumNames("commit", "COMMIT_")
-	return err
 }
 
 // open loads the programs and puts them in force; t undoes each step.
@@ -152,7 +136,15 @@ func (d *Datapath) open(t *pin.Transaction) (err error) {
 		ForceClsact: d.o.ForceClsact, Mode: d.o.Mode, TunnelSources: d.o.TunnelSources,
 		Attached: func(name string) error { return d.o.inject("attach " + name) },
 	}, t)
-	return d.hooks.Attach(d.needed(new(route.Cache), d.services.Interfaces(nil)))
+	o := verify.Options{
+		FollowRoutes: d.o.FollowRoutes, Routers: d.o.Routers, Reach: d.o.Reach, TunnelPort: d.o.TunnelPort,
+		Boundary: d.o.Boundary,
+	}
+	d.verifier = verify.New(verify.Deps{
+		Objects: d.objects, Services: d.services, Tunnels: d.tunnels, Flows: d.flows, Hooks: d.hooks, Names: d.names,
+		Meaning: meaning, Log: d.log,
+	}, o)
+	return d.hooks.Attach(o.Needed(new(route.Cache), d.services.Interfaces(nil)))
 }
 
 // Held implements lb.Datapath.
@@ -188,7 +180,7 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 			d.flows.EndOtherMethods(u.Frontend.ID, bpf.Method(u.Value.Method))
 		}
 	}
-	d.verifier.applied(updates, delta.Delete)
+	d.verifier.Applied(updates, delta.Delete)
 	return failed
 }
 
@@ -213,7 +205,7 @@ func (d *Datapath) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return d.flows.Run(ctx) })
 	g.Go(func() error { return d.services.Run(ctx) })
-	g.Go(func() error { return d.watch(ctx) })
+	g.Go(func() error { return d.verifier.Run(ctx) })
 	g.Go(func() error { return d.hooks.Run(ctx) })
 	return g.Wait()
 }
@@ -239,7 +231,9 @@ func (d *Datapath) Close() error {
 	if d.chunks != nil {
 		d.chunks.Close()
 	}
-	d.verifier.close()
+	if d.verifier != nil {
+		d.verifier.Close()
+	}
 	return errors.Join(err, d.pins.Close())
 }
 
@@ -253,3 +247,18 @@ func (d *Datapath) ProbeWay(
 ) (mark uint32, from netip.Addr, err error) {
 	return d.hooks.ProbeWay(vip, server, method, encap)
 }
+
+// OnFault makes report receive, at each change, what prevents packets of VIPs from being forwarded and answered, or ""
+// if nothing does. The first report about a VIP comes before the call to Apply that puts it returns. OnFault must be
+// called before Apply and Run.
+func (d *Datapath) OnFault(report func(changed map[netip.Addr]string)) { d.verifier.Report = report }
+
+// Findings returns states in which packets are lost, or may be, although addresses are announced, and changes that
+// Cleanup cannot undo.
+func (d *Datapath) Findings() []lb.Finding {
+	return slices.Concat(d.verifier.Findings(), d.keptSize(), d.pinsWritable())
+}
+
+// Explain returns the programs' decision for the first packet of a flow, and whether the client receives the reply. It
+// runs their own code, sends no packets and changes no map.
+func (d *Datapath) Explain(q lb.Question) (lb.Explanation, error) { return d.verifier.Explain(q) }

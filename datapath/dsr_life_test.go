@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/verify"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -209,7 +210,7 @@ func TestSpreadKeepsFlowsAcrossAffinity(t *testing.T) {
 func TestMadePacketsHaveRandomPorts(t *testing.T) {
 	ports := map[uint16]bool{}
 	for range 100 {
-		ports[anyPort()] = true
+		ports[verify.AnyPort()] = true
 	}
 	if len(ports) < 90 {
 		t.Errorf("made packets have one of %d ports", len(ports))

@@ -22,6 +22,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
+const forwarded = "forwarded" // REASON_FORWARDED
+
 // hookName is the program that a packet is run through.
 type hookName string
 

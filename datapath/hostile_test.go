@@ -107,7 +107,7 @@ func TestRefusalsDoNotSilencePacketTooBig(t *testing.T) {
 func (fx *fixture) watch() {
 	ctx, stop := context.WithCancel(fx.t.Context())
 	done := make(chan error, 1)
-	go func() { done <- fx.host.Do(func() error { return fx.d.watch(ctx) }) }()
+	go func() { done <- fx.host.Do(func() error { return fx.d.verifier.Run(ctx) }) }()
 	fx.t.Cleanup(func() {
 		stop()
 		if err := <-done; err != nil {

@@ -326,7 +326,7 @@ func TestHiddenPins(t *testing.T) {
 			fx.open()
 			fx.d.OnFault(x.changed)
 			fx.service(lb.TCP, "b1")
-			fx.do(func() error { fx.d.verifier.changed(route.Changes{Links: true, Routes: true}); return nil })
+			fx.do(func() error { fx.d.verifier.Changed(route.Changes{Links: true, Routes: true}); return nil })
 			attached := func() (all []link.ID) {
 				fx.do(func() error {
 					nic, err := netlink.LinkByName("eth0")
@@ -367,7 +367,7 @@ func TestHiddenPinsAreShownAgain(t *testing.T) {
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
 	fx.service(lb.TCP, "b1")
 	look := func() {
-		fx.do(func() error { fx.d.verifier.changed(route.Changes{Links: true, Routes: true}); return nil })
+		fx.do(func() error { fx.d.verifier.Changed(route.Changes{Links: true, Routes: true}); return nil })
 	}
 	look()
 	before, dir := fx.pinned(), filepath.Dir(fx.o.PinPath)

@@ -28,3 +28,13 @@ func Reasons() (all []Reason) {
 	}
 	return all
 }
+
+// meaning returns the text of a reason: what it says, and what to do.
+func meaning(reason string) string {
+	for _, r := range reasonList() {
+		if r.Name == reason {
+			return r.Text
+		}
+	}
+	return ""
+}

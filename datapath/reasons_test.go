@@ -28,11 +28,11 @@ func TestReasonsAreDocumented(t *testing.T) {
 		names[r.Name] = true
 		fmt.Fprintf(&page, "| `%s` | %s | %s |\n", r.Name, r.Who, r.Text)
 	}
-	all, err := bpf.ReasonNames()
+	all, err := bpf.ReadNames()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range all {
+	for _, name := range all.Reasons {
 		if !names[name] {
 			t.Errorf("the comment of reason %q in bpf/types.h does not say who must act", name)
 		}

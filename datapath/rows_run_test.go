@@ -86,7 +86,7 @@ func wholeFrame(in, out dptest.Packet) []byte {
 
 // Every reason has a row.
 func TestEveryReasonHasARow(t *testing.T) {
-	reasons, err := bpf.ReasonNames()
+	names, err := bpf.ReadNames()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func TestEveryReasonHasARow(t *testing.T) {
 	for _, r := range rows {
 		have = append(have, r.reason)
 	}
-	for _, reason := range reasons {
+	for _, reason := range names.Reasons {
 		if !slices.Contains(have, reason) {
 			t.Errorf("no row gives the reason %q", reason)
 		}

@@ -122,7 +122,7 @@ func (fx *fixture) counts() map[Verdict]uint64 {
 // explain returns the reason that sy_explain gives.
 func (fx *fixture) explain(frame []byte) string {
 	fx.t.Helper()
-	return fx.d.reasons[fx.explained(frame).V.Reason]
+	return fx.d.names.Reasons[fx.explained(frame).V.Reason]
 }
 
 // explained is the result of sy_explain for a frame.
@@ -130,7 +130,7 @@ func (fx *fixture) explained(frame []byte) (e bpf.Explained) {
 	fx.t.Helper()
 	padded := append(frame[:len(frame):len(frame)], make([]byte, 256)...) // room for the result
 	fx.do(func() (err error) {
-		e, err = fx.d.explainFrame(padded)
+		e, err = fx.d.verifier.ExplainFrame(padded)
 		return err
 	})
 	return e

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/flow"
+	"github.com/steelyard-lb/steelyard/datapath/internal/verify"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
@@ -74,10 +75,10 @@ func TestClientsOfShortConnections(t *testing.T) {
 	look := func(at time.Duration, sample []lb.Question) (text string) {
 		fx.do(func() error {
 			v := fx.d.verifier
-			v.mu.Lock()
-			defer v.mu.Unlock()
-			v.look(true)
-			text = v.lostClients(sample, start.Add(at))
+			v.Mu.Lock()
+			defer v.Mu.Unlock()
+			v.Look(true)
+			text = v.LostClients(sample, start.Add(at))
 			return nil
 		})
 		return text
@@ -110,9 +111,9 @@ func TestInboundFaults(t *testing.T) {
 	}{
 		{"no route to the backend", func(*fixture) error { return netlink.RouteAdd(blackhole) },
 			func(*fixture) error { return netlink.RouteDel(blackhole) },
-			inboundWarning + "packets are not delivered: no_route"},
+			verify.InboundWarning + "packets are not delivered: no_route"},
 		{"the other node is no source of tunnel packets", allow("self"), allow("self", "b2"),
-			inboundWarning + "tunnel packets from 192.0.2.22 are not accepted: unknown_tunnel_source"},
+			verify.InboundWarning + "tunnel packets from 192.0.2.22 are not accepted: unknown_tunnel_source"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			fx, x := verified(t, ModeTC, false, func(o *Options) { o.Delivers = true }, func(fx *fixture) {

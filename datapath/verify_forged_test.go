@@ -29,10 +29,10 @@ func TestForgedFlowsWithdrawNothing(t *testing.T) {
 				return errors.New("the frontend has no backend")
 			}
 			v := fx.d.verifier
-			v.mu.Lock()
-			defer v.mu.Unlock()
-			v.look(true)
-			fault = v.fault(f, s)
+			v.Mu.Lock()
+			defer v.Mu.Unlock()
+			v.Look(true)
+			fault = v.Fault(f, s)
 			return nil
 		})
 		return fault
@@ -41,7 +41,7 @@ func TestForgedFlowsWithdrawNothing(t *testing.T) {
 	if f := fault(); f != "" {
 		t.Fatal(f)
 	}
-	client, ok := fx.d.verifier.clients.of(fx.addr("vip"), nil)
+	client, ok := fx.d.verifier.Clients.Of(fx.addr("vip"), nil)
 	if !ok {
 		t.Fatal("no client of made packets")
 	}

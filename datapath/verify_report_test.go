@@ -77,7 +77,7 @@ func TestFaultsOfTheNodeFollowChanges(t *testing.T) {
 		t.Errorf("fault %q when Apply returns", f)
 	}
 	labtest.Until(t, 5*time.Second, "the removed one has no fault", func() error {
-		return errors.Join(reported(down, "", down), wrong(fx.d.verifier.faults() != 2, "%d", fx.d.verifier.faults()))
+		return errors.Join(reported(down, "", down), wrong(fx.d.verifier.Faults() != 2, "%d", fx.d.verifier.Faults()))
 	})
 	fx.do(func() error { return ip(netlink.LinkSetUp)(fx) })
 	labtest.Until(t, 5*time.Second, "the faults of the frontends themselves are reported again", func() error {

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/verify"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
@@ -114,7 +115,7 @@ func TestUnreachableIsNoAnswer(t *testing.T) {
 			to = netip.AddrPortFrom(to.Addr().Next(), 80)
 		}
 		err = node.Do(func() error {
-			fd, err := dial(to)
+			fd, err := verify.Dial(to)
 			if err != nil {
 				return err
 			}
@@ -123,7 +124,7 @@ func TestUnreachableIsNoAnswer(t *testing.T) {
 				return err
 			}
 			for i := range 2 {
-				if got := hasResponded(fd); got != want && (i == 0 || !want) {
+				if got := verify.HasResponded(fd); got != want && (i == 0 || !want) {
 					t.Errorf("%s: responded %t, look %d; want %t", route, got, i, want)
 				}
 			}

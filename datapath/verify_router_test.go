@@ -246,9 +246,9 @@ func TestDroppedAnswersHaveAReason(t *testing.T) {
 	fx.do(func() error { return dptest.AttachXDP("eth0", dptest.XDPDrop) })
 	v := fx.d.verifier
 	labtest.Until(t, 10*time.Second, "the router does not answer", func() error {
-		v.mu.Lock()
-		defer v.mu.Unlock()
-		for at, a := range v.routers.Known {
+		v.Mu.Lock()
+		defer v.Mu.Unlock()
+		for at, a := range v.Routers.Known {
 			if at.Addr == router.Addr() && a.Failed {
 				return nil
 			}

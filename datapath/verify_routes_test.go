@@ -8,6 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
+	"github.com/steelyard-lb/steelyard/datapath/internal/verify"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -18,8 +19,8 @@ func watchedRoutes(t *testing.T, to string) *fixture {
 		fx.do(func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(to)}) })
 	})
 	fx.service(lb.TCP, "b1")
-	fx.do(func() error { fx.d.verifier.changed(route.Changes{Routes: true}); return nil })
-	fx.d.verifier.routes.Until = time.Now().Add(time.Hour)
+	fx.do(func() error { fx.d.verifier.Changed(route.Changes{Routes: true}); return nil })
+	fx.d.verifier.Routes.Until = time.Now().Add(time.Hour)
 	return fx
 }
 
@@ -28,8 +29,8 @@ func (fx *fixture) ticks(n int) {
 	fx.t.Helper()
 	fx.do(func() error {
 		for range n {
-			fx.d.verifier.routers.At = time.Time{}
-			fx.d.verifier.tick()
+			fx.d.verifier.Routers.At = time.Time{}
+			fx.d.verifier.Tick()
 		}
 		return nil
 	})
@@ -39,9 +40,9 @@ func (fx *fixture) ticks(n int) {
 func TestRoutesAreAskedForAgainWhileARouterIsSilent(t *testing.T) {
 	t.Parallel()
 	fx := watchedRoutes(t, "192.0.2.99")
-	since := fx.d.verifier.routes.Since
+	since := fx.d.verifier.Routes.Since
 	fx.ticks(4)
-	if !fx.d.verifier.routes.Since.After(since) {
+	if !fx.d.verifier.Routes.Since.After(since) {
 		t.Error("the answers are kept")
 	}
 }
@@ -52,22 +53,22 @@ func TestRoutesExpire(t *testing.T) {
 	fx := watchedRoutes(t, v4["router"])
 	v := fx.d.verifier
 	fx.ticks(1)
-	had := v.clients.had4
+	had := v.Clients.Had4
 	fx.do(func() error { return netlink.RouteDel(&netlink.Route{Gw: net.ParseIP(v4["router"])}) })
 	fx.ticks(2)
-	if v.clients.had4 != had || had != reachPublic {
-		t.Errorf("clients %d, then %d; want %d", had, v.clients.had4, reachPublic)
+	if v.Clients.Had4 != had || had != verify.ReachPublic {
+		t.Errorf("clients %d, then %d; want %d", had, v.Clients.Had4, verify.ReachPublic)
 	}
 	routed := func() (ok bool) {
-		fx.do(func() error { ok = v.routes.Routed(route.Far4.Public[0]); return nil })
+		fx.do(func() error { ok = v.Routes.Routed(route.Far4.Public[0]); return nil })
 		return ok
 	}
 	if !routed() {
 		t.Error("the kernel was asked again")
 	}
-	v.routes.Until = time.Now()
+	v.Routes.Until = time.Now()
 	fx.ticks(2)
-	if routed() || v.clients.chosen != v.routes.Since {
+	if routed() || v.Clients.Chosen != v.Routes.Since {
 		t.Error("the kernel was not asked again")
 	}
 }
@@ -78,7 +79,7 @@ func TestRoutesToBackendsAreNotAskedFor(t *testing.T) {
 	fx := watchedRoutes(t, v4["router"])
 	fx.service(lb.TCP, "far")
 	fx.ticks(4)
-	if _, asked := fx.d.verifier.routes.Routes[route.Question{To: fx.addr("far"), Entry: true}]; asked {
+	if _, asked := fx.d.verifier.Routes.Routes[route.Question{To: fx.addr("far"), Entry: true}]; asked {
 		t.Error("the kernel was asked")
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/datapath/internal/table"
+	"github.com/steelyard-lb/steelyard/datapath/internal/verify"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
@@ -381,12 +382,12 @@ func TestARoundOfManyFaultsIsShort(t *testing.T) {
 		d.Put = append(d.Put, lb.Build(s, nil, lb.Drains{}).Frontends[0])
 	}
 	fx.apply(d)
-	fx.do(func() error { fx.d.verifier.changed(route.Changes{}); return nil })
+	fx.do(func() error { fx.d.verifier.Changed(route.Changes{}); return nil })
 	sum := 0
-	for _, tries := range fx.d.verifier.failed {
+	for _, tries := range fx.d.verifier.Failed {
 		sum += tries
 	}
-	if sum < n || sum > n+2*madeTries || len(x.now) != n {
+	if sum < n || sum > n+2*verify.MadeTries || len(x.now) != n {
 		t.Errorf("%d made packets for %d frontends, %d faults", sum, n, len(x.now))
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
+	"github.com/steelyard-lb/steelyard/datapath/internal/verify"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
 )
@@ -20,13 +21,13 @@ import (
 // keeps the present time in now.
 func (fx *fixture) looks(now *time.Time) func() string {
 	return func() string {
-		*now = now.Add(warnEvery)
+		*now = now.Add(verify.WarnEvery)
 		fx.do(func() error {
 			v := fx.d.verifier
-			v.mu.Lock()
-			defer v.mu.Unlock()
-			v.look(false)
-			v.warn(route.Changes{}, *now)
+			v.Mu.Lock()
+			defer v.Mu.Unlock()
+			v.Look(false)
+			v.Warn(route.Changes{}, *now)
 			return nil
 		})
 		return strings.Join(lbtest.Texts(fx.d.Findings()), "; ")
@@ -51,7 +52,7 @@ func TestExhaustedCapacityIsWarnedOf(t *testing.T) {
 	}
 	want := "1 packets of new connections were dropped or reset since " + now.Format(time.TimeOnly) +
 		": snat_exhausted (web to " + fx.at("b1", 8080).String() + "): all source ports to the backend are in use"
-	for range int(exhaustedFor / warnEvery) {
+	for range int(verify.ExhaustedFor / verify.WarnEvery) {
 		if w := look(); !strings.HasPrefix(w, want) {
 			t.Fatalf("warnings %q; want %q", w, want)
 		}
@@ -69,7 +70,7 @@ func TestServiceWithItsShareIsNamed(t *testing.T) {
 	v := fx.d.verifier
 	owners := map[string]bool{}
 	find := func() {
-		fx.do(func() error { v.look(false); v.findOwners("udp_share_full", owners); return nil })
+		fx.do(func() error { v.Look(false); v.FindOwners("udp_share_full", owners); return nil })
 	}
 	if find(); len(owners) > 0 {
 		t.Errorf("without a flow: %v", owners)
@@ -151,9 +152,9 @@ func TestShortageIsNoFault(t *testing.T) {
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
 	fx.service(lb.TCP, "b1")
 	watch := func() {
-		end := time.Now().Add(2 * max(confirmAfter, clearAfter))
+		end := time.Now().Add(2 * max(verify.ConfirmAfter, verify.ClearAfter))
 		for ; time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-			fx.do(func() error { fx.d.verifier.tick(); return nil })
+			fx.do(func() error { fx.d.verifier.Tick(); return nil })
 		}
 	}
 	watch()
@@ -192,7 +193,7 @@ func TestProgramsThatMayNotBeExamined(t *testing.T) {
 	fx.service(lb.TCP, "b1")
 	fx.do(func() error { return dptest.AttachXDP("eth0", dptest.XDPPass) })
 	look := func() string {
-		fx.do(func() error { fx.d.verifier.changed(route.Changes{Links: true, Routes: true}); return nil })
+		fx.do(func() error { fx.d.verifier.Changed(route.Changes{Links: true, Routes: true}); return nil })
 		return strings.Join(lbtest.Texts(fx.d.Findings()), "; ")
 	}
 	if w := look(); w != "" {
@@ -208,7 +209,7 @@ func TestProgramsThatMayNotBeExamined(t *testing.T) {
 		if err := unix.Capset(&header, &few[0]); err != nil {
 			return err
 		}
-		fx.d.verifier.changed(route.Changes{Links: true, Routes: true})
+		fx.d.verifier.Changed(route.Changes{Links: true, Routes: true})
 		return unix.Capset(&header, &all[0])
 	})
 	const want = "eth0: whether programs of others that run before ours (id "

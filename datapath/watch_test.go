@@ -22,7 +22,7 @@ func TestSteadyChangesPostponeNothing(t *testing.T) {
 	fx.service(lb.TCP, "b1")
 	fx.watch()
 	labtest.Until(t, 10*time.Second, "the first look at the network", func() error {
-		return wrong(fx.d.verifier.pause() == 0, "none yet")
+		return wrong(fx.d.verifier.Pause() == 0, "none yet")
 	})
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)

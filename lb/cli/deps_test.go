@@ -62,6 +62,8 @@ var mayImport = map[string][]string{
 	"datapath/internal/flow":   {"lb", "datapath/checksum", "datapath/internal/bpf", "datapath/internal/table"},
 	"datapath/internal/hook": {"lb", "datapath/internal/bpf", "datapath/internal/sysctl", "datapath/internal/pin",
 		"datapath/internal/route", "datapath/internal/table", "datapath/internal/flow"},
+	"datapath/internal/verify": {"lb", "datapath/internal/bpf", "datapath/internal/route", "datapath/internal/table",
+		"datapath/internal/flow", "datapath/internal/hook"},
 	"datapath/checksum":   {},
 	"datapath/dptest":     {"datapath/checksum"},
 	"systemd":             {},

@@ -7,9 +7,8 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// EnumNames returns the enumerators of a C enum by value, without their prefix and in lower case. The C code has the
-// only list.
-func EnumNames(enum, prefix string) ([]string, error) {
+// enumNames returns the enumerators of a C enum by value, without their prefix and in lower case.
+func enumNames(enum, prefix string) ([]string, error) {
 	spec, err := LoadSy()
 	if err != nil {
 		return nil, fmt.Errorf("read the embedded programs: %w", err)
@@ -25,5 +24,17 @@ func EnumNames(enum, prefix string) ([]string, error) {
 	return names, nil
 }
 
-// ReasonNames returns the names of the reasons, by value.
-func ReasonNames() ([]string, error) { return EnumNames("reason", "REASON_") }
+// Names are the names of enumerators, by value.
+type Names struct{ Reasons, Actions, Commits []string }
+
+// ReadNames reads the names from the embedded object. The C code has the only list.
+func ReadNames() (n Names, err error) {
+	if n.Reasons, err = enumNames("reason", "REASON_"); err != nil {
+		return n, err
+	}
+	if n.Actions, err = enumNames("action", "ACTION_"); err != nil {
+		return n, err
+	}
+	n.Commits, err = enumNames("commit", "COMMIT_")
+	return n, err
+}

@@ -1,4 +1,4 @@
-package datapath
+package verify
 
 import (
 	"fmt"
@@ -20,8 +20,8 @@ const keyMismatch = "tunnel_key_mismatch"
 var warnedReasons = []string{"flows_full", "snat_exhausted", "udp_share_full", keyMismatch}
 
 const (
-	// exhaustedFor is how long the warning about an exhausted capacity stays after the last packet.
-	exhaustedFor = time.Minute
+	// ExhaustedFor is how long the warning about an exhausted capacity stays after the last packet.
+	ExhaustedFor = time.Minute
 	// ownerPorts is the number of client ports that synthetic packets use to find the service that exhausted a
 	// capacity: the hash of each packet may select another backend.
 	ownerPorts = 16
@@ -37,16 +37,16 @@ type exhaustion struct {
 }
 
 // readCapacities compares the counters of warnedReasons with their last values.
-func (v *verifier) readCapacities(now time.Time) {
-	packets, err := table.ReadVerdicts(v.d.objects.SyVerdicts)
+func (v *Verifier) readCapacities(now time.Time) {
+	packets, err := table.ReadVerdicts(v.Objects.SyVerdicts)
 	if err != nil {
-		v.d.log.Debug("counters not read", "err", err)
+		v.Log.Debug("counters not read", "err", err)
 		return
 	}
 	drops := map[string]uint64{}
-	width := len(v.d.reasons) - 1 // without the end mark
+	width := len(v.Names.Reasons) - 1 // without the end mark
 	for i, n := range packets {
-		drops[v.d.reasons[i%width]] += n
+		drops[v.Names.Reasons[i%width]] += n
 	}
 	w := &v.warned
 	was := w.drops
@@ -59,30 +59,30 @@ func (v *verifier) readCapacities(now time.Time) {
 		x, n := w.exhausted[reason], drops[reason]-was[reason]
 		switch {
 		case n > 0 && x == nil:
-			x = &exhaustion{since: now.Add(-warnEvery), owners: map[string]bool{}}
+			x = &exhaustion{since: now.Add(-WarnEvery), owners: map[string]bool{}}
 			w.exhausted[reason] = x
-		case n == 0 && x != nil && now.Sub(x.last) >= exhaustedFor:
+		case n == 0 && x != nil && now.Sub(x.last) >= ExhaustedFor:
 			delete(w.exhausted, reason)
 		}
 		if n > 0 {
 			x.last = now
 			x.packets += n
-			v.findOwners(reason, x.owners)
+			v.FindOwners(reason, x.owners)
 		}
 	}
 }
 
-// findOwners adds the services whose synthetic packets find a capacity exhausted.
-func (v *verifier) findOwners(reason string, owners map[string]bool) {
+// FindOwners adds the services whose synthetic packets find a capacity exhausted.
+func (v *Verifier) FindOwners(reason string, owners map[string]bool) {
 	if reason == "flows_full" || reason == keyMismatch { // shared by all services
 		return
 	}
-	frontends, service, backends := v.d.services.Names()
+	frontends, service, backends := v.Services.Names()
 	left := ownerPackets
 	for id, f := range frontends { // in another order each time
-		from := v.clients.v4
+		from := v.Clients.v4
 		if f.VIP.Is6() {
-			from = v.clients.v6
+			from = v.Clients.v6
 		}
 		if f.Decap || !from.IsValid() || reason == "udp_share_full" && f.Protocol != lb.UDP {
 			continue
@@ -98,7 +98,7 @@ func (v *verifier) findOwners(reason string, owners map[string]bool) {
 			if !ok {
 				return
 			}
-			if v.d.reasons[x.V.Reason] != reason {
+			if v.Names.Reasons[x.V.Reason] != reason {
 				continue
 			}
 			if at, ok := backends[x.V.Backend]; ok && reason == "snat_exhausted" {
@@ -115,9 +115,9 @@ func (v *verifier) findOwners(reason string, owners map[string]bool) {
 const fewDrops = 10
 
 // capacities returns a finding for each of warnedReasons for which packets were dropped or refused recently.
-func (w *warnings) capacities() (list []lb.Finding) {
+func (v *Verifier) capacities() (list []lb.Finding) {
 	for _, reason := range warnedReasons {
-		x, what, kind := w.exhausted[reason], "packets of new connections were dropped or reset", lb.FoundCapacity
+		x, what, kind := v.warned.exhausted[reason], "packets of new connections were dropped or reset", lb.FoundCapacity
 		if x == nil {
 			continue
 		}
@@ -131,7 +131,7 @@ func (w *warnings) capacities() (list []lb.Finding) {
 		case reason == "snat_exhausted" || reason == "udp_share_full":
 			text += " (\"steelyard flows\" lists the flows of services and servers)"
 		}
-		found := kind.About(reason, "%s: %s", text, meaning(reason))
+		found := kind.About(reason, "%s: %s", text, v.Meaning(reason))
 		if x.packets <= fewDrops {
 			found = found.As(lb.SeverityWarning)
 		}

@@ -1,4 +1,4 @@
-package datapath
+package verify
 
 import (
 	"fmt"
@@ -21,18 +21,18 @@ type toBackends struct {
 }
 
 // toBackends returns the interfaces and routers towards the backends of all frontends.
-func (v *verifier) toBackends() *toBackends {
-	if v.backends == nil || v.backends.forgotten != v.routes.Forgotten {
-		v.backends = &toBackends{v.routes.Forgotten, v.d.services.Interfaces(nil), v.d.services.Routers()}
+func (v *Verifier) toBackends() *toBackends {
+	if v.backends == nil || v.backends.forgotten != v.Routes.Forgotten {
+		v.backends = &toBackends{v.Routes.Forgotten, v.Services.Interfaces(nil), v.Services.Routers()}
 	}
 	return v.backends
 }
 
-// needed returns the indexes of the interfaces that routes to backends and to Options.Reach lead to, and with
+// Needed returns the indexes of the interfaces that routes to backends and to Options.Reach lead to, and with
 // Options.FollowRoutes also those towards clients behind routers.
-func (d *Datapath) needed(routes *route.Cache, toBackends []int) []int {
-	indexes, reach := slices.Clone(toBackends), d.o.Reach
-	if d.o.FollowRoutes {
+func (o Options) Needed(routes *route.Cache, toBackends []int) []int {
+	indexes, reach := slices.Clone(toBackends), o.Reach
+	if o.FollowRoutes {
 		for _, far := range []route.FarAddrs{route.Far4, route.Far6} {
 			if a, n := routes.Widest(far.All()); n > 0 {
 				reach = append(slices.Clip(reach), a)
@@ -57,31 +57,31 @@ type view struct {
 	own map[netip.Addr]bool // addresses of this node
 }
 
-// madeTries is how many flows are tried until one would be answered: a fault of one backend, or of one of several
+// MadeTries is how many flows are tried until one would be answered: a fault of one backend, or of one of several
 // paths, is not a reason to withdraw an address. Their ports are among madePorts, because some flows may be known
 // already.
-const madeTries, madePorts = 16, 64
+const MadeTries, madePorts = 16, 64
 
-// fault returns why the flows of a frontend are not answered, or "" if they are.
-func (v *verifier) fault(f lb.Frontend, s table.Subject) string {
+// Fault returns why the flows of a frontend are not answered, or "" if they are.
+func (v *Verifier) Fault(f lb.Frontend, s table.Subject) string {
 	return v.faultOfMade(f, s, opening, func(x bpf.Explained) bool {
-		v.failed[triedBackend{x.V.Backend, f.VIP.Is4()}]++
+		v.Failed[triedBackend{x.V.Backend, f.VIP.Is4()}]++
 		return v.allFailed(f, s)
 	})
 }
 
-// faultOfMade returns why none of madeTries new flows is answered, or "" if one is or that is not known. frame builds
+// faultOfMade returns why none of MadeTries new flows is answered, or "" if one is or that is not known. frame builds
 // the first packet of a flow; enough reports after each failure whether to stop trying. Packets of known flows are
 // skipped: anybody may have opened such a flow with forged packets, to any backend that the frontend once had, so it
 // says nothing.
-func (v *verifier) faultOfMade(
+func (v *Verifier) faultOfMade(
 	f lb.Frontend, s table.Subject, frame func(lb.Question) []byte, enough func(bpf.Explained) bool,
 ) (fault string) {
-	client, ok := v.clients.of(f.VIP, s.Plan.Allow)
+	client, ok := v.Clients.Of(f.VIP, s.Plan.Allow)
 	if !ok {
 		return ""
 	}
-	port, tries := anyPort(), 0
+	port, tries := AnyPort(), 0
 	for i := range uint16(madePorts) {
 		q := lb.Question{
 			Client: netip.AddrPortFrom(client, port+i), To: netip.AddrPortFrom(f.VIP, f.Port), Protocol: f.Protocol,
@@ -90,13 +90,13 @@ func (v *verifier) faultOfMade(
 		if !ok {
 			return ""
 		}
-		if v.d.actions[x.V.Action] == "forward" && v.d.isOfKnownFlow(x.V) {
+		if v.Names.Actions[x.V.Action] == "forward" && v.isOfKnownFlow(x.V) {
 			continue
 		}
 		if fault = v.faultOf(q, s, x); fault == "" {
 			return ""
 		}
-		if tries++; tries == madeTries || enough(x) {
+		if tries++; tries == MadeTries || enough(x) {
 			return fault
 		}
 	}
@@ -113,18 +113,18 @@ type triedBackend struct {
 // nothing works, a round must not take much longer than when everything does.
 const wayTries = 4
 
-func (v *verifier) allFailed(f lb.Frontend, s table.Subject) bool {
+func (v *Verifier) allFailed(f lb.Frontend, s table.Subject) bool {
 	for _, id := range s.Backends {
-		if v.failed[triedBackend{id, f.VIP.Is4()}] < wayTries {
+		if v.Failed[triedBackend{id, f.VIP.Is4()}] < wayTries {
 			return false
 		}
 	}
 	return len(s.Backends) > 0
 }
 
-// anyPort returns a port for a synthetic client, the first of madePorts. It is random, so an attacker would have to
+// AnyPort returns a port for a synthetic client, the first of madePorts. It is random, so an attacker would have to
 // forge packets that open the flows of all ports.
-func anyPort() uint16 { return uint16(1024 + rand.IntN(64000-madePorts)) }
+func AnyPort() uint16 { return uint16(1024 + rand.IntN(64000-madePorts)) }
 
 // tolerated are reasons for dropping a synthetic packet that are not a fault of this node.
 var tolerated = []string{
@@ -132,23 +132,23 @@ var tolerated = []string{
 }
 
 // faultOf returns why a client gets no answer, or "" if it does, given the result for its first packet.
-func (v *verifier) faultOf(q lb.Question, s table.Subject, x bpf.Explained) string {
-	d, local, nat := v.d, x.V.Local == 1, x.V.Method == uint8(bpf.MethodNAT)
-	reason, to, from := d.reasons[x.V.Reason], bpf.FromAddr(x.V.T.Dst), bpf.FromAddr(x.V.T.Src)
-	sent := d.actions[x.V.Action] == "forward"
+func (v *Verifier) faultOf(q lb.Question, s table.Subject, x bpf.Explained) string {
+	reasons, local, nat := v.Names.Reasons, x.V.Local == 1, x.V.Method == uint8(bpf.MethodNAT)
+	reason, to, from := reasons[x.V.Reason], bpf.FromAddr(x.V.T.Dst), bpf.FromAddr(x.V.T.Src)
+	sent := v.Names.Actions[x.V.Action] == "forward"
 	switch {
 	case !sent && slices.Contains(tolerated, reason):
 		return ""
 	case !sent && reason == noRoute:
 		return v.noWay(x, "forwarded")
 	case !sent:
-		return fmt.Sprintf("packets are not forwarded: %s: %s", reason, meaning(reason))
+		return fmt.Sprintf("packets are not forwarded: %s: %s", reason, v.Meaning(reason))
 	case x.V.Counted == 2 && !slices.Contains(s.Backends, x.V.Backend):
 		return fmt.Sprintf("packets are sent to %s, which is no backend", to)
-	case d.reasons[x.Route] == noRoute:
+	case reasons[x.Route] == noRoute:
 		return v.noWay(x, "delivered")
-	case d.reasons[x.Route] != forwarded:
-		return fmt.Sprintf("packets are not delivered: %s: %s", d.reasons[x.Route], meaning(d.reasons[x.Route]))
+	case reasons[x.Route] != forwarded:
+		return fmt.Sprintf("packets are not delivered: %s: %s", reasons[x.Route], v.Meaning(reasons[x.Route]))
 	case !local && !v.view.Links[int(x.Ifindex)].Running:
 		return fmt.Sprintf(leadsDown, v.view.Name(x.Ifindex), to)
 	case !local && nat && !v.view.Attached[int(x.Ifindex)]:
@@ -163,37 +163,27 @@ func (v *verifier) faultOf(q lb.Question, s table.Subject, x bpf.Explained) stri
 }
 
 // replyFault returns why a server's answer does not reach the client, or "" if it does.
-func (v *verifier) replyFault(q lb.Question, x bpf.Explained, local bool) string {
-	switch reply := v.d.reasons[x.Reply]; {
+func (v *Verifier) replyFault(q lb.Question, x bpf.Explained, local bool) string {
+	switch reply := v.Names.Reasons[x.Reply]; {
 	case reply == "none":
 		return ""
 	case reply == noRoute:
 		return v.noReplyWay(q.Client.Addr())
 	case reply != forwarded:
-		return fmt.Sprintf("replies are dropped: %s: %s", reply, meaning(reply))
+		return fmt.Sprintf("replies are dropped: %s: %s", reply, v.Meaning(reply))
 	case !v.view.Links[int(x.ReplyIfindex)].Running:
 		return fmt.Sprintf(leadsDown, v.view.Name(x.ReplyIfindex), "clients")
 	case local && !v.view.Attached[int(x.ReplyIfindex)]:
 		return fmt.Sprintf("replies leave by %s, to which no program is attached", v.view.Name(x.ReplyIfindex))
 	}
-	if a := q.Client.Addr(); a == v.clients.v4 || a == v.clients.v6 {
-		v.clients.nics[a.Is4()] = int(x.ReplyIfindex)
+	if a := q.Client.Addr(); a == v.Clients.v4 || a == v.Clients.v6 {
+		v.Clients.nics[a.Is4()] = int(x.ReplyIfindex)
 	}
 	if v.view.Links[int(x.ReplyIfindex)].NoARP && !v.configuredHop(q.Client.Addr()) {
 		return fmt.Sprintf("%s, which leads to clients, sends no ARP and NDP requests (NOARP): ip link set %s arp on",
 			v.view.Name(x.ReplyIfindex), v.view.Name(x.ReplyIfindex))
 	}
-	return v.routers.Fault(q.Client.Addr(), "of replies", &v.routes)
+	return v.Routers.Fault(q.Client.Addr(), "of replies", &v.Routes)
 }
 
 const forwarded = "forwarded" // REASON_FORWARDED
-
-// meaning returns the text of a reason: what it says, and what to do.
-func meaning(reason string) string {
-	for _, r := range reasonList() {
-		if r.Name == reason {
-			return r.Text
-		}
-	}
-	return ""
-}

@@ -1,4 +1,4 @@
-package datapath
+package verify
 
 import (
 	"fmt"
@@ -13,11 +13,11 @@ import (
 // warnings: no node's announcements can depend on them, because the other nodes all select this one from the same
 // table.
 
-const inboundWarning = "packets that other nodes send here do not get to their backends: "
+const InboundWarning = "packets that other nodes send here do not get to their backends: "
 
 // inboundFault returns why packets that other nodes send here are not delivered, or "" if they are.
-func (v *verifier) inboundFault(f lb.Frontend) string {
-	in, ok := v.d.services.Inbound(f)
+func (v *Verifier) inboundFault(f lb.Frontend) string {
+	in, ok := v.Services.Inbound(f)
 	if !ok {
 		return ""
 	}
@@ -28,11 +28,11 @@ func (v *verifier) inboundFault(f lb.Frontend) string {
 		if n.Addr == in.Self || n.Addr.Is4() != in.Self.Is4() {
 			continue
 		}
-		from, to := netip.AddrPortFrom(n.Addr, anyPort()), netip.AddrPortFrom(in.Self, v.d.o.TunnelPort)
+		from, to := netip.AddrPortFrom(n.Addr, AnyPort()), netip.AddrPortFrom(in.Self, v.o.TunnelPort)
 		x, ok := v.run(opening(lb.Question{Client: from, To: to, Protocol: lb.UDP}))
-		if ok && v.d.actions[x.V.Action] != "decap" {
-			reason := v.d.reasons[x.V.Reason]
-			return fmt.Sprintf("tunnel packets from %s are not accepted: %s: %s", n.Addr, reason, meaning(reason))
+		if ok && v.Names.Actions[x.V.Action] != "decap" {
+			reason := v.Names.Reasons[x.V.Reason]
+			return fmt.Sprintf("tunnel packets from %s are not accepted: %s: %s", n.Addr, reason, v.Meaning(reason))
 		}
 		break
 	}
@@ -43,7 +43,7 @@ func (v *verifier) inboundFault(f lb.Frontend) string {
 const explainDecap, sourceMAC = 0xff, 6
 
 // deliveryFault returns why decapsulated packets are not delivered or replies not returned, or "" if they are.
-func (v *verifier) deliveryFault(f lb.Frontend, s table.Subject) string {
+func (v *Verifier) deliveryFault(f lb.Frontend, s table.Subject) string {
 	decapsulated := func(q lb.Question) []byte {
 		frame := opening(q)
 		frame[sourceMAC] = explainDecap

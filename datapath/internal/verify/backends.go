@@ -1,4 +1,4 @@
-package datapath
+package verify
 
 import (
 	"fmt"
@@ -25,7 +25,7 @@ type unreached struct {
 
 // tryBackends runs one more synthetic packet for each of these frontends, with a different port each time, and repeats
 // the packets that did not reach their backends. Over time all backends are tried.
-func (v *verifier) tryBackends(frontends []lb.Frontend, now time.Time) {
+func (v *Verifier) tryBackends(frontends []lb.Frontend, now time.Time) {
 	for id, u := range v.unreached {
 		fault, tried := v.tryBackend(u.frontend, u.made)
 		if tried != id {
@@ -37,16 +37,16 @@ func (v *verifier) tryBackends(frontends []lb.Frontend, now time.Time) {
 		}
 	}
 	for _, f := range frontends {
-		s, ok := v.d.services.Subject(f)
+		s, ok := v.Services.Subject(f)
 		if !ok || len(v.unreached) >= maxUnreached {
 			continue
 		}
-		client, ok := v.clients.of(f.VIP, s.Plan.Allow)
+		client, ok := v.Clients.Of(f.VIP, s.Plan.Allow)
 		if !ok {
 			continue
 		}
 		made := lb.Question{
-			Client: netip.AddrPortFrom(client, anyPort()),
+			Client: netip.AddrPortFrom(client, AnyPort()),
 			To:     netip.AddrPortFrom(f.VIP, f.Port), Protocol: f.Protocol,
 		}
 		fault, id := v.tryBackend(f, made)
@@ -60,8 +60,8 @@ func (v *verifier) tryBackends(frontends []lb.Frontend, now time.Time) {
 }
 
 // tryBackend returns the backend of a synthetic packet, and why the packet does not reach it, or "" if it does.
-func (v *verifier) tryBackend(f lb.Frontend, made lb.Question) (fault string, id uint32) {
-	s, ok := v.d.services.Subject(f)
+func (v *Verifier) tryBackend(f lb.Frontend, made lb.Question) (fault string, id uint32) {
+	s, ok := v.Services.Subject(f)
 	if !ok {
 		return "", 0
 	}
@@ -74,15 +74,15 @@ func (v *verifier) tryBackend(f lb.Frontend, made lb.Question) (fault string, id
 
 // unreachedBackends returns a finding about backends that client packets do not reach although their VIPs are
 // announced.
-func (v *verifier) unreachedBackends() []lb.Finding {
-	v.mu.Lock()
-	defer v.mu.Unlock()
+func (v *Verifier) unreachedBackends() []lb.Finding {
+	v.Mu.Lock()
+	defer v.Mu.Unlock()
 	hosts, first, text := map[netip.Addr]bool{}, netip.AddrPort{}, ""
 	for id, u := range v.unreached {
 		if vip := v.bad.of(u.frontend); !u.confirmed || v.node.confirmed || vip != nil && vip.confirmed {
 			continue // the fault of the VIP says it
 		}
-		at := v.d.services.Address(id)
+		at := v.Services.Address(id)
 		hosts[at.Addr()] = true
 		if !first.IsValid() || at.Compare(first) < 0 {
 			first, text = at, fmt.Sprintf("%s of %s: %s", at, u.frontend, u.fault)

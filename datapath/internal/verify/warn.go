@@ -1,4 +1,4 @@
-package datapath
+package verify
 
 import (
 	"fmt"
@@ -11,8 +11,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// warnEvery is the interval of checks of recent clients and capacities while nothing changes.
-const warnEvery = 5 * time.Second
+// WarnEvery is the interval of checks of recent clients and capacities while nothing changes.
+const WarnEvery = 5 * time.Second
 
 // warnings are states in which some packets are lost, or may be lost without being noticed. They withdraw no address.
 type warnings struct {
@@ -30,20 +30,20 @@ type warnings struct {
 
 // run runs sy_explain on a frame. It returns false if that fails: a shortage of this node says nothing about an
 // address.
-func (v *verifier) run(frame []byte) (bpf.Explained, bool) {
-	x, err := v.d.explainFrame(frame)
+func (v *Verifier) run(frame []byte) (bpf.Explained, bool) {
+	x, err := v.ExplainFrame(frame)
 	if err != nil {
 		v.warned.notRun = err.Error()
 	}
 	return x, err == nil
 }
 
-// warn looks for problems that affect only some packets.
-func (v *verifier) warn(found route.Changes, now time.Time) {
+// Warn looks for problems that affect only some packets.
+func (v *Verifier) Warn(found route.Changes, now time.Time) {
 	w := &v.warned
-	due := now.Sub(w.at) >= warnEvery
+	due := now.Sub(w.at) >= WarnEvery
 	if found.Routes || due || w.lost.fault != "" {
-		w.lost.observe(v.lostClients(v.d.flows.RecentClients(), now), now)
+		w.lost.observe(v.LostClients(v.Flows.RecentClients(), now), now)
 	}
 	w.blind.observe(w.notRun, now)
 	w.noRoute.observe(v.noRoute(), now)
@@ -56,13 +56,13 @@ func (v *verifier) warn(found route.Changes, now time.Time) {
 
 // noRoute returns a text if routers know the VIPs but no client behind a router gets replies, or "". This is not a
 // fault, because the clients may be on the links of this node.
-func (v *verifier) noRoute() string {
-	no4, no6 := v.clients.had4 == reachLink, v.clients.had6 == reachLink
-	if !v.d.o.Routers || !no4 && !no6 {
+func (v *Verifier) noRoute() string {
+	no4, no6 := v.Clients.Had4 == reachLink, v.Clients.had6 == reachLink
+	if !v.o.Routers || !no4 && !no6 {
 		return ""
 	}
 	var vip netip.Addr
-	for _, f := range v.d.services.Held() {
+	for _, f := range v.Services.Held() {
 		if no := f.VIP.Is4() && no4 || f.VIP.Is6() && no6; no && (!vip.IsValid() || f.VIP.Less(vip)) {
 			vip = f.VIP
 		}
@@ -75,11 +75,10 @@ func (v *verifier) noRoute() string {
 
 // Findings returns states in which packets are lost, or may be, although addresses are announced, and changes that
 // Cleanup cannot undo.
-func (d *Datapath) Findings() []lb.Finding {
-	all := slices.Concat(d.verifier.unreachedBackends(), d.hooks.Findings(), d.keptSize(), d.pinsWritable())
-	v := d.verifier
-	v.mu.Lock()
-	defer v.mu.Unlock()
+func (v *Verifier) Findings() []lb.Finding {
+	all := slices.Concat(v.unreachedBackends(), v.Hooks.Findings())
+	v.Mu.Lock()
+	defer v.Mu.Unlock()
 	add := func(k *lb.FindingKind, c condition, prefix string) {
 		if c.confirmed {
 			all = append(all, k.About("", "%s%s", prefix, c.fault))
@@ -88,7 +87,7 @@ func (d *Datapath) Findings() []lb.Finding {
 	add(lb.FoundUnverified, v.warned.blind, "packets cannot be verified: ")
 	add(lb.FoundPinsLost, v.warned.unpinned, "the next start of the agent ends all connections: ")
 	add(lb.FoundNoDefaultRoute, v.warned.noRoute, "")
-	all = append(all, v.warned.capacities()...)
+	all = append(all, v.capacities()...)
 	if c := v.warned.lost; c.confirmed {
 		f := lb.FoundRepliesLost.About("", "%s", c.fault)
 		if len(v.warned.lostSince) < 2 {
@@ -99,7 +98,7 @@ func (d *Datapath) Findings() []lb.Finding {
 	var faults []string
 	for _, f := range v.inbound.frontends() {
 		if c := v.inbound.of(f); c.confirmed {
-			faults = append(faults, inboundWarning+c.fault)
+			faults = append(faults, InboundWarning+c.fault)
 		}
 	}
 	slices.Sort(faults)

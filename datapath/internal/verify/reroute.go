@@ -1,4 +1,4 @@
-package datapath
+package verify
 
 import (
 	"errors"
@@ -48,7 +48,7 @@ type rerouteProbe struct {
 	unable bool
 }
 
-// look starts probing new reroutes, and stops probing those that no longer exist.
+// Look starts probing new reroutes, and stops probing those that no longer exist.
 func (d *reroutes) look(now time.Time, found map[netip.AddrPort]table.Reroute) {
 	probing := map[table.Reroute]*rerouteProbe{}
 	d.of = map[netip.Addr]table.Reroute{}
@@ -91,7 +91,7 @@ func (b *rerouteProbe) probe() {
 	slices.SortFunc(b.backends, func(x, y netip.AddrPort) int { return x.Compare(y) })
 	step := max(1, len(b.backends)/maxProbes)
 	for i := 0; i < len(b.backends) && len(probes) < maxProbes; i += step {
-		fd, err := dial(b.backends[i])
+		fd, err := Dial(b.backends[i])
 		if err != nil {
 			b.unable = b.unable || !errors.Is(err, unix.ENETUNREACH) && !errors.Is(err, unix.EHOSTUNREACH)
 			continue
@@ -103,7 +103,7 @@ func (b *rerouteProbe) probe() {
 
 // responded reports whether a backend has answered.
 func (b *rerouteProbe) responded() bool {
-	return slices.ContainsFunc(b.probes, func(probes []int) bool { return slices.ContainsFunc(probes, hasResponded) })
+	return slices.ContainsFunc(b.probes, func(probes []int) bool { return slices.ContainsFunc(probes, HasResponded) })
 }
 
 // closeProbes ends all probes except those of the last keep rounds.
@@ -116,8 +116,8 @@ func (b *rerouteProbe) closeProbes(keep int) {
 	}
 }
 
-// dial begins a TCP handshake.
-func dial(to netip.AddrPort) (fd int, err error) {
+// Dial begins a TCP handshake.
+func Dial(to netip.AddrPort) (fd int, err error) {
 	family, at := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Addr: to.Addr().As16(), Port: int(to.Port())})
 	if to.Addr().Is4() {
 		family, at = unix.AF_INET, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}
@@ -138,8 +138,8 @@ func dial(to netip.AddrPort) (fd int, err error) {
 	return fd, nil
 }
 
-// hasResponded reports whether the other host has accepted or refused a connection.
-func hasResponded(fd int) bool {
+// HasResponded reports whether the other host has accepted or refused a connection.
+func HasResponded(fd int) bool {
 	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
 	if n, err := unix.Poll(poll, 0); err != nil || n == 0 {
 		return false
@@ -151,17 +151,17 @@ func hasResponded(fd int) bool {
 }
 
 // wayFault returns why packets do not reach the backend of a verdict, or "" if nothing is known.
-func (v *verifier) wayFault(q lb.Question, x bpf.Explained) string {
+func (v *Verifier) wayFault(q lb.Question, x bpf.Explained) string {
 	if x.V.Local == 1 || x.V.Counted != 2 {
 		return ""
 	}
-	to, hop := v.d.services.FirstHop(x.V.Backend)
+	to, hop := v.Services.FirstHop(x.V.Backend)
 	fault := v.reroutes.fault(to, q.Protocol, v.view)
 	next := route.Router{NIC: hop.NIC, Addr: hop.Gateway}
-	if fault != "" || !v.routers.Known[next].Failed { // an on-link backend has no router that could fail
+	if fault != "" || !v.Routers.Known[next].Failed { // an on-link backend has no router that could fail
 		return fault
 	}
-	return v.routers.Fault(to, "towards "+to.String(), &v.routes)
+	return v.Routers.Fault(to, "towards "+to.String(), &v.Routes)
 }
 
 // fault returns why packets do not reach a backend, or "" if nothing is known.

@@ -1,4 +1,4 @@
-package datapath
+package verify
 
 import (
 	"cmp"
@@ -20,39 +20,39 @@ import (
 
 // Explain returns the programs' decision for the first packet of a flow, and whether the client receives the reply. It
 // runs their own code (bpf/explain.h), sends no packets and changes no map.
-func (d *Datapath) Explain(q lb.Question) (lb.Explanation, error) {
+func (v *Verifier) Explain(q lb.Question) (lb.Explanation, error) {
 	e := lb.Explanation{Client: q.Client, Address: q.To.Addr(), Port: q.To.Port(), Protocol: q.Protocol}
-	x, err := d.explainFrame(opening(q))
+	x, err := v.ExplainFrame(opening(q))
 	if err != nil {
 		return e, err
 	}
-	v := x.V
-	e.Action, e.Reason = d.actions[v.Action], d.reasons[v.Reason]
-	e.Meaning = meaning(e.Reason)
-	d.name(&e, v)
-	e.Steps = d.steps(q, e, x)
-	d.explainReply(q, &e, x)
-	d.explainFull(q, &e, v)
+	verdict := x.V
+	e.Action, e.Reason = v.Names.Actions[verdict.Action], v.Names.Reasons[verdict.Reason]
+	e.Meaning = v.Meaning(e.Reason)
+	v.name(&e, verdict)
+	e.Steps = v.steps(q, e, x)
+	v.explainReply(q, &e, x)
+	v.explainFull(q, &e, verdict)
 	return e, nil
 }
 
 // explainFull adds that a connection will not be stored when its client completes the handshake. The programs notice
 // only then, because they do not know how full the table is.
-func (d *Datapath) explainFull(q lb.Question, e *lb.Explanation, v bpf.Verdict) {
+func (v *Verifier) explainFull(q lb.Question, e *lb.Explanation, verdict bpf.Verdict) {
 	const full = "flows_full"
-	if q.Protocol == lb.UDP || e.Action != "forward" || d.commits[v.Commit] != "open" ||
-		d.flows.Streams() < d.objects.SyStreamServers.MaxEntries() {
+	if q.Protocol == lb.UDP || e.Action != "forward" || v.Names.Commits[verdict.Commit] != "open" ||
+		v.Flows.Streams() < v.Objects.SyStreamServers.MaxEntries() {
 		return
 	}
-	fault := full + ": " + meaning(full)
+	fault := full + ": " + v.Meaning(full)
 	e.Fault = cmp.Or(e.Fault, fault)
 	e.Steps = append(e.Steps, "when the client completes the handshake, it is refused: "+fault)
 }
 
-// explainFrame runs sy_explain on a frame of at least explainRoom bytes, or of at least the size of the result.
-func (d *Datapath) explainFrame(frame []byte) (x bpf.Explained, err error) {
+// ExplainFrame runs sy_explain on a frame of at least explainRoom bytes, or of at least the size of the result.
+func (v *Verifier) ExplainFrame(frame []byte) (x bpf.Explained, err error) {
 	run := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame))}
-	result, err := d.objects.SyExplain.Run(&run)
+	result, err := v.Objects.SyExplain.Run(&run)
 	switch {
 	case err != nil:
 		return x, fmt.Errorf("run the programs on a packet: %w", err)
@@ -95,27 +95,27 @@ func opening(q lb.Question) []byte {
 }
 
 // name sets the names for the ids in a verdict.
-func (d *Datapath) name(e *lb.Explanation, v bpf.Verdict) {
-	if v.Counted > 0 {
-		e.Service = d.services.ServiceOf(e.Address, v.Frontend)
+func (v *Verifier) name(e *lb.Explanation, verdict bpf.Verdict) {
+	if verdict.Counted > 0 {
+		e.Service = v.Services.ServiceOf(e.Address, verdict.Frontend)
 	}
 	if e.Action != "forward" {
 		return
 	}
-	e.Forward = table.DecodeMethod(bpf.Method(v.Method))
-	e.Backend = netip.AddrPortFrom(bpf.FromAddr(v.T.Dst), 0)
+	e.Forward = table.DecodeMethod(bpf.Method(verdict.Method))
+	e.Backend = netip.AddrPortFrom(bpf.FromAddr(verdict.T.Dst), 0)
 	if e.Forward == lb.MethodNAT {
-		e.Backend = netip.AddrPortFrom(bpf.FromAddr(v.T.Dst), bpf.Swap(v.T.Dport))
+		e.Backend = netip.AddrPortFrom(bpf.FromAddr(verdict.T.Dst), bpf.Swap(verdict.T.Dport))
 	}
 }
 
 // steps describes the decision in the order in which the programs take it.
-func (d *Datapath) steps(q lb.Question, e lb.Explanation, x bpf.Explained) (steps []string) {
-	v := x.V
+func (v *Verifier) steps(q lb.Question, e lb.Explanation, x bpf.Explained) (steps []string) {
+	verdict := x.V
 	say := func(format string, args ...any) { steps = append(steps, fmt.Sprintf(format, args...)) }
 	frontend := fmt.Sprintf("%s/%s", q.To, q.Protocol)
 	switch {
-	case v.Counted > 0:
+	case verdict.Counted > 0:
 		say("%s is a frontend of %s", frontend, e.Service)
 	case e.Reason == "not_ours":
 		say("%s is not the address of a service: the packet is passed to the stack", q.To.Addr())
@@ -124,8 +124,8 @@ func (d *Datapath) steps(q lb.Question, e lb.Explanation, x bpf.Explained) (step
 		say("%s is a VIP, and no service has %s", q.To.Addr(), frontend)
 	}
 	if e.Action == "forward" {
-		d.sayFlow(say, v)
-		d.sayPath(say, e, v)
+		v.sayFlow(say, verdict)
+		v.sayPath(say, e, verdict)
 		return steps
 	}
 	say("%s: %s", e.Action, e.Meaning)
@@ -133,49 +133,50 @@ func (d *Datapath) steps(q lb.Question, e lb.Explanation, x bpf.Explained) (step
 }
 
 // isOfKnownFlow reports whether a forwarded packet that could open a flow belongs to a flow that has an entry.
-func (d *Datapath) isOfKnownFlow(v bpf.Verdict) bool {
-	if v.Method == uint8(bpf.MethodNAT) {
-		return d.commits[v.Commit] != "open"
+func (v *Verifier) isOfKnownFlow(verdict bpf.Verdict) bool {
+	if verdict.Method == uint8(bpf.MethodNAT) {
+		return v.Names.Commits[verdict.Commit] != "open"
 	}
-	return slices.Contains([]string{"dsr_confirm", "dsr_touch", "dsr_close"}, d.commits[v.Commit])
+	return slices.Contains([]string{"dsr_confirm", "dsr_touch", "dsr_close"}, v.Names.Commits[verdict.Commit])
 }
 
-func (d *Datapath) sayFlow(say func(string, ...any), v bpf.Verdict) {
-	chained := v.Method == uint8(bpf.MethodGUE) && slices.Contains([]string{"none", "relay"}, d.commits[v.Commit])
+func (v *Verifier) sayFlow(say func(string, ...any), verdict bpf.Verdict) {
+	chained := verdict.Method == uint8(bpf.MethodGUE) &&
+		slices.Contains([]string{"none", "relay"}, v.Names.Commits[verdict.Commit])
 	switch {
-	case chained && v.Chain.Passed == 1:
+	case chained && verdict.Chain.Passed == 1:
 		say("this node delivers it, and the flow is unknown here: it is passed to nodes that may have it")
 	case chained:
 		say("its hash selects the node that delivers it; no flow is kept here")
-	case d.isOfKnownFlow(v):
+	case v.isOfKnownFlow(verdict):
 		say("its flow is known")
 	default:
 		say("no flow is known: one is opened")
 	}
-	if v.Affinity == 1 {
+	if verdict.Affinity == 1 {
 		say("the client keeps its backend (affinity)")
 	}
 }
 
-func (d *Datapath) sayPath(say func(string, ...any), e lb.Explanation, v bpf.Verdict) {
-	to := bpf.FromAddr(v.T.Dst)
+func (v *Verifier) sayPath(say func(string, ...any), e lb.Explanation, verdict bpf.Verdict) {
+	to := bpf.FromAddr(verdict.T.Dst)
 	switch {
-	case v.Local == 1:
+	case verdict.Local == 1:
 		say("to %s on this node, with the client's address", e.Backend)
 		return
 	case e.Forward == lb.MethodNAT:
-		say("to %s, from %s and a port of snat_ports", e.Backend, bpf.FromAddr(v.T.Src))
+		say("to %s, from %s and a port of snat_ports", e.Backend, bpf.FromAddr(verdict.T.Src))
 	case e.Forward == lb.MethodDSR:
 		say("to the MAC address of %s, otherwise unchanged", to)
 	default:
 		how := "ipip"
-		if v.Method == uint8(bpf.MethodGUE) {
+		if verdict.Method == uint8(bpf.MethodGUE) {
 			how = "gue"
 		}
-		say("to %s through a tunnel (%s) from %s", to, how, bpf.FromAddr(v.T.Src))
+		say("to %s through a tunnel (%s) from %s", to, how, bpf.FromAddr(verdict.T.Src))
 	}
 	var next []string
-	for _, a := range v.Chain.Next[:min(int(v.Chain.N), len(v.Chain.Next))] {
+	for _, a := range verdict.Chain.Next[:min(int(verdict.Chain.N), len(verdict.Chain.Next))] {
 		next = append(next, bpf.FromAddr(a).String())
 	}
 	if len(next) > 0 {
@@ -185,13 +186,12 @@ func (d *Datapath) sayPath(say func(string, ...any), e lb.Explanation, v bpf.Ver
 }
 
 // explainReply adds how the reply reaches the client, the state of the programs on each interface, and what is wrong.
-func (d *Datapath) explainReply(q lb.Question, e *lb.Explanation, x bpf.Explained) {
+func (v *Verifier) explainReply(q lb.Question, e *lb.Explanation, x bpf.Explained) {
 	say := func(format string, args ...any) { e.Steps = append(e.Steps, fmt.Sprintf(format, args...)) }
-	v := d.verifier
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.look(false)
-	e.Reply = d.reasons[x.Reply]
+	v.Mu.Lock()
+	defer v.Mu.Unlock()
+	v.Look(false)
+	e.Reply = v.Names.Reasons[x.Reply]
 	switch {
 	case e.Action != "forward":
 	case e.Reply == "none":
@@ -200,7 +200,7 @@ func (d *Datapath) explainReply(q lb.Question, e *lb.Explanation, x bpf.Explaine
 		say("the reply is recognized and sent to the client by %s", v.view.Name(x.ReplyIfindex))
 	}
 	var broken []string
-	for _, s := range d.hooks.Inspect() {
+	for _, s := range v.Hooks.Inspect() {
 		if s.Down {
 			say("%s is down", s.Name)
 		}
@@ -215,11 +215,11 @@ func (d *Datapath) explainReply(q lb.Question, e *lb.Explanation, x bpf.Explaine
 			broken = append(broken, fmt.Sprintf("%s: %s", s.Name, s.Fault))
 		}
 	}
-	f, ok := d.services.Find(q)
+	f, ok := v.Services.Find(q)
 	if !ok {
 		return
 	}
-	if s, ok := d.services.Subject(f); ok {
+	if s, ok := v.Services.Subject(f); ok {
 		e.Fault = v.faultOf(q, s, x)
 	}
 	if e.Fault == "" {
@@ -232,11 +232,11 @@ func (d *Datapath) explainReply(q lb.Question, e *lb.Explanation, x bpf.Explaine
 		say("the client gets no answer: %s", e.Fault)
 	}
 	f.Decap = true
-	if _, ok := d.services.Inbound(f); !ok {
+	if _, ok := v.Services.Inbound(f); !ok {
 		return
 	}
 	if fault := v.inboundFault(f); fault != "" {
-		say("%s%s", inboundWarning, fault)
+		say("%s%s", InboundWarning, fault)
 	} else {
 		say("when another node selects this one, the packet is delivered here")
 	}

@@ -1,4 +1,4 @@
-package datapath
+package verify
 
 import (
 	"fmt"
@@ -9,9 +9,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// lostClients returns a text about the sampled clients that would not get a reply, or "" if all would. It checks lost
+// LostClients returns a text about the sampled clients that would not get a reply, or "" if all would. It checks lost
 // clients again until they get replies, or for flow.KeepClients, because they are not in later samples.
-func (v *verifier) lostClients(sample []lb.Question, now time.Time) string {
+func (v *Verifier) LostClients(sample []lb.Question, now time.Time) string {
 	was := v.warned.lostSince
 	v.warned.lostSince = map[lb.Question]time.Time{}
 	all := map[lb.Question]time.Time{}
@@ -44,12 +44,12 @@ func (v *verifier) lostClients(sample []lb.Question, now time.Time) string {
 }
 
 // clientFault returns why a client would not get a reply although its packets are forwarded, or "" if it would.
-func (v *verifier) clientFault(q lb.Question) string {
+func (v *Verifier) clientFault(q lb.Question) string {
 	if !q.To.Addr().IsValid() {
 		return "" // the frontend was removed
 	}
 	x, ok := v.run(opening(q))
-	if !ok || v.d.actions[x.V.Action] != "forward" {
+	if !ok || v.Names.Actions[x.V.Action] != "forward" {
 		return ""
 	}
 	return v.replyFault(q, x, x.V.Local == 1)

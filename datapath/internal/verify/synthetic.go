@@ -1,4 +1,4 @@
-package datapath
+package verify
 
 import (
 	"net/netip"
@@ -10,15 +10,15 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 )
 
-// madeClients are the sources of synthetic packets.
-type madeClients struct {
+// Clients are the sources of synthetic packets.
+type Clients struct {
 	v4, v6 netip.Addr
-	// had4 and had6 say which clients were reachable. It is a fault if they no longer are, even if others still are.
-	had4, had6 reach
+	// Had4 and had6 say which clients were reachable. It is a fault if they no longer are, even if others still are.
+	Had4, had6 reach
 	// nics are the interfaces through which replies last left; the key says whether the client uses IPv4.
 	nics map[bool]int
-	// chosen is Since of the routes that the clients were chosen by.
-	chosen time.Time
+	// Chosen is Since of the routes that the clients were chosen by.
+	Chosen time.Time
 }
 
 // reach says which clients behind routers the kernel has routes to.
@@ -27,24 +27,24 @@ type reach int
 const (
 	reachLink   reach = iota // none
 	reachSome                // some
-	reachPublic              // clients on the Internet
+	ReachPublic              // clients on the Internet
 )
 
 // choose selects a routed address behind a router, or otherwise one on a link of this node.
-func (c *madeClients) choose(v view, routes *route.Cache) {
-	c.v4, c.had4 = chooseClient(route.Far4, c.had4, v, routes)
+func (c *Clients) choose(v view, routes *route.Cache) {
+	c.v4, c.Had4 = chooseClient(route.Far4, c.Had4, v, routes)
 	c.v6, c.had6 = chooseClient(route.Far6, c.had6, v, routes)
-	c.chosen = routes.Since
+	c.Chosen = routes.Since
 }
 
 func chooseClient(far route.FarAddrs, had reach, v view, routes *route.Cache) (netip.Addr, reach) {
 	client, n := routes.Widest(far.Public)
 	switch {
 	case 2*n > len(far.Public):
-		return client, reachPublic
-	case had == reachPublic:
+		return client, ReachPublic
+	case had == ReachPublic:
 		if i := slices.IndexFunc(far.Public, func(a netip.Addr) bool { return !routes.Routed(a) }); i >= 0 {
-			return far.Public[i], reachPublic
+			return far.Public[i], ReachPublic
 		}
 	}
 	if client, n := routes.Widest(far.All()); n > 0 {
@@ -88,8 +88,8 @@ func neighbourOn(name string, is4 bool, v view, routes *route.Cache) (netip.Addr
 	return netip.Addr{}, false
 }
 
-// of returns the client of synthetic packets to a VIP: one that may use the service. It returns false if none may.
-func (c *madeClients) of(vip netip.Addr, allow []netip.Prefix) (netip.Addr, bool) {
+// Of returns the client of synthetic packets to a VIP: one that may use the service. It returns false if none may.
+func (c *Clients) Of(vip netip.Addr, allow []netip.Prefix) (netip.Addr, bool) {
 	client := c.v6
 	if vip.Is4() {
 		client = c.v4

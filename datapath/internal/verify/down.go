@@ -1,4 +1,4 @@
-package datapath
+package verify
 
 import (
 	"fmt"
@@ -19,17 +19,17 @@ const (
 )
 
 // noWay returns why there is no route to the backend of a verdict.
-func (v *verifier) noWay(x bpf.Explained, what string) string {
-	to, nic := v.d.services.CertainNIC(x.V.Backend)
+func (v *Verifier) noWay(x bpf.Explained, what string) string {
+	to, nic := v.Services.CertainNIC(x.V.Backend)
 	if nic != 0 && v.view.IsDown(nic) {
 		return fmt.Sprintf(leadsDown, v.view.Name(uint32(nic)), to)
 	}
-	return fmt.Sprintf("packets are not %s: %s: %s%s", what, noRoute, meaning(noRoute), v.view.Down())
+	return fmt.Sprintf("packets are not %s: %s: %s%s", what, noRoute, v.Meaning(noRoute), v.view.Down())
 }
 
 // noReplyWay returns why there is no route to a client.
-func (v *verifier) noReplyWay(client netip.Addr) string {
-	if nic := v.clients.nics[client.Is4()]; v.view.IsDown(nic) {
+func (v *Verifier) noReplyWay(client netip.Addr) string {
+	if nic := v.Clients.nics[client.Is4()]; v.view.IsDown(nic) {
 		return fmt.Sprintf(leadsDown, v.view.Name(uint32(nic)), "clients")
 	}
 	return fmt.Sprintf("replies are dropped: %s: the kernel has no route to clients (%s)%s",
@@ -37,9 +37,9 @@ func (v *verifier) noReplyWay(client netip.Addr) string {
 }
 
 // configuredHop reports whether the MAC address of a router towards a client is configured statically.
-func (v *verifier) configuredHop(client netip.Addr) bool {
+func (v *Verifier) configuredHop(client netip.Addr) bool {
 	entries := route.Neighbours{}
-	return slices.ContainsFunc(v.routes.NextHops(client), func(x route.Router) bool {
+	return slices.ContainsFunc(v.Routes.NextHops(client), func(x route.Router) bool {
 		n, _ := entries.Of(x)
 		return n.State&unix.NUD_PERMANENT != 0
 	})

@@ -1,4 +1,4 @@
-package datapath
+package verify
 
 import (
 	"context"
@@ -11,10 +11,10 @@ import (
 // collect is how long changes are collected, as they come in bursts.
 const collect = 20 * time.Millisecond
 
-// watch follows the kernel's links, addresses, routes and settings, and verifies regularly that packets are forwarded.
-func (d *Datapath) watch(ctx context.Context) error {
-	guard := func(f func()) bool { return d.o.Boundary.Do(lb.PartNetlink, "datapath", f) }
-	w, err := route.OpenWatcher(&d.overruns, guard)
+// Run follows the kernel's links, addresses, routes and settings, and verifies regularly that packets are forwarded.
+func (v *Verifier) Run(ctx context.Context) error {
+	guard := func(f func()) bool { return v.o.Boundary.Do(lb.PartNetlink, "datapath", f) }
+	w, err := route.OpenWatcher(&v.Overruns, guard)
 	if err != nil {
 		return err
 	}
@@ -36,15 +36,31 @@ func (d *Datapath) watch(ctx context.Context) error {
 			return err
 		case found := <-w.Found:
 			if pending == (route.Changes{}) {
-				due.Reset(max(collect, d.verifier.pause()))
+				due.Reset(max(collect, v.Pause()))
 			}
 			pending.Add(found)
 		case <-due.C:
 			found := pending
 			pending = route.Changes{}
-			d.verifier.changed(found)
+			v.Changed(found)
 		case <-tick.C:
-			d.verifier.tick()
+			v.Tick()
 		}
 	}
+}
+
+// postpone leaves changes for a later round; v.Mu is held.
+func (v *Verifier) postpone(found route.Changes, err error) {
+	v.missed.Add(found)
+	v.warned.notRun = err.Error()
+	v.warned.blind.observe(v.warned.notRun, time.Now())
+}
+
+// takePostponed returns the changes that were postponed.
+func (v *Verifier) takePostponed() route.Changes {
+	v.Mu.Lock()
+	defer v.Mu.Unlock()
+	missed := v.missed
+	v.missed = route.Changes{}
+	return missed
 }

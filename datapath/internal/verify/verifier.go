@@ -1,0 +1,347 @@
+package verify
+
+import (
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/flow"
+	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
+	"github.com/steelyard-lb/steelyard/datapath/internal/route"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// Times of the verification.
+const (
+	// ConfirmAfter is how long a fault must last, because a route that is being replaced is missing for a moment.
+	ConfirmAfter = 200 * time.Millisecond
+	// ClearAfter is how long nothing must be wrong before a reported fault ends.
+	ClearAfter = time.Second
+	// sweepTime is the time in which all frontends are verified once while nothing changes.
+	sweepTime = time.Minute
+	// rareTicks is the number of ticks between checks of state that rarely changes without a notification: settings,
+	// and routes to clients and backends.
+	rareTicks = 2
+	// pinTicks is the number of ticks between checks of the pins, which only the next agent needs.
+	pinTicks = 3
+	// minChecks is the minimum number of frontends verified at a time.
+	minChecks = 16
+	// maxPause bounds the pause between verifications while the network keeps changing.
+	maxPause = 300 * time.Millisecond
+)
+
+// Verifier checks that packets of clients would be forwarded and packets of servers returned: that our programs are in
+// force on the interfaces, that the kernel permits their lookups, and that a synthetic packet for each frontend gets
+// the verdict that its plan implies. It repairs what it can, and reports the rest per VIP. It verifies all frontends
+// after each network change, and some of them at each tick.
+type Verifier struct {
+	Deps
+	o Options
+	// Report receives, at each change, what prevents packets of VIPs from being forwarded and answered, or "".
+	Report   func(changed map[netip.Addr]string)
+	Overruns atomic.Uint64 // how often the kernel dropped notifications about the network
+
+	Mu       sync.Mutex // guards all below
+	node     condition  // affects every VIP
+	bad      conditions
+	looked   map[netip.Addr]bool // VIPs with a frontend checked since the last report
+	ofNode   string              // what was last reported for all VIPs
+	reported map[netip.Addr]string
+	queue    []lb.Frontend // rest of the sweep
+	missed   route.Changes // that were postponed
+	sample   lb.Frontend   // the frontend that made uses
+	Routes   route.Cache
+	backends *toBackends // nil if they must be read again
+	Clients  Clients
+	Routers  route.Routers
+	reroutes reroutes
+	warned   warnings
+	inbound  conditions // of packets that other nodes send here, by frontend for decapsulated packets
+	view     view
+	Failed   map[triedBackend]int // synthetic packets that failed in this round, by backend
+	// unreached are backends, by id, that synthetic packets do not reach.
+	unreached map[uint32]*unreached
+	took      time.Duration // of the last round after a change
+	rounds    int
+}
+
+// Options are what the verification takes from the options of the datapath.
+type Options struct {
+	FollowRoutes, Routers bool
+	Reach                 []netip.Addr
+	TunnelPort            uint16
+	Boundary              *lb.Boundary
+}
+
+// Deps are what is verified, and what repairs it.
+type Deps struct {
+	Objects  *bpf.Objects
+	Services *table.Services
+	Tunnels  *table.Tunnels
+	Flows    *flow.Collector
+	Hooks    *hook.Hooks
+	Names    bpf.Names
+	Meaning  func(reason string) string // its text: what it says, and what to do
+	Log      *slog.Logger
+}
+
+// New returns a verifier, which does nothing before Run or Applied.
+func New(d Deps, o Options) *Verifier {
+	return &Verifier{
+		Deps: d, o: o, bad: conditions{}, inbound: conditions{}, looked: map[netip.Addr]bool{},
+		reported: map[netip.Addr]string{}, unreached: map[uint32]*unreached{}, Clients: Clients{nics: map[bool]int{}},
+	}
+}
+
+// Close closes the sockets of the requests to routers.
+func (v *Verifier) Close() {
+	v.Mu.Lock()
+	defer v.Mu.Unlock()
+	v.Routers.Close()
+}
+
+// Changed verifies all frontends after a network change.
+func (v *Verifier) Changed(found route.Changes) {
+	start := time.Now()
+	if err := route.Shortage(); err != nil {
+		v.Mu.Lock()
+		defer v.Mu.Unlock()
+		v.postpone(found, err)
+		return
+	}
+	if found != (route.Changes{}) { // routes of an interface that is set down vanish without a notification
+		v.Services.RefreshSources()
+		if err := v.Tunnels.Refresh(); err != nil {
+			v.Log.Error("addresses of this node not refreshed", "err", err)
+		}
+	}
+	v.Mu.Lock()
+	defer v.Mu.Unlock()
+	v.Routes.Forget(start, route.AfterChange)
+	v.queue = v.Services.Held()
+	v.reroutes.look(start, v.Services.Reroutes())
+	v.round(found, len(v.queue))
+	v.took = time.Since(start)
+}
+
+// Pause returns the time until the next verification after a change.
+func (v *Verifier) Pause() time.Duration {
+	v.Mu.Lock()
+	defer v.Mu.Unlock()
+	return min(2*v.took, maxPause)
+}
+
+// Tick verifies the node and some of the frontends, or all of them after a postponed change.
+func (v *Verifier) Tick() {
+	if missed := v.takePostponed(); missed != (route.Changes{}) {
+		v.Changed(missed)
+		return
+	}
+	v.Mu.Lock()
+	defer v.Mu.Unlock()
+	if err := route.Shortage(); err != nil {
+		v.postpone(route.Changes{}, err)
+		return
+	}
+	if len(v.queue) == 0 {
+		v.queue = v.Services.Held()
+	}
+	v.round(route.Changes{}, max(minChecks, v.Services.Count()*int(route.Tick)/int(sweepTime)))
+}
+
+// round verifies the node, the frontends with a fault, and n frontends of the queue.
+func (v *Verifier) round(found route.Changes, n int) {
+	now := time.Now()
+	v.Routes.Expire(now)
+	v.rounds++
+	rare := found != (route.Changes{}) || v.rounds%rareTicks == 0
+	if found != (route.Changes{}) || v.rounds%pinTicks == 0 {
+		v.repairPins()
+	}
+	faults := v.repair(found, rare)
+	v.node.observe(strings.Join(faults, "; "), now)
+	v.Look(rare)
+	v.reroutes.probe(v.Services.Accept)
+	n = min(n, len(v.queue))
+	next := v.queue[:n]
+	v.queue = v.queue[n:]
+	again := slices.Concat(v.bad.frontends(), v.inbound.frontends())
+	for _, f := range again {
+		v.check(f, now)
+	}
+	for _, f := range next {
+		if v.bad.of(f) == nil && v.inbound.of(f) == nil {
+			v.check(f, now)
+		}
+	}
+	if found != (route.Changes{}) {
+		next = nil // all frontends were verified; one packet for each is enough
+	}
+	v.tryBackends(next, now)
+	v.publish()
+	v.Warn(found, now)
+}
+
+// repairPins restores the pins. A failure affects no packets.
+func (v *Verifier) repairPins() {
+	v.warned.notPinned = ""
+	if err := v.Hooks.RepairPins(); err != nil {
+		v.warned.notPinned = err.Error()
+	}
+}
+
+// repair restores the programs, and returns what cannot be restored. If rare is set, it also restores kernel settings,
+// and attaches the programs to interfaces that routes lead to.
+func (v *Verifier) repair(found route.Changes, rare bool) (faults []string) {
+	if err := v.Hooks.RepairChain(); err != nil {
+		faults = append(faults, err.Error())
+	}
+	if rare {
+		v.Hooks.Follow(v.o.Needed(&v.Routes, v.toBackends().interfaces))
+		v.Hooks.RepairForwarding()
+	}
+	return append(faults, v.Hooks.Repair(found.Links, v.made())...)
+}
+
+// made returns a synthetic packet for a frontend that has backends, or nil if there is no such frontend.
+func (v *Verifier) made() []byte {
+	if _, ok := v.Services.Subject(v.sample); !ok {
+		v.sample = lb.Frontend{}
+		for _, f := range v.Services.Held() {
+			if _, ok := v.Services.Subject(f); ok {
+				v.sample = f
+				break
+			}
+		}
+	}
+	f := v.sample
+	if s, ok := v.Services.Subject(f); ok {
+		if client, ok := v.Clients.Of(f.VIP, s.Plan.Allow); ok && client.IsValid() {
+			from, to := netip.AddrPortFrom(client, AnyPort()), netip.AddrPortFrom(f.VIP, f.Port)
+			return opening(lb.Question{Client: from, To: to, Protocol: f.Protocol})
+		}
+	}
+	return nil
+}
+
+// Look reads the state that results of synthetic packets are compared with. With choose, or for the first time, it
+// chooses their clients.
+func (v *Verifier) Look(choose bool) {
+	v.view = view{v.Hooks.View(), v.Tunnels.Addresses()}
+	if choose && v.Clients.Chosen != v.Routes.Since || !v.Clients.v4.IsValid() {
+		v.Clients.choose(v.view, &v.Routes)
+	}
+	if now := time.Now(); v.Routers.Due(now) {
+		var clients []netip.Addr
+		for _, q := range v.Flows.RecentClients() {
+			clients = append(clients, q.Client.Addr())
+		}
+		v.Routers.Look(now, &v.Routes, clients, v.toBackends().routers)
+	}
+	v.Failed = map[triedBackend]int{}
+	v.warned.notRun = ""
+}
+
+// Applied verifies frontends that were put. A fault of a frontend that had no backend before is reported at once: its
+// VIP may not have been announced yet, or was withdrawn, and its earlier fault is no longer known.
+func (v *Verifier) Applied(updates []*table.Update, removed []lb.Frontend) {
+	v.Mu.Lock()
+	defer v.Mu.Unlock()
+	for _, f := range removed {
+		v.looked[f.VIP] = true
+	}
+	if err := route.Shortage(); err != nil {
+		v.postpone(route.Changes{Links: true, Routes: true}, err)
+		return
+	}
+	v.backends = nil
+	v.Hooks.Follow(v.Services.Interfaces(updates))
+	v.Look(false)
+	now := time.Now()
+	ofNode := ""
+	if !v.node.confirmed && slices.ContainsFunc(updates, func(u *table.Update) bool { return u.Usable() }) {
+		ofNode = strings.Join(v.repair(route.Changes{}, false), "; ") // without frontends some checks were skipped
+	}
+	for _, u := range updates {
+		if u.Err != nil {
+			continue
+		}
+		v.check(u.Plan.Frontend, now)
+		if ofNode != "" && u.Usable() {
+			v.bad.observe(u.Plan.Frontend, ofNode, now)
+		}
+		if c := v.bad.of(u.Plan.Frontend); c != nil && u.First {
+			c.confirmed = true
+		}
+	}
+	v.publish()
+}
+
+// check verifies one frontend.
+func (v *Verifier) check(f lb.Frontend, now time.Time) {
+	if f.Decap {
+		v.inbound.observe(f, v.inboundFault(f), now)
+		return
+	}
+	fault := ""
+	if s, ok := v.Services.Subject(f); ok {
+		fault = v.Fault(f, s)
+	}
+	v.bad.observe(f, fault, now)
+	v.looked[f.VIP] = true
+}
+
+// publish reports changes of the VIPs that were checked, or of all VIPs if the node is affected.
+func (v *Verifier) publish() {
+	ofNode := ""
+	if v.node.confirmed {
+		ofNode = v.node.fault
+	}
+	if ofNode != v.ofNode {
+		v.ofNode = ofNode
+		for _, f := range v.Services.Held() {
+			v.looked[f.VIP] = true
+		}
+	}
+	changed := map[netip.Addr]string{}
+	for addr := range v.looked {
+		fault := v.faultOfVIP(addr)
+		if fault == v.reported[addr] {
+			continue
+		}
+		changed[addr], v.reported[addr] = fault, fault
+		if fault == "" {
+			delete(v.reported, addr)
+		}
+	}
+	v.looked = map[netip.Addr]bool{}
+	if len(changed) > 0 && v.Report != nil {
+		v.Report(changed)
+	}
+}
+
+// faultOfVIP returns what prevents packets of a VIP from being forwarded and answered, or "" if nothing is known.
+func (v *Verifier) faultOfVIP(addr netip.Addr) (fault string) {
+	if v.ofNode != "" && v.Services.Has(addr) {
+		return v.ofNode
+	}
+	for _, c := range v.bad[addr] {
+		if c.confirmed && (fault == "" || c.fault < fault) {
+			fault = c.fault
+		}
+	}
+	return fault
+}
+
+// Faults returns the number of VIPs with a fault.
+func (v *Verifier) Faults() int {
+	v.Mu.Lock()
+	defer v.Mu.Unlock()
+	return len(v.reported)
+}
