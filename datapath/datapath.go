@@ -262,3 +262,18 @@ func (d *Datapath) Findings() []lb.Finding {
 // Explain returns the programs' decision for the first packet of a flow, and whether the client receives the reply. It
 // runs their own code, sends no packets and changes no map.
 func (d *Datapath) Explain(q lb.Question) (lb.Explanation, error) { return d.verifier.Explain(q) }
+
+// SetTunnelSources makes the datapath accept tunnel packets only from these addresses and from Options.TunnelSources.
+func (d *Datapath) SetTunnelSources(addrs []netip.Addr) error { return d.tunnels.Set(addrs) }
+
+// SetTunnelKeys replaces the tunnel keys.
+func (d *Datapath) SetTunnelKeys(k TunnelKeys) error {
+	value, err := k.Encode()
+	if err != nil {
+		return fmt.Errorf("set the tunnel keys: %w", err)
+	}
+	if err := d.objects.SyTunnelKeys.Put(uint32(0), value); err != nil {
+		return fmt.Errorf("set the tunnel keys: %w", err)
+	}
+	return nil
+}

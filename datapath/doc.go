@@ -97,7 +97,7 @@
 //
 // The datapath also decapsulates GUE packets from tunnel_sources: a packet to an address of this node is passed to the
 // stack. Health checks of DSR servers request the VIP from one given server, which the mark of their packets selects
-// (probes.go).
+// (internal/hook).
 //
 // # Chained frontends
 //
@@ -148,7 +148,7 @@
 //
 // Maps and links are pinned under PinPath in a directory named after the schema, so the kernel forwards with or without
 // an agent. The agent also holds the links open: when pins are removed or hidden by another mount, nothing is detached,
-// and the agent pins the links again (link.go). Open loads the programs of this binary with the pinned maps, and
+// and the agent pins the links again (internal/hook). Open loads the programs of this binary with the pinned maps, and
 // exchanges each program with an atomic link update. Ids of frontends and backends are read from the maps and do not
 // change. A lock on the directory admits one agent at a time.
 //
@@ -189,25 +189,25 @@
 //
 // # Verification
 //
-// A VIP is announced only while its packets would be forwarded and answered (verify.go). After each change of links,
+// A VIP is announced only while its packets would be forwarded and answered (internal/verify). After each change of links,
 // addresses, routes, rules or forwarding, and every 250 ms for some of the frontends, the agent checks that the links
 // of its programs are on the interfaces and run them, that lo forwards, and what sy_explain returns for a synthetic
 // packet of each frontend: the verdict, the route to the backend, and the route of the reply. It restores programs,
 // pins and sysctls. Anything that it cannot restore becomes a fault of the VIP after 200 ms, and the fault ends when
 // nothing has been wrong for a second. The engine withdraws VIPs with a fault. The agent tries 16 flows, and reports a
-// fault only if none would be answered. If only the flows of one backend of several would not be, the status says so
-// (verify_backends.go). Health checks detect that if their packets take the same path.
+// fault only if none would be answered. If only the flows of one backend of several would not be, the status says so.
+// Health checks detect that if their packets take the same path.
 //
 // A synthetic packet changes nothing, and kernel notifications are only hints: after an overrun everything is read
 // again. Interfaces towards backends get the programs as soon as a backend or a route requires it, because replies
-// arrive there. They keep them for ten minutes after the last such route (attach_release.go), so that a flapping route
+// arrive there. They keep them for ten minutes after the last such route, so that a flapping route
 // does not attach and detach programs.
 //
 // A route does not say whether its router is alive. Routers towards clients and backends are probed with ARP or NDP
 // once a second (internal/route). When a router or the default route now leads to backends that were on a link, one of
-// them must answer a TCP handshake (verify_reroute.go), because a default route hides the loss of the right route. For
-// the same reason the synthetic clients are chosen so that only the default route covers most of them (verify_made.go).
-// Problems that affect only some packets are warnings and withdraw nothing (verify_warn.go): clients that have lost
+// them must answer a TCP handshake, because a default route hides the loss of the right route. For
+// the same reason the synthetic clients are chosen so that only the default route covers most of them.
+// Problems that affect only some packets are warnings and withdraw nothing: clients that have lost
 // their route, packets from other nodes that are not delivered here, limits that are reached. The filters and queues of
 // the egress interface and, for backends on this node, netfilter rules are not verified, because synthetic packets do
 // not pass them. Packets of health checks and BGP sessions do.

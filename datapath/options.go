@@ -10,6 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/flow"
 	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
 	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -44,6 +45,9 @@ var DefaultTimeouts = Timeouts{
 	HalfOpen: 30 * time.Second, Established: 130 * time.Minute, Closing: 4 * time.Minute, Closed: 10 * time.Second,
 	UDP: 3 * time.Minute,
 }
+
+// TunnelKeys are the keys of the tunnels between nodes.
+type TunnelKeys = table.TunnelKeys
 
 // Options are the parameters of Open. Delivers, FollowRoutes, Routers and ForceClsact may be false, and Reach, Keep,
 // TunnelSources, TunnelKeys and HashSeed empty; all others are required.

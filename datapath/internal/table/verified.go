@@ -13,24 +13,20 @@ func (u *Update) Usable() bool {
 	return u.Err == nil && u.First && len(u.ids) > 0 && !u.Plan.Decap
 }
 
-// Address returns the address of a backend, or zero if it no longer exists.
-func (s *Services) Address(id uint32) (at netip.AddrPort) {
-	s.Mu.Lock()
-	defer s.Mu.Unlock()
-	if b := s.Backends.ByID[id]; b != nil {
-		at = b.at
-	}
-	return at
+// Way is the address of a backend and the next hop towards it, now and when packets last were certain to reach it.
+type Way struct {
+	At           netip.AddrPort
+	Hop, Certain route.Hop
 }
 
-// CertainNIC returns the address of a backend, and the last interface known to reach it, or 0 if none is known.
-func (s *Services) CertainNIC(id uint32) (to netip.Addr, nic int) {
+// Way returns the way to a backend, or zero if the backend no longer exists.
+func (s *Services) Way(id uint32) (w Way) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	if b := s.Backends.ByID[id]; b != nil {
-		return b.at.Addr(), b.certain.NIC
+		w = Way{b.at, b.Hop, b.certain}
 	}
-	return to, 0
+	return w
 }
 
 // inbound describes the delivery of one frontend's packets that other nodes send here.
@@ -180,13 +176,15 @@ func (s *Services) Accept(x Reroute) {
 	}
 }
 
-// FirstHop returns the address of a backend, and the next hop towards it.
-func (s *Services) FirstHop(id uint32) (to netip.Addr, hop route.Hop) {
+// Find returns the frontend of a packet, or false if there is none.
+func (s *Services) Find(q lb.Question) (lb.Frontend, bool) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
-	b := s.Backends.ByID[id]
-	if b == nil {
-		return to, hop
+	for _, state := range s.vips[q.To.Addr()] {
+		f := state.is
+		if f.Protocol == q.Protocol && !f.Decap && q.To.Port() >= f.Port && q.To.Port() <= max(f.Port, f.Last) {
+			return f, true
+		}
 	}
-	return b.at.Addr(), b.Hop
+	return lb.Frontend{}, false
 }

@@ -82,7 +82,7 @@ func (v *Verifier) unreachedBackends() []lb.Finding {
 		if vip := v.bad.of(u.frontend); !u.confirmed || v.node.confirmed || vip != nil && vip.confirmed {
 			continue // the fault of the VIP says it
 		}
-		at := v.Services.Address(id)
+		at := v.Services.Way(id).At
 		hosts[at.Addr()] = true
 		if !first.IsValid() || at.Compare(first) < 0 {
 			first, text = at, fmt.Sprintf("%s of %s: %s", at, u.frontend, u.fault)

@@ -20,9 +20,9 @@ const (
 
 // noWay returns why there is no route to the backend of a verdict.
 func (v *Verifier) noWay(x bpf.Explained, what string) string {
-	to, nic := v.Services.CertainNIC(x.V.Backend)
-	if nic != 0 && v.view.IsDown(nic) {
-		return fmt.Sprintf(leadsDown, v.view.Name(uint32(nic)), to)
+	way := v.Services.Way(x.V.Backend)
+	if nic := way.Certain.NIC; nic != 0 && v.view.IsDown(nic) {
+		return fmt.Sprintf(leadsDown, v.view.Name(uint32(nic)), way.At.Addr())
 	}
 	return fmt.Sprintf("packets are not %s: %s: %s%s", what, noRoute, v.Meaning(noRoute), v.view.Down())
 }

@@ -155,7 +155,8 @@ func (v *Verifier) wayFault(q lb.Question, x bpf.Explained) string {
 	if x.V.Local == 1 || x.V.Counted != 2 {
 		return ""
 	}
-	to, hop := v.Services.FirstHop(x.V.Backend)
+	way := v.Services.Way(x.V.Backend)
+	to, hop := way.At.Addr(), way.Hop
 	fault := v.reroutes.fault(to, q.Protocol, v.view)
 	next := route.Router{NIC: hop.NIC, Addr: hop.Gateway}
 	if fault != "" || !v.Routers.Known[next].Failed { // an on-link backend has no router that could fail
