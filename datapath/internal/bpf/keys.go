@@ -1,8 +1,12 @@
 package bpf
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // ToAddr returns the C form of an address: IPv4 is ::ffff:a.b.c.d (RFC 4291 §2.5.5.2), and the zero Addr is zero.
@@ -67,4 +71,35 @@ func Truth(b bool) uint8 {
 		return 1
 	}
 	return 0
+}
+
+// Uptime is bpf_ktime_get_coarse_ns.
+func Uptime() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &t); err != nil {
+		panic("datapath: no monotonic clock: " + err.Error())
+	}
+	return time.Duration(t.Nano())
+}
+
+// flowClockShift is FLOW_CLOCK_SHIFT of bpf/flow.h. It determines the unit of the time of a flow's last packet.
+const flowClockShift = 22
+
+// FlowClock converts an uptime to the unit that flows use.
+func FlowClock(uptime time.Duration) uint32 { return uint32(uptime >> flowClockShift) }
+
+// Idle returns how long ago a flow was last seen.
+func Idle(now time.Duration, seen uint32) time.Duration {
+	return time.Duration(int32(FlowClock(now)-seen)) << flowClockShift
+}
+
+// HashKeys derives the keys of flow_hash (bpf/frontend.h) from a seed.
+func HashKeys(seed [32]byte) (keys [10]uint32) {
+	sum := sha256.Sum256(append([]byte("steelyard flow hash 0"), seed[:]...))
+	more := sha256.Sum256(append([]byte("steelyard flow hash 1"), seed[:]...))
+	words := append(sum[:], more[:]...)
+	for i := range keys {
+		keys[i] = binary.LittleEndian.Uint32(words[4*i:]) | 1 // never zero: NH would lose a word
+	}
+	return keys
 }

@@ -1,12 +1,16 @@
 package flow
 
 import (
+	"encoding/binary"
 	"fmt"
+	"net/netip"
 	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
+	"github.com/steelyard-lb/steelyard/datapath/checksum"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
@@ -52,4 +56,68 @@ func (r *Remover) Flush() error {
 	}
 	r.Removed += int(n)
 	return nil
+}
+
+// Resetter sends TCP resets to clients from the VIP.
+type Resetter struct{ v4, v6 int }
+
+func NewResetter() (*Resetter, error) {
+	v4, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_RAW)
+	if err != nil {
+		return nil, fmt.Errorf("open a raw socket (CAP_NET_RAW): %w", err)
+	}
+	v6, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_RAW)
+	if err != nil {
+		v6 = -1 // a kernel without IPv6 has no IPv6 flows
+	}
+	return &Resetter{v4, v6}, nil
+}
+
+func (r *Resetter) Close() {
+	unix.Close(r.v4)
+	if r.v6 >= 0 {
+		unix.Close(r.v6)
+	}
+}
+
+// client sends the RST that ends the client's side of a flow. Its sequence number is the last one that the client
+// acknowledged: the client accepts no other at once (RFC 5961 §3.2).
+func (r *Resetter) client(k bpf.ClientKey, vip netip.Addr, acknowledged uint32) error {
+	client := netip.AddrPortFrom(bpf.FromAddr(k.Client), bpf.Swap(k.Sport))
+	packet := resetPacket(netip.AddrPortFrom(vip, bpf.Swap(k.Dport)), client, acknowledged)
+	var err error
+	if client.Addr().Is4() {
+		err = unix.Sendto(r.v4, packet, 0, &unix.SockaddrInet4{Addr: client.Addr().As4()})
+	} else {
+		err = unix.Sendto(r.v6, packet, 0, &unix.SockaddrInet6{Addr: client.Addr().As16()})
+	}
+	if err != nil {
+		return fmt.Errorf("send a reset to %s: %w", client, err)
+	}
+	return nil
+}
+
+// resetPacket returns an IP packet with a TCP RST (RFC 9293, 3.1).
+func resetPacket(from, to netip.AddrPort, seq uint32) []byte {
+	tcp := make([]byte, 20)
+	binary.BigEndian.PutUint16(tcp[0:], from.Port())
+	binary.BigEndian.PutUint16(tcp[2:], to.Port())
+	binary.BigEndian.PutUint32(tcp[4:], seq)
+	tcp[12], tcp[13] = 5<<4, 4 // header length in words; RST
+	pseudo := append(from.Addr().AsSlice(), to.Addr().AsSlice()...)
+	pseudo = append(pseudo, 0, unix.IPPROTO_TCP, 0, 20)
+	binary.BigEndian.PutUint16(tcp[16:], checksum.Internet(pseudo, tcp))
+
+	if from.Addr().Is4() {
+		ip := make([]byte, 20) // the kernel fills in length, id and checksum (raw(7))
+		ip[0], ip[8], ip[9] = 0x45, 64, unix.IPPROTO_TCP
+		copy(ip[12:], from.Addr().AsSlice())
+		copy(ip[16:], to.Addr().AsSlice())
+		return append(ip, tcp...)
+	}
+	ip := make([]byte, 40)
+	ip[0], ip[5], ip[6], ip[7] = 0x60, 20, unix.IPPROTO_TCP, 64
+	copy(ip[8:], from.Addr().AsSlice())
+	copy(ip[24:], to.Addr().AsSlice())
+	return append(ip, tcp...)
 }

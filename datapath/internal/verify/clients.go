@@ -3,11 +3,113 @@ package verify
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/steelyard-lb/steelyard/datapath/internal/flow"
+	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/lb"
 )
+
+// Clients are the sources of synthetic packets.
+type Clients struct {
+	v4, v6 netip.Addr
+	// Had4 and had6 say which clients were reachable. It is a fault if they no longer are, even if others still are.
+	Had4, had6 reach
+	// nics are the interfaces through which replies last left; the key says whether the client uses IPv4.
+	nics map[bool]int
+	// Chosen is Since of the routes that the clients were chosen by.
+	Chosen time.Time
+}
+
+// reach says which clients behind routers the kernel has routes to.
+type reach int
+
+const (
+	reachLink   reach = iota // none
+	reachSome                // some
+	ReachPublic              // clients on the Internet
+)
+
+// choose selects a routed address behind a router, or otherwise one on a link of this node.
+func (c *Clients) choose(v view, routes *route.Cache) {
+	c.v4, c.Had4 = chooseClient(route.Far4, c.Had4, v, routes)
+	c.v6, c.had6 = chooseClient(route.Far6, c.had6, v, routes)
+	c.Chosen = routes.Since
+}
+
+func chooseClient(far route.FarAddrs, had reach, v view, routes *route.Cache) (netip.Addr, reach) {
+	client, n := routes.Widest(far.Public)
+	switch {
+	case 2*n > len(far.Public):
+		return client, ReachPublic
+	case had == ReachPublic:
+		if i := slices.IndexFunc(far.Public, func(a netip.Addr) bool { return !routes.Routed(a) }); i >= 0 {
+			return far.Public[i], ReachPublic
+		}
+	}
+	if client, n := routes.Widest(far.All()); n > 0 {
+		return client, reachSome
+	}
+	if had == reachSome {
+		return far.Public[0], reachSome
+	}
+	for _, name := range v.Names {
+		if a, ok := neighbourOn(name, far.Public[0].Is4(), v, routes); ok {
+			return a, reachLink
+		}
+	}
+	return far.Public[0], reachLink
+}
+
+// neighbourOn returns an address on the link of an interface.
+func neighbourOn(name string, is4 bool, v view, routes *route.Cache) (netip.Addr, bool) {
+	nic, err := netlink.LinkByName(name)
+	if err != nil {
+		return netip.Addr{}, false
+	}
+	addrs, err := netlink.AddrList(nic, netlink.FAMILY_ALL)
+	if err != nil {
+		return netip.Addr{}, false
+	}
+	for _, a := range addrs {
+		ip, ok := netip.AddrFromSlice(a.IP)
+		ip = ip.Unmap()
+		ones, bits := a.Mask.Size()
+		if !ok || ip.Is4() != is4 || !ip.IsGlobalUnicast() || ones == bits {
+			continue
+		}
+		p := netip.PrefixFrom(ip, ones)
+		for x := p.Masked().Addr().Next(); p.Contains(x); x = x.Next() {
+			if !v.own[x] {
+				return x, routes.Routed(x)
+			}
+		}
+	}
+	return netip.Addr{}, false
+}
+
+// Of returns the client of synthetic packets to a VIP: one that may use the service. It returns false if none may.
+func (c *Clients) Of(vip netip.Addr, allow []netip.Prefix) (netip.Addr, bool) {
+	client := c.v6
+	if vip.Is4() {
+		client = c.v4
+	}
+	if len(allow) == 0 || route.Contains(allow, client) {
+		return client, true
+	}
+	for _, p := range allow {
+		if p.Addr().Is4() == vip.Is4() {
+			if p.IsSingleIP() {
+				return p.Addr(), true
+			}
+			return p.Masked().Addr().Next(), true
+		}
+	}
+	return client, false
+}
 
 // LostClients returns a text about the sampled clients that would not get a reply, or "" if all would. It checks lost
 // clients again until they get replies, or for flow.KeepClients, because they are not in later samples.
