@@ -29,21 +29,13 @@ type Verdict struct{ Action, Reason string }
 // Stats reads all counters.
 func (d *Datapath) Stats() (Stats, error) {
 	s := Stats{
-		Frontends: map[lb.Frontend]Traffic{}, Backends: map[netip.AddrPort]Traffic{},
-		Packets: map[Verdict]uint64{}, Flows: d.flows.Counts(),
+		Backends: map[netip.AddrPort]Traffic{}, Packets: map[Verdict]uint64{}, Flows: d.flows.Counts(),
 	}
-	frontends, _, backends := d.services.Names()
-	for id, f := range frontends {
-		t, err := table.ReadTraffic(d.chunks.FrontendCounters, id)
-		if err != nil {
-			return s, err
-		}
-		f.Decap = false // packets that arrive in a tunnel count for the same frontend
-		sum := s.Frontends[f]
-		s.Frontends[f] = Traffic{
-			Packets: sum.Packets + t.Packets, Bytes: sum.Bytes + t.Bytes, Flows: sum.Flows + t.Flows,
-		}
+	var err error
+	if s.Frontends, err = d.Traffic(); err != nil {
+		return s, err
 	}
+	_, _, backends := d.services.Names()
 	for id, b := range backends {
 		t, err := table.ReadTraffic(d.chunks.BackendCounters, id)
 		if err != nil {
@@ -62,6 +54,23 @@ func (d *Datapath) Stats() (Stats, error) {
 		}
 	}
 	return s, nil
+}
+
+// Traffic reads the counters of all frontends.
+func (d *Datapath) Traffic() (map[lb.Frontend]Traffic, error) {
+	all := map[lb.Frontend]Traffic{}
+	frontends, _, _ := d.services.Names()
+	for id, f := range frontends {
+		t, err := table.ReadTraffic(d.chunks.FrontendCounters, id)
+		if err != nil {
+			return nil, err
+		}
+		f.Decap = false // packets that arrive in a tunnel count for the same frontend
+		sum := all[f]
+		sum.Add(t)
+		all[f] = sum
+	}
+	return all, nil
 }
 
 var (

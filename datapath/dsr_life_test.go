@@ -9,6 +9,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/verify"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // byTunnel serves by GUE, one server after the other unless change says otherwise.
@@ -227,14 +228,22 @@ func TestDirectReturnFlowsAreCounted(t *testing.T) {
 		fx.serve(func(s *lb.Service) { s.Method, s.Algorithm = lb.MethodDSR, algorithm }, "b1", "b2")
 		const flows = 10
 		for _, step := range []struct {
-			flags uint8
-			each  uint32
-		}{{dptest.SYN, first}, {dptest.ACK, 1}, {dptest.RST, 0}} {
+			flags           uint8
+			each, continued uint32
+		}{{dptest.SYN, first, 0}, {dptest.ACK, 1, 1}, {dptest.RST, 0, 1}} {
 			for i := range flows {
 				fx.went(fx.on(i, dptest.TCP, step.flags))
 			}
 			if n := fx.loads()[fx.addr("b1")] + fx.loads()[fx.addr("b2")]; n != flows*step.each {
 				t.Errorf("%s: after packets with flags %d, the servers have %d flows", algorithm, step.flags, n)
+			}
+			continued := uint64(0)
+			for _, b := range must.Get(fx.d.Stats())(t).Backends {
+				continued += b.Continued
+			}
+			if want := flows * uint64(step.continued); continued != want {
+				t.Errorf("%s: after packets with flags %d, %d clients continued; want %d", algorithm, step.flags,
+					continued, want)
 			}
 		}
 	}

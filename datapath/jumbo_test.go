@@ -9,6 +9,8 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // With an MTU of 9000 XDP is attached natively, and frames of several buffers are
@@ -107,6 +109,27 @@ func TestJumboFramesByXDP(t *testing.T) {
 			t.Errorf("%s, %v", did, err)
 		}
 	}
+}
+
+// Packets of servers count as replies, on the short way through the programs, too.
+func TestRepliesAreCounted(t *testing.T) {
+	t.Parallel()
+	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
+		fx := shared(t, h, v6, nil)
+		fx.reset()
+		fx.service(lb.TCP, "b1")
+		fx.run(fx.fromClient(dptest.TCP, dptest.SYN).Frame())
+		fx.run(fx.reply(dptest.SYN | dptest.ACK).Frame())
+		fx.run(fx.fromClient(dptest.TCP, dptest.ACK).Frame())
+		for range 10 {
+			fx.run(fx.reply(dptest.ACK).Frame())
+		}
+		for f, got := range must.Get(fx.d.Stats())(t).Frontends {
+			if got.Packets != 13 || got.Replies != 11 || got.Flows != 1 {
+				t.Errorf("%v: %+v", f, got)
+			}
+		}
+	})
 }
 
 // bytes are those counted for the frontend.

@@ -10,13 +10,15 @@ static __always_inline int flow_is_new(const struct pkt *p, const struct verdict
 	       pkt_opens_flow(p);
 }
 
-static __always_inline void traffic_add(struct traffic *t, const struct pkt *p, int is_new)
+static __always_inline void traffic_add(struct traffic *t, const struct pkt *p, const struct verdict *v,
+					int is_new)
 {
 	if (!t)
 		return;
 	t->packets++;
 	t->bytes += p->len;
 	t->flows += is_new;
+	t->replies += v->reply;
 }
 
 static __always_inline void verdict_count(const struct pkt *p, const struct verdict *v)
@@ -28,9 +30,9 @@ static __always_inline void verdict_count(const struct pkt *p, const struct verd
 	if (n)
 		(*n)++;
 	if (v->counted)
-		traffic_add(frontend_traffic(v->frontend), p, is_new);
+		traffic_add(frontend_traffic(v->frontend), p, v, is_new);
 	if (v->counted == 2 && v->action == ACTION_FORWARD)
-		traffic_add(backend_traffic(v->backend), p, is_new);
+		traffic_add(backend_traffic(v->backend), p, v, is_new);
 }
 
 /* backend_load_add changes the number of open flows of a backend by n. */

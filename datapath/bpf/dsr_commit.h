@@ -65,6 +65,7 @@ static __always_inline void dsr_follow(const struct pkt *p, const struct verdict
 static __always_inline void dsr_write(const struct pkt *p, const struct verdict *v, __u64 now)
 {
 	struct dsr_flow *f;
+	struct traffic *t;
 
 	switch (v->commit) {
 	case COMMIT_DSR_MARK:
@@ -78,6 +79,9 @@ static __always_inline void dsr_write(const struct pkt *p, const struct verdict 
 	case COMMIT_DSR_STORE:
 	case COMMIT_DSR_CONFIRM:
 		dsr_store(&sy_dsr_flows, p, v, FLOW_ESTABLISHED, now);
+		t = backend_traffic(v->backend);
+		if (t)
+			t->continued++;
 		if (bpf_map_delete_elem(&sy_dsr_halfopen, &p->key)) /* it was not counted before */
 			backend_load_add(v->backend, 1);
 		dsr_set_pending(v, 0);

@@ -229,6 +229,7 @@ static __always_inline int fast_reply(struct xdp_md *ctx, const struct pkt *p, s
 	v->frontend = frontend;
 	v->backend = s->backend;
 	v->counted = 2;
+	v->reply = 1;
 	v->method = METHOD_NAT;
 	v->now = flow_clock();
 	v->hash = flow_hash(&p->key, ALGORITHM_FLOW_HASH);

@@ -236,6 +236,8 @@ struct dsr_flow {
 struct traffic {
 	__u64 packets, bytes; /* both directions, as received */
 	__u64 flows; /* opened; ALGORITHM_ROUND_ROBIN takes the slot of this number */
+	__u64 replies; /* packets of servers, included in packets */
+	__u64 continued; /* flows by DSR and tunnel whose client continued after its first packet; of backends only */
 };
 
 /* The only list of reasons: the names in metrics, tests and documents derive from it. Each comment says who must

@@ -128,10 +128,12 @@ type SyExplained struct {
 type SyExported struct {
 	_       structs.HostLayout
 	Traffic struct {
-		_       structs.HostLayout
-		Packets uint64
-		Bytes   uint64
-		Flows   uint64
+		_         structs.HostLayout
+		Packets   uint64
+		Bytes     uint64
+		Flows     uint64
+		Replies   uint64
+		Continued uint64
 	}
 	Verdict struct {
 		_ structs.HostLayout
@@ -580,10 +582,12 @@ type SyTokenBucket struct {
 }
 
 type SyTraffic struct {
-	_       structs.HostLayout
-	Packets uint64
-	Bytes   uint64
-	Flows   uint64
+	_         structs.HostLayout
+	Packets   uint64
+	Bytes     uint64
+	Flows     uint64
+	Replies   uint64
+	Continued uint64
 }
 
 type SyTunnelKeys struct {

@@ -20,7 +20,7 @@ import (
 const DefaultPath = "/sys/fs/bpf/steelyard"
 
 // Schema is the version of the pinned state. It changes with the layout or meaning of any map.
-const Schema = "v7"
+const Schema = "v8"
 
 // Unpublished is the directory next to the final one where a first start pins. No reader looks there. Its name has no
 // dot, because bpffs refuses dots.

@@ -11,7 +11,22 @@ import (
 )
 
 // Traffic is the traffic of a frontend or backend in both directions, counted since the maps were created.
-type Traffic struct{ Packets, Bytes, Flows uint64 }
+type Traffic struct {
+	Packets, Bytes, Flows uint64
+	Replies               uint64 // packets of servers, included in Packets
+	// Continued is the number of flows by dsr and tunnel whose client continued after its first packet. It is counted by
+	// backend only.
+	Continued uint64
+}
+
+// Add adds x to t.
+func (t *Traffic) Add(x Traffic) {
+	t.Packets += x.Packets
+	t.Bytes += x.Bytes
+	t.Flows += x.Flows
+	t.Replies += x.Replies
+	t.Continued += x.Continued
+}
 
 // ReadVerdicts returns the number of packets with each verdict, summed over all CPUs.
 func ReadVerdicts(m *ebpf.Map) ([]uint64, error) {
@@ -35,9 +50,7 @@ func ReadTraffic(c *Chunked, id uint32) (sum Traffic, err error) {
 		return sum, fmt.Errorf("read counters: %w", err)
 	}
 	for _, x := range perCPU {
-		sum.Packets += x.Packets
-		sum.Bytes += x.Bytes
-		sum.Flows += x.Flows
+		sum.Add(Traffic{x.Packets, x.Bytes, x.Flows, x.Replies, x.Continued})
 	}
 	return sum, nil
 }
