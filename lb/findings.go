@@ -142,6 +142,11 @@ var (
 	FoundUnverified = kind("unverified", SeverityWarning,
 		"The kernel does not run synthetic packets, for example without memory: faults that begin now are not noticed.",
 		"Remove the shortage that the text names.")
+	FoundNoPackets = kind("no-packets", SeverityWarning,
+		"Clients sent packets to an announced address, and have sent none for a minute. They have stopped, or the "+
+			"packets do not get here.",
+		"If clients fail, look for a filter or a limit of routes on the router: `birdc show route filtered` (BIRD), "+
+			"`show bgp neighbors NODE filtered-routes` (FRR), `ip neigh` with `[l2]`.")
 	FoundNoDefaultRoute = kind("no-default-route", SeverityWarning,
 		"There was no default route at the start, so only clients on the links of this node get replies.",
 		"Add a default route if there are other clients.")

@@ -36,6 +36,19 @@ type ServiceStatus struct {
 	State     State  `json:"state"`
 	Announced bool   `json:"announced"`
 	Reason    string `json:"reason,omitempty"` // why not announced, or why the port is not healthy
+	Traffic
+}
+
+// Traffic is the recent traffic of a frontend. The rates are averages over about 20 s.
+type Traffic struct {
+	Packets    uint64  `json:"packets"` // both directions
+	PacketRate float64 `json:"packets_per_second"`
+	FlowRate   float64 `json:"connections_per_second"` // new ones
+	// Last is when the last packet of a client came, five seconds late at most, or zero if none came since the agent
+	// started.
+	Last time.Time `json:"last_packet,omitzero"`
+	// Before is PacketRate at Last.
+	Before float64 `json:"-"`
 }
 
 // Frontend returns the frontend.

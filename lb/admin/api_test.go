@@ -93,7 +93,7 @@ func TestAPI(t *testing.T) {
 		{"/v1/services", 200, `[{"service":"web","address":"203.0.113.10","port":80,"protocol":"tcp",
 			"policy":"Cluster","forward":"","algorithm":"",
 			"backends":[{"service":"web","address":"10.0.0.1","port":8080,"weight":1,"state":"healthy"}],
-			"state":"healthy","announced":true}]`},
+			"state":"healthy","announced":true,"packets":0,"packets_per_second":0,"connections_per_second":0}]`},
 		{"/v1/backends", 200, `[{"service":"web","address":"10.0.0.1","port":8080,"weight":1,"state":"healthy"}]`},
 		{"/v1/routes", 200, `[{"address":"203.0.113.10","services":["web"],"announced":true,"state":"announced"}]`},
 		{"/v1/peers", 200, `[{"peer":"192.0.2.1","asn":0,"state":"established","routes":0,"flaps":0}]`},

@@ -69,6 +69,11 @@ func (m *FindingMetrics) Collect(ch chan<- prometheus.Metric) {
 // Headline returns the first line of "steelyard status": the verdict and the most severe reason.
 func (i *Info) Headline() string {
 	if len(i.Reasons) == 0 {
+		for _, f := range i.Findings {
+			if f.Code == lb.FoundNoPackets.Code { // nobody here can tell whether clients fail
+				return string(i.Verdict) + ", but " + f.Text
+			}
+		}
 		return string(i.Verdict)
 	}
 	return string(i.Verdict) + ": " + i.Reasons[0]

@@ -27,7 +27,8 @@ const behindTime = 5 * time.Second
 
 // judge adds the findings that follow from the state of the engine and of the sessions, and sets the verdict.
 func (i *Info) judge(st lb.Status, peers []lb.PeerStatus, now time.Time) {
-	i.Findings = listOf(slices.Concat(i.unreachable(st, peers), i.unsettled(now), i.Findings, unhealthy(st)))
+	i.Findings = listOf(slices.Concat(i.unreachable(st, peers), i.unsettled(now), i.Findings, unhealthy(st),
+		silent(st, now)))
 	slices.SortStableFunc(i.Findings, func(a, b lb.Finding) int { return b.Severity.Compare(a.Severity) })
 	i.Verdict, i.Reasons, i.Warnings = OK, []string{}, nil
 	for _, f := range i.Findings {
@@ -92,6 +93,42 @@ func unhealthy(st lb.Status) []lb.Finding {
 	}
 	return []lb.Finding{lb.FoundBackendDown.About("", "%d of %d backends are not healthy: %s of %s: %s", len(bad),
 		len(st.Backends), netip.AddrPortFrom(b.Address, b.Port), b.Service, orElse(b.Reason, b.State.String()))}
+}
+
+// silentTime is how long an announced address may be without packets of clients if it had one a second before.
+const silentTime = time.Minute
+
+// silent finds announced addresses that clients no longer send packets to.
+func silent(st lb.Status, now time.Time) []lb.Finding {
+	latest := map[netip.Addr]lb.Traffic{} // of the address's frontends
+	for _, s := range st.Services {
+		switch x := latest[s.Address]; {
+		case s.Last.After(x.Last):
+			latest[s.Address] = s.Traffic
+		case s.Last.Equal(x.Last):
+			x.Before += s.Before
+			latest[s.Address] = x
+		}
+	}
+	var first string
+	addresses := 0
+	for _, r := range st.Routes {
+		x := latest[r.Address]
+		if !r.Announced || x.Before < 1 || now.Sub(x.Last) < silentTime || now.Sub(r.Since) < silentTime {
+			continue
+		}
+		if addresses++; addresses == 1 {
+			first = fmt.Sprintf("no packet for %s since %s (%.0f/s before)", r.Address, x.Last.Format(time.TimeOnly),
+				x.Before)
+		}
+	}
+	switch addresses {
+	case 0:
+		return nil
+	case 1:
+		return []lb.Finding{lb.FoundNoPackets.About("", "%s", first)}
+	}
+	return []lb.Finding{lb.FoundNoPackets.About("", "%s, and so for %d addresses in all", first, addresses)}
 }
 
 // togetherTime is above the interval of most checks. Servers that fail within it have a common cause.

@@ -100,6 +100,37 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
+// An address that clients have stopped to use is named in the first line, once it had no packet for a minute.
+func TestAnAddressWithoutPacketsIsNamed(t *testing.T) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	a := netip.MustParseAddr("203.0.113.10")
+	for _, tt := range []struct {
+		idle, routed time.Duration
+		rate         float64
+		announced    bool
+		want         string
+	}{
+		{time.Minute, time.Hour, 170, true, "OK, but no packet for 203.0.113.10 since 03:03:05 (340/s before)"},
+		{time.Minute - 1, time.Hour, 170, true, "OK"},
+		{time.Minute, time.Minute - 1, 170, true, "OK"}, // clients have not come back after a drain
+		{time.Minute, time.Hour, 0.4, true, "OK"},
+		{time.Minute, time.Hour, 170, false, "OK"},
+	} {
+		row := lb.ServiceStatus{Address: a, Traffic: lb.Traffic{Last: now.Add(-tt.idle), Before: tt.rate}}
+		st := lb.Status{
+			Settled: true, Services: []lb.ServiceStatus{row, row, {Address: a}},
+			Routes: []lb.RouteStatus{{
+				Address: a, Announced: tt.announced, Intended: true, Since: now.Add(-tt.routed),
+			}},
+		}
+		var i Info
+		i.judge(st, nil, now)
+		if got := i.Headline(); got != tt.want || i.Verdict != OK {
+			t.Errorf("%+v: %s %q", tt, i.Verdict, got)
+		}
+	}
+}
+
 // The reason that most addresses have is named, once with the address.
 func TestMostFrequentReasonIsNamed(t *testing.T) {
 	var st lb.Status

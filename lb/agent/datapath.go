@@ -23,6 +23,7 @@ type forwarder interface {
 	Run(context.Context) error
 	Interfaces() []datapath.InterfaceStatus
 	Findings() []lb.Finding
+	Traffic() (map[lb.Frontend]datapath.Traffic, error)
 	Flows(context.Context, lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error)
 	Explain(lb.Question) (lb.Explanation, error)
 	SetTunnelSources([]netip.Addr) error

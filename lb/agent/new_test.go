@@ -41,6 +41,8 @@ func (d *memoryDatapath) open(o datapath.Options) (forwarder, error) { d.options
 
 func (d *memoryDatapath) Run(ctx context.Context) error { d.add("run"); <-ctx.Done(); return nil }
 
+func (d *memoryDatapath) Traffic() (map[lb.Frontend]datapath.Traffic, error) { return nil, nil }
+
 func (d *memoryDatapath) Findings() []lb.Finding { return nil }
 func (d *memoryDatapath) Interfaces() []datapath.InterfaceStatus {
 	return []datapath.InterfaceStatus{{Name: "lo", Mode: datapath.ModeTC, Hook: "tcx"}}

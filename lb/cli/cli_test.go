@@ -183,7 +183,7 @@ func TestTables(t *testing.T) {
 		Services: []lb.ServiceStatus{{
 			Service: "web", Address: addr("203.0.113.10"), Port: 80, Protocol: lb.TCP, Policy: lb.PolicyCluster,
 			Forward: lb.MethodNAT, Algorithm: lb.AlgorithmMaglev, Backends: []lb.BackendStatus{b},
-			State: lb.StateUnhealthy, Reason: down,
+			State: lb.StateUnhealthy, Reason: down, Traffic: lb.Traffic{FlowRate: 2.5},
 		}},
 		Backends: []lb.BackendStatus{b},
 		Routes: []lb.RouteStatus{{Address: addr("203.0.113.10"), Services: []string{"web"}, Reason: down}, {
@@ -192,8 +192,9 @@ func TestTables(t *testing.T) {
 		}},
 	})
 	for command, want := range map[string]string{
-		"services": "SERVICE  ADDRESS              FORWARD  ALGORITHM  HEALTHY  ANNOUNCED  REASON\n" +
-			"web      203.0.113.10:80/tcp  nat      maglev     0/1      no         " + down + "\n",
+		"services": "SERVICE  ADDRESS              FORWARD  ALGORITHM  HEALTHY  ANNOUNCED  PACKETS/S  NEW/S  LAST PACKET  " +
+			"REASON\n" +
+			"web      203.0.113.10:80/tcp  nat      maglev     0/1      no         0          2.5    -            " + down + "\n",
 		"backends": "SERVICE  BACKEND         WEIGHT  STATE      SINCE  REASON\n" +
 			"web      10.0.0.21:8080  1       unhealthy  -      connection refused\n",
 		"routes": "ADDRESS       ANNOUNCED  BY      SINCE  SERVICES  REASON\n" +

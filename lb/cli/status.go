@@ -234,7 +234,7 @@ func writeRow(w io.Writer, cells ...any) {
 }
 
 func servicesTable(w io.Writer, answer []byte) error {
-	const header = "SERVICE\tADDRESS\tFORWARD\tALGORITHM\tHEALTHY\tANNOUNCED\tREASON"
+	const header = "SERVICE\tADDRESS\tFORWARD\tALGORITHM\tHEALTHY\tANNOUNCED\tPACKETS/S\tNEW/S\tLAST PACKET\tREASON"
 	return rows(w, answer, header, func(s lb.ServiceStatus) []any {
 		up := 0
 		for _, b := range s.Backends {
@@ -250,7 +250,8 @@ func servicesTable(w io.Writer, answer []byte) error {
 			frontend = fmt.Sprintf("-:%d/%s", s.Port, s.Protocol)
 		}
 		return []any{s.Service, frontend, s.Forward, s.Algorithm,
-			fmt.Sprintf("%d/%d", up, len(s.Backends)), announced, dash(s.Reason)}
+			fmt.Sprintf("%d/%d", up, len(s.Backends)), announced, fmt.Sprintf("%.0f", s.PacketRate),
+			fmt.Sprintf("%.1f", s.FlowRate), ago(s.Last), dash(s.Reason)}
 	})
 }
 
