@@ -217,6 +217,7 @@ type Service struct {
 	Affinity   time.Duration
 	Allow      []netip.Prefix
 	MinHealthy int
+	OnDown     string // OnDownReset or OnDownKeep, for the open connections of an unhealthy backend
 	OnAllDown  string // OnAllDownWithdraw or OnAllDownKeep, for an address without healthy backends
 	Check      lb.CheckSpec
 	// Announce is from the pool that contains the addresses. Empty means all announcers that are on.
@@ -270,6 +271,12 @@ type Probe struct {
 	OnAllDown string
 	Hold      time.Duration // how long a withdrawn address stays withdrawn at least
 }
+
+// Values of on_down of a service.
+const (
+	OnDownReset = "reset"
+	OnDownKeep  = "keep"
+)
 
 // Values of Probe.OnAllDown and of on_all_down of a service.
 const (

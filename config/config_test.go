@@ -113,7 +113,7 @@ func TestDesign(t *testing.T) {
 			Backends: []lb.Backend{{Addr: netip.MustParseAddr("10.0.0.21"), Weight: 1},
 				{Addr: netip.MustParseAddr("10.0.0.22"), Port: 9000, Weight: 3}},
 			Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Encap: lb.EncapIPIP, SNAT: true,
-			MinHealthy: 1, OnAllDown: "withdraw",
+			MinHealthy: 1, OnDown: "reset", OnAllDown: "withdraw",
 			Check: lb.CheckSpec{
 				Type: lb.CheckHTTP, Path: "/healthz", Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3,
 				Status:      []lb.StatusRange{{From: 200, To: 399}},

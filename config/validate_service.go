@@ -14,7 +14,7 @@ const affinityMax = 24 * time.Hour
 func defaultService() Service {
 	return Service{
 		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Encap: lb.EncapIPIP, SNAT: true, MinHealthy: 1,
-		OnAllDown: OnAllDownWithdraw,
+		OnDown: OnDownReset, OnAllDown: OnAllDownWithdraw,
 	}
 }
 
@@ -60,6 +60,7 @@ func (d *decoder) service(t *table) {
 	s.Backends = values(backends)
 	s.MinHealthy = minHealthy(t, &s, f)
 	d.addressPerNode(t, &s)
+	s.OnDown = word(t, "on_down", "value", s.OnDown, []string{OnDownReset, OnDownKeep})
 	s.OnAllDown = word(t, "on_all_down", "value", s.OnAllDown, []string{OnAllDownWithdraw, OnAllDownKeep})
 	s.Check = d.check(t, s.Ports)
 

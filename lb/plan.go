@@ -221,11 +221,16 @@ func backendFrontend(s *Service, vip netip.Addr, port ServicePort, usable, down 
 	for _, b := range usable {
 		f.Targets = append(f.Targets, Target{Addr: b.On(port.Port), Weight: b.Weight, Local: b.Local})
 	}
+	f.Kept = port.Kept
 	for _, b := range down {
-		f.Down = append(f.Down, b.On(port.Port))
+		switch at := b.On(port.Port); {
+		case !s.KeepDown || b.Deleted:
+			f.Down = append(f.Down, at)
+		case f.Kept != nil:
+			f.Kept = append(slices.Clip(f.Kept), at)
+		}
 	}
 	slices.SortFunc(f.Down, netip.AddrPort.Compare)
-	f.Kept = port.Kept
 	f.sortTargets()
 	return f
 }

@@ -42,7 +42,9 @@ type Service struct {
 	// KeepAllDown sends new flows of a port without healthy backends to all that are not drained, and announces the VIP
 	// with a lower preference, because probes may fail where clients do not.
 	KeepAllDown bool
-	Check       CheckSpec
+	// KeepDown leaves the flows of an unhealthy backend open. One that is deleted loses them.
+	KeepDown bool
+	Check    CheckSpec
 	// WithholdReason is why the VIPs must not be announced, whatever the backends' health, or "" if they may.
 	WithholdReason string
 	// LowerPreference is why routers should prefer other nodes that announce the VIPs, or "".
