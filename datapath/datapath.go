@@ -141,8 +141,8 @@ func (d *Datapath) open(t *pin.Transaction) (err error) {
 		Boundary: d.o.Boundary,
 	}
 	d.verifier = verify.New(verify.Deps{
-		Objects: d.objects, Services: d.services, Tunnels: d.tunnels, Flows: d.flows, Hooks: d.hooks, Names: d.names,
-		Meaning: meaning, Log: d.log,
+		Objects: d.objects, Services: d.services, Tunnels: d.tunnels, Flows: d.flows, Hooks: d.hooks,
+		Counters: d.chunks.BackendCounters, Names: d.names, Meaning: meaning, Log: d.log,
 	}, o)
 	return d.hooks.Attach(o.Needed(new(route.Cache), d.services.Interfaces(nil)))
 }

@@ -114,7 +114,7 @@ func TestJumboFramesByXDP(t *testing.T) {
 // Packets of servers count as replies, on the short way through the programs, too.
 func TestRepliesAreCounted(t *testing.T) {
 	t.Parallel()
-	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
+	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := shared(t, h, v6, nil)
 		fx.reset()
 		fx.service(lb.TCP, "b1")

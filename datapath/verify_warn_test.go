@@ -62,6 +62,41 @@ func TestExhaustedCapacityIsWarnedOf(t *testing.T) {
 	}
 }
 
+// A server by direct return whose clients do not continue is named, until they do; not when no server's clients do.
+func TestLostRepliesOfAServerAreFound(t *testing.T) {
+	t.Parallel()
+	fx := shared(t, hookXDP, false, nil)
+	fx.byTunnel(func(s *lb.Service) { s.Algorithm = lb.AlgorithmMaglev })
+	now, flow := time.Now(), 0
+	look := fx.looks(&now)
+	look()
+	after := func(lost func(server netip.Addr) bool) string {
+		for range 60 {
+			flow++
+			if !lost(fx.went(fx.on(flow, dptest.TCP, dptest.SYN))) {
+				fx.went(fx.on(flow, dptest.TCP, dptest.ACK))
+			}
+		}
+		now = now.Add(verify.RepliesEvery)
+		return look()
+	}
+	b1 := fx.went(fx.on(0, dptest.TCP, dptest.SYN))
+	for _, tt := range []struct {
+		want string
+		lost func(netip.Addr) bool
+	}{
+		{"", func(netip.Addr) bool { return false }},
+		{b1.String() + ":", func(to netip.Addr) bool { return to == b1 }},
+		{"", func(netip.Addr) bool { return true }}, // a flood of SYNs
+		{"", func(netip.Addr) bool { return false }},
+	} {
+		w := after(tt.lost)
+		if tt.want == "" && w != "" || !strings.Contains(w, tt.want) || strings.Count(w, "clients continued after 0") > 1 {
+			t.Errorf("findings %q; want %q", w, tt.want)
+		}
+	}
+}
+
 // A service that has its share of UDP flows is named.
 func TestServiceWithItsShareIsNamed(t *testing.T) {
 	t.Parallel()

@@ -45,6 +45,10 @@ var (
 		"Recent clients have lost their route on this node: a blackhole, or a more specific prefix. One client is a "+
 			"warning.",
 		"Compare with `ip route get CLIENT`.")
+	FoundServerReplies = kind("server-replies", SeverityDegraded,
+		"Clients of a server by `dsr` or `tunnel` do not continue after their first packet, and clients of the other "+
+			"servers do, so its replies are probably lost. Its check is answered on another way.",
+		"On that server, compare `ip route get CLIENT` with another one; then look for filters on the way.")
 	FoundServerUnreached = kind("server-unreached", SeverityDegraded,
 		"Packets of clients do not reach a server that is in use: it has no check, or its checks take another way.",
 		"The text has the cause; `steelyard explain CLIENT VIP:PORT` has the steps.")

@@ -89,6 +89,18 @@ func (s *Services) Names() (
 	return frontends, service, backends
 }
 
+// Direct returns the plans in force whose servers answer clients directly.
+func (s *Services) Direct() (plans []*lb.FrontendPlan) {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	for _, f := range s.Frontends {
+		if p := f.Plan; p != nil && p.Method != lb.MethodNAT && !p.NodeForwarding.Enabled {
+			plans = append(plans, p)
+		}
+	}
+	return plans
+}
+
 // named is the cached result of Names at this number of changes.
 type named struct {
 	changes   uint64

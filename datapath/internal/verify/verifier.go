@@ -86,6 +86,7 @@ type Deps struct {
 	Tunnels  *table.Tunnels
 	Flows    *flow.Collector
 	Hooks    *hook.Hooks
+	Counters *table.Chunked // traffic of backends
 	Names    bpf.Names
 	Meaning  func(reason string) string // its text: what it says, and what to do
 	Log      *slog.Logger

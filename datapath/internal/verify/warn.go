@@ -8,6 +8,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -26,6 +27,10 @@ type warnings struct {
 	notPinned string                    // why, in this round, or ""
 	drops     map[string]uint64
 	exhausted map[string]*exhaustion // recently exhausted capacities, by reason
+
+	continuedAt time.Time                        // when servers by dsr and tunnel were last compared
+	continued   map[netip.AddrPort]table.Traffic // their counters then
+	unanswered  []string                         // of servers whose replies are probably lost
 }
 
 // run runs sy_explain on a frame. It returns false if that fails: a shortage of this node says nothing about an
@@ -51,6 +56,7 @@ func (v *Verifier) Warn(found route.Changes, now time.Time) {
 	if due {
 		w.at = now
 		v.readCapacities(now)
+		v.readContinued(now)
 	}
 }
 
@@ -87,7 +93,7 @@ func (v *Verifier) Findings() []lb.Finding {
 	add(lb.FoundUnverified, v.warned.blind, "packets cannot be verified: ")
 	add(lb.FoundPinsLost, v.warned.unpinned, "the next start of the agent ends all connections: ")
 	add(lb.FoundNoDefaultRoute, v.warned.noRoute, "")
-	all = append(all, v.capacities()...)
+	all = slices.Concat(all, v.capacities(), lb.FoundServerReplies.Each(v.warned.unanswered))
 	if c := v.warned.lost; c.confirmed {
 		f := lb.FoundRepliesLost.About("", "%s", c.fault)
 		if len(v.warned.lostSince) < 2 {

@@ -1,0 +1,56 @@
+package verify
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
+)
+
+const (
+	// RepliesEvery is how long flows are counted before servers are compared.
+	RepliesEvery = 30 * time.Second
+	someFlows    = 10 // fewer say nothing about a server
+)
+
+// readContinued compares how many flows by dsr and tunnel the clients of each server have continued. The replies of
+// such a server do not pass here, and its check is answered on another way.
+func (v *Verifier) readContinued(now time.Time) {
+	w := &v.warned
+	if now.Sub(w.continuedAt) < RepliesEvery {
+		return
+	}
+	ids := map[netip.AddrPort]uint32{}
+	_, _, backends := v.Services.Names()
+	for id, at := range backends {
+		ids[at] = id
+	}
+	was, recent := w.continued, map[netip.AddrPort]table.Traffic{}
+	w.continuedAt, w.continued, w.unanswered = now, map[netip.AddrPort]table.Traffic{}, nil
+	for _, p := range v.Services.Direct() {
+		var all table.Traffic
+		for _, t := range p.Targets {
+			n, err := table.ReadTraffic(v.Counters, ids[t.Addr])
+			if before, ok := was[t.Addr]; err == nil && ok && n.Flows >= before.Flows {
+				recent[t.Addr] = table.Traffic{
+					Flows: n.Flows - before.Flows, Continued: n.Continued - before.Continued,
+				}
+			}
+			w.continued[t.Addr] = n
+			all.Add(recent[t.Addr])
+		}
+		for _, t := range p.Targets {
+			r := recent[t.Addr]
+			flows, continued := all.Flows-r.Flows, all.Continued-r.Continued // of the others
+			if r.Flows >= someFlows && 2*r.Continued < r.Flows && flows >= someFlows && 5*continued >= 4*flows {
+				w.unanswered = append(w.unanswered, fmt.Sprintf("of %d first packets of connections to %s of %s by %s, "+
+					"clients continued after %d (other servers: %d of %d): do its replies get to the clients?",
+					r.Flows, t.Addr, p.Service, p.Method, r.Continued, continued, flows))
+			}
+		}
+	}
+	slices.Sort(w.unanswered) // a server has a row for each address of its service
+	w.unanswered = slices.Compact(w.unanswered)
+}
