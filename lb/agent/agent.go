@@ -309,7 +309,8 @@ func (a *Agent) connect(
 	registry.MustRegister(admin.NewFindingMetrics(api.CurrentInfo))
 	verdict := verdictLog{api.CurrentInfo, a.reloader.readiness.notifier.Status, component(o.Log, "agent")}
 	a.tasks = append(a.tasks,
-		task{"datapath", dp.Run}, task{"verdict", verdict.run}, task{"rates", rates.run}, task{"health checks", prober.Run},
+		task{"datapath", dp.Run}, task{"verdict", verdict.run}, task{"rates", rates.run},
+		task{"health checks", prober.Run},
 		task{"results of health checks", func(ctx context.Context) error { return verdicts.run(ctx, prober) }},
 		task{"ends of the agent", trusted.run},
 		task{"drains to store", drains.kept.run}, task{"admin API", api.Run},
