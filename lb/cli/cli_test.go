@@ -192,9 +192,10 @@ func TestTables(t *testing.T) {
 		}},
 	})
 	for command, want := range map[string]string{
-		"services": "SERVICE  ADDRESS              FORWARD  ALGORITHM  HEALTHY  ANNOUNCED  PACKETS/S  NEW/S  LAST PACKET  " +
-			"REASON\n" +
-			"web      203.0.113.10:80/tcp  nat      maglev     0/1      no         0          2.5    -            " + down + "\n",
+		"services": "SERVICE  ADDRESS              FORWARD  ALGORITHM  HEALTHY  ANNOUNCED  " +
+			"PACKETS/S  NEW/S  LAST PACKET  REASON\n" +
+			"web      203.0.113.10:80/tcp  nat      maglev     0/1      no         " +
+			"0          2.5    -            " + down + "\n",
 		"backends": "SERVICE  BACKEND         WEIGHT  STATE      SINCE  REASON\n" +
 			"web      10.0.0.21:8080  1       unhealthy  -      connection refused\n",
 		"routes": "ADDRESS       ANNOUNCED  BY      SINCE  SERVICES  REASON\n" +
