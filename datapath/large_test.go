@@ -81,8 +81,15 @@ func TestServiceThatNeedsAllRoom(t *testing.T) {
 
 	e.Put(pairs("too large", "203.0.113.12", 140, 1000))
 	await("it is refused", 10*time.Second, func() bool { return reasonOf(t, e, "too large") != "" })
+	restricted := pairs("restricted", "203.0.113.14", 100, 1)
+	for i := range 12000 {
+		source := netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)})
+		restricted.Allow = append(restricted.Allow, netip.PrefixFrom(source, 32))
+	}
+	e.Put(restricted)
+	await("too many sources are refused", 10*time.Second, func() bool { return reasonOf(t, e, "restricted") != "" })
 	if n := backends(); n != 3 {
-		t.Errorf("%d backends; want none of the refused service", n)
+		t.Errorf("%d backends; want none of the refused services", n)
 	}
 	await("nothing is behind", 10*time.Second, func() bool { return e.Progress().Behind.IsZero() }) // after all calls
 	if e.InForce("too large") || !e.InForce("small") {

@@ -294,6 +294,11 @@ func (f *FrontendPlan) Table() []uint16 {
 // TableLen returns the length of Table.
 func (f *FrontendPlan) TableLen() int { return tableLen(len(f.Targets), f.Method == MethodNAT) }
 
+// HasWeights reports whether the datapath looks up the weight of each target.
+func (f *FrontendPlan) HasWeights() bool {
+	return f.Affinity != 0 || f.Algorithm == AlgorithmLeastConnections
+}
+
 // Equal reports whether f and g have the same effect in the datapath. Kept matters only in the first plan.
 func (f *FrontendPlan) Equal(g *FrontendPlan) bool {
 	return f.Frontend == g.Frontend && f.Service == g.Service && f.Method == g.Method && f.Encap == g.Encap &&

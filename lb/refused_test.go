@@ -95,6 +95,14 @@ func TestRefusedUpdateRemovesTargets(t *testing.T) {
 		t.Error("not as wanted when there is room")
 	}
 	d.step(t, now.Add(time.Minute), "")
+	restricted := testPlan("web", 5, 80)
+	restricted.Frontends[0].Allow = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+	restricted.Frontends[0].Needs.Sources = 1
+	d.want(restricted)
+	d.refuse(t, now.Add(time.Minute), "+80")
+	if f := d.frontends[at(80)].fitting(); f != nil {
+		t.Errorf("a change without the refused sources: %+v", f)
+	}
 }
 
 // One call puts a bounded number of targets: updates first, then the services that need few places.

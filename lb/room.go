@@ -13,7 +13,7 @@ import (
 var ErrRefused = errors.New("refused")
 
 // Places is what a service needs in the tables that all services share.
-type Places struct{ Frontends, Backends, Slots int }
+type Places struct{ Frontends, Backends, Slots, Sources, Weights int }
 
 // places returns what p needs. Addresses in the same family have the same backends.
 func (p *Plan) places() (n Places) {
@@ -26,6 +26,10 @@ func (p *Plan) places() (n Places) {
 	}
 	for _, f := range p.Frontends {
 		n.Slots += f.TableLen()
+		n.Sources += len(f.Allow)
+		if f.HasWeights() {
+			n.Weights += len(f.Targets)
+		}
 		if !f.NodeForwarding.Enabled && counted[FamilyOf(f.VIP)].VIP == f.VIP {
 			n.Backends += len(f.Targets)
 		}
@@ -38,7 +42,7 @@ func (p *Plan) places() (n Places) {
 const sliceTargets = 2048
 
 // cost is the cost of putting f, in targets.
-func (f *FrontendPlan) cost() int { return 1 + len(f.Targets) }
+func (f *FrontendPlan) cost() int { return 1 + len(f.Targets) + len(f.Allow) }
 
 // slice returns the plans for the next call, and the total cost of the others: updates first, because a server may have
 // failed, then the services that need few places.
@@ -88,6 +92,9 @@ func (s *frontendState) fitting() *FrontendPlan {
 		has[t.Addr] = true
 	}
 	part.Targets = slices.DeleteFunc(slices.Clone(part.Targets), func(t Target) bool { return !has[t.Addr] })
+	if n, had := part.Needs, s.plan.Needs; n.Sources > had.Sources || n.Weights > had.Weights {
+		part.Allow, part.Affinity, part.Algorithm = s.plan.Allow, s.plan.Affinity, s.plan.Algorithm
+	}
 	part.Needs = s.plan.Needs
 	if part.Equal(s.plan) {
 		return nil

@@ -17,6 +17,7 @@ type frontendEntries struct {
 	allowed map[uint32]map[bpf.AllowKey]bool    // by frontend id
 	members map[uint32]map[bpf.MemberKey]uint32 // values, by frontend id
 	epochs  map[uint32]uint32                   // of the next new member, by frontend id
+	used    lb.Places                           // Sources and Weights: the number of entries
 }
 
 // memberWeightBits is the number of bits of the weight in a member's value (bpf/types.h).
@@ -32,10 +33,12 @@ func openFrontendEntries(o *bpf.Objects) (*frontendEntries, error) {
 	allowed := o.SySrcAllow.Iterate()
 	for allowed.Next(&ak, &n) {
 		s.allowedOf(bpf.Swap32(ak.Frontend))[ak] = true
+		s.used.Sources++
 	}
 	members := o.SyWeights.Iterate()
 	for members.Next(&mk, &n) {
 		s.membersOf(mk.Frontend)[mk] = n
+		s.used.Weights++
 		s.epochs[mk.Frontend] = max(s.epochs[mk.Frontend], n>>memberWeightBits+1)
 	}
 	for _, it := range []*ebpf.MapIterator{allowed, members} {
@@ -70,6 +73,7 @@ func (s *frontendEntries) add(id uint32, p *lb.FrontendPlan, backends []uint32) 
 			return fmt.Errorf("allow a source: %w", err)
 		}
 		s.allowedOf(id)[k] = true
+		s.used.Sources++
 	}
 	for k, weight := range memberWeights(id, p, backends) {
 		was, known := s.membersOf(id)[k]
@@ -85,6 +89,9 @@ func (s *frontendEntries) add(id uint32, p *lb.FrontendPlan, backends []uint32) 
 			return fmt.Errorf("put the weight of a backend: %w", err)
 		}
 		s.membersOf(id)[k] = value
+		if !known {
+			s.used.Weights++
+		}
 	}
 	return nil
 }
@@ -104,6 +111,7 @@ func (s *frontendEntries) trim(id uint32, p *lb.FrontendPlan, backends []uint32)
 			return fmt.Errorf("remove an allowed source: %w", err)
 		}
 		delete(s.allowed[id], k)
+		s.used.Sources--
 	}
 	for k, value := range s.members[id] {
 		if _, ok := members[k]; ok {
@@ -113,6 +121,7 @@ func (s *frontendEntries) trim(id uint32, p *lb.FrontendPlan, backends []uint32)
 			return fmt.Errorf("remove the weight of a backend: %w", err)
 		}
 		delete(s.members[id], k)
+		s.used.Weights--
 		s.epochs[id] = max(s.epochs[id], value>>memberWeightBits+1) & (1<<(32-memberWeightBits) - 1)
 	}
 	if p == nil {
@@ -132,9 +141,9 @@ func allowedKeys(id uint32, plan *lb.FrontendPlan) map[bpf.AllowKey]bool {
 	return keys
 }
 
-// memberWeights returns the weights that the programs look up, which they do only for affinity and least connections.
+// memberWeights returns the weights that the programs look up.
 func memberWeights(id uint32, p *lb.FrontendPlan, backends []uint32) map[bpf.MemberKey]uint32 {
-	if p.Affinity == 0 && p.Algorithm != lb.AlgorithmLeastConnections {
+	if !p.HasWeights() {
 		return nil
 	}
 	weights := map[bpf.MemberKey]uint32{}

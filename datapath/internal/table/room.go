@@ -21,6 +21,10 @@ func (s *Services) shared() []sharedTable {
 	return []sharedTable{
 		{"frontends", MaxFrontends, MaxFrontends - len(s.Free), func(n lb.Places) int { return n.Frontends }},
 		{"backends", maxBackends, len(s.Backends.ByID), func(n lb.Places) int { return n.Backends }},
+		{"allowed sources", int(s.objects.SySrcAllow.MaxEntries()), s.entries.used.Sources,
+			func(n lb.Places) int { return n.Sources }},
+		{"weights", int(s.objects.SyWeights.MaxEntries()), s.entries.used.Weights,
+			func(n lb.Places) int { return n.Weights }},
 		{"slots", int(slots.Space.size), int(slots.Space.used()), func(n lb.Places) int { return n.Slots }},
 	}
 }
@@ -69,7 +73,8 @@ func (s *Services) places() map[string]lb.Places {
 			has, n := all[f.service], f.Plan.Needs
 			all[f.service] = lb.Places{
 				Frontends: max(has.Frontends, n.Frontends), Backends: max(has.Backends, n.Backends),
-				Slots: max(has.Slots, n.Slots),
+				Slots: max(has.Slots, n.Slots), Sources: max(has.Sources, n.Sources),
+				Weights: max(has.Weights, n.Weights),
 			}
 		}
 	}
