@@ -15,6 +15,9 @@ var ErrRefused = errors.New("refused")
 // Places is what a service needs in the tables that all services share.
 type Places struct{ Frontends, Backends, Slots, Sources, Weights int }
 
+// written is what a change of all of a service's frontends writes.
+func (n Places) written() int { return n.Backends + n.Sources }
+
 // places returns what p needs. Addresses in the same family have the same backends.
 func (p *Plan) places() (n Places) {
 	n.Frontends = len(p.Frontends)
@@ -45,7 +48,7 @@ const sliceTargets = 2048
 func (f *FrontendPlan) cost() int { return 1 + len(f.Targets) + len(f.Allow) }
 
 // slice returns the plans for the next call, and the total cost of the others: updates first, because a server may have
-// failed, then the services that need few places.
+// failed, and small services before large ones.
 func (d *datapathState) slice(all []*FrontendPlan) (now []*FrontendPlan, later int) {
 	for _, f := range all {
 		later += f.cost()
@@ -55,7 +58,7 @@ func (d *datapathState) slice(all []*FrontendPlan) (now []*FrontendPlan, later i
 	}
 	isNew := func(f *FrontendPlan) int { return count(d.frontends[f.Frontend].plan == nil) }
 	slices.SortFunc(all, func(a, b *FrontendPlan) int {
-		return cmp.Or(cmp.Compare(isNew(a), isNew(b)), cmp.Compare(a.Needs.Backends, b.Needs.Backends),
+		return cmp.Or(cmp.Compare(isNew(a), isNew(b)), cmp.Compare(a.Needs.written(), b.Needs.written()),
 			cmp.Compare(a.Service, b.Service), cmp.Compare(len(a.Targets), len(b.Targets)),
 			CompareFrontends(a.Frontend, b.Frontend))
 	})
