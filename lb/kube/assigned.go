@@ -139,11 +139,12 @@ func (t *term) complainExternal(s *core.Service) {
 		text = fmt.Sprintf("%s of spec.externalIPs is not announced: no pool permits it; a [[pool]] that has the "+
 			"address and is for this Service needs external_ips = true", strings.Join(texts(addrs), ", "))
 	}
-	t.once(s, "ExternalIPNotPermitted", note(text))
+	t.once(s, "ExternalIPNotPermitted", text)
 }
 
 // once emits an Event unless text is "" or the last Event with this reason had the same text.
 func (t *term) once(s *core.Service, reason, text string) {
+	text = note(text)
 	t.mu.Lock()
 	last := t.complaints[nameOf(s)]
 	same := last[reason] == text

@@ -42,6 +42,18 @@ func (s *Source) served(service *core.Service) []netip.Addr {
 	return slices.DeleteFunc(addressesOf(service), func(a netip.Addr) bool { return s.refusal(a) != "" })
 }
 
+// withoutVIPs returns a slice without endpoints that are in a pool. Nodes would send their packets to each other until
+// the TTL ends, and each time another flow would open.
+func (s *Source) withoutVIPs(x *endpointSlice) *endpointSlice {
+	isVIP := func(e endpoint) bool { return poolOf(s.o.Pools, e.at.Addr()) != nil }
+	if !slices.ContainsFunc(x.endpoints, isVIP) {
+		return x
+	}
+	out := *x
+	out.endpoints = slices.DeleteFunc(slices.Clone(x.endpoints), isVIP)
+	return &out
+}
+
 // usePools activates other pools. Addresses that this node serves but that are in none of them stay served until their
 // grace period ends.
 func (s *Source) usePools(pools []Pool) {

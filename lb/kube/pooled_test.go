@@ -11,6 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -47,6 +48,19 @@ func TestAddressInNoPoolIsNotServed(t *testing.T) {
 		if fmt.Sprint(got.Refused) != fmt.Sprint(refused) || len(got.VIPs) != 1-len(refused) {
 			t.Errorf("%s: serves %v, refuses %v; want %v", tt.addr, got.VIPs, got.Refused, refused)
 		}
+	}
+}
+
+// An endpoint at the address of a Service would send packets round between the nodes.
+func TestEndpointsInPools(t *testing.T) {
+	const vip, pod = "203.0.113.10", "10.0.0.1"
+	f := newFixture(t, func(o *Options) { o.Pools = []Pool{poolOfOne(vip)} })
+	endpoints := slice(80, ep(vip, "a", "rs"), ep(pod, "a", "rs"))
+	endpoints.Namespace, endpoints.Labels = "default", map[string]string{discovery.LabelServiceName: "web"}
+	f.have(t, aService(same), endpoints)
+	f.reconcile(webName, fakeSink{f.recorded})
+	if got := f.put[webName].Ports[0].Backends; len(got) != 1 || got[0].Addr != netip.MustParseAddr(pod) {
+		t.Errorf("endpoints %+v; want %s only", got, pod)
 	}
 }
 

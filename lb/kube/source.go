@@ -393,7 +393,7 @@ func (s *Source) slicesOf(service string) []*endpointSlice {
 	}
 	endpoints := make([]*endpointSlice, 0, len(found))
 	for _, x := range found {
-		endpoints = append(endpoints, x.(*endpointSlice))
+		endpoints = append(endpoints, s.withoutVIPs(x.(*endpointSlice)))
 	}
 	slices.SortFunc(endpoints, func(a, b *endpointSlice) int { return strings.Compare(a.Name, b.Name) })
 	return endpoints
