@@ -1,6 +1,9 @@
 package members
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"time"
+)
 
 // Types of messages of memberlist.
 const (
@@ -82,44 +85,52 @@ func validStream(b []byte) bool {
 
 // validState reports whether the header is followed by the numbers of nodes and state bytes that it gives.
 func validState(b []byte) bool {
-	fields, b, ok := mapSize(b)
 	nodes, size := uint64(0), uint64(0)
-	for ; ok && fields > 0; fields-- {
-		if len(b) == 0 || b[0]&0xe0 != 0xa0 || len(b) < 1+int(b[0]&0x1f) {
-			return false
-		}
-		name, value := string(b[1:1+b[0]&0x1f]), b[1+b[0]&0x1f:]
-		if b, ok = skip(value, depthMax); !ok {
-			return false
-		}
+	b, ok := fields(b, func(name string, value []byte) (ok bool) {
 		switch name {
 		case "Nodes":
 			nodes, ok = unsigned(value)
+			return ok && nodes <= nodesMax
 		case "UserStateLen":
 			size, ok = unsigned(value)
+			return ok
 		}
+		return true
+	})
+	for ; ok && nodes > 0; nodes-- {
+		b, ok = fields(b, validField)
 	}
-	if !ok || nodes > nodesMax {
-		return false
-	}
-	for ; nodes > 0; nodes-- {
-		if _, _, ok = mapSize(b); !ok {
-			return false
-		}
-		if b, ok = skip(b, depthMax); !ok {
-			return false
-		}
-	}
-	return uint64(len(b)) == size
+	return ok && uint64(len(b)) == size
 }
 
 // validObject reports whether b is one map.
 func validObject(b []byte) bool {
-	if _, _, ok := mapSize(b); !ok {
-		return false
-	}
-	rest, ok := skip(b, depthMax)
+	rest, ok := fields(b, validField)
 	return ok && len(rest) == 0
+}
+
+// validField refuses the incarnations that the member concerned could not exceed to contradict (epochMax).
+func validField(name string, value []byte) bool {
+	if name != "Incarnation" {
+		return true
+	}
+	n, ok := unsigned(value)
+	return ok && n <= epochMax()/uint64(time.Second)
+}
+
+// fields passes the fields of a map to valid and returns the bytes after the map, or false if one is not valid.
+func fields(b []byte, valid func(name string, value []byte) bool) ([]byte, bool) {
+	n, b, ok := mapSize(b)
+	for ; ok && n > 0; n-- {
+		if len(b) == 0 || b[0]&0xe0 != 0xa0 || len(b) < 1+int(b[0]&0x1f) {
+			return nil, false
+		}
+		name, value := string(b[1:1+b[0]&0x1f]), b[1+b[0]&0x1f:]
+		if b, ok = skip(value, depthMax-1); ok {
+			ok = valid(name, value)
+		}
+	}
+	return b, ok
 }
 
 // mapSize returns the number of entries of a map and the bytes after its header.

@@ -154,6 +154,26 @@ func TestNonsenseOfAMember(t *testing.T) {
 	}
 }
 
+// A report that a member is dead, with the highest incarnation, does not last: the member can follow with a higher one.
+func TestHighestIncarnation(t *testing.T) {
+	port := freePort(t)
+	a, _ := start(t, port, 1, 3, "key")
+	start(t, port, 3, 3, "key")
+	member := func() bool { return slices.Equal(alive(a), []string{"lb3"}) }
+	until(t, "a member", member)
+	packets := must.Get(net.ListenUDP("udp", &net.UDPAddr{IP: node(2).AsSlice()}))(t)
+	defer packets.Close()
+	tell := func(incarnation uint64) {
+		text := append([]byte{msgDead}, object("Incarnation", int(incarnation), "Node", node(3).String(), "From", "x")...)
+		p := append([]byte(label), sealedWith(t, []byte("key"), text, []byte(labelText), 1)...)
+		must.Get(packets.WriteTo(p, net.UDPAddrFromAddrPort(netip.AddrPortFrom(node(1), port))))(t)
+	}
+	tell(1<<32 - 1)
+	tell(epochMax() / uint64(time.Second))
+	until(t, "the report is believed", func() bool { return !member() })
+	until(t, "the member is alive again", member)
+}
+
 // allocated returns how many bytes were ever allocated.
 func allocated() uint64 {
 	var s runtime.MemStats
