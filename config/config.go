@@ -175,8 +175,9 @@ type Pool struct {
 	Ranges []lb.AddrRange // disjoint, within one pool and between pools
 	// Announce are the announcers, all of which are on. Empty means all that are on.
 	Announce        []lb.AnnouncerKind
-	AutoAssign      bool // assign its addresses to services that do not request a pool
-	AvoidBuggyIPs   bool // skip addresses that end in .0 or .255
+	AutoAssign      bool   // assign its addresses to services that do not request a pool
+	AvoidBuggyIPs   bool   // skip addresses that end in .0 or .255
+	Class           string // of the Services; "" means any
 	Namespaces      []string
 	ServiceSelector string
 	Priority        int  // lower comes first
@@ -241,11 +242,12 @@ const (
 
 // Kubernetes configures a cluster as a source of services.
 type Kubernetes struct {
-	Kubeconfig        string // "" means the pod's credentials
-	LoadBalancerClass string // "" means Services without a class
-	Allocate          bool
-	Proxy             string    // ProxyAuto, ProxyKubeProxy or ProxyReplace
-	Forward           lb.Method // to pods on other nodes: MethodTunnel or MethodNAT
+	Kubeconfig string // "" means the pod's credentials
+	// LoadBalancerClasses are distinct; "" means Services without a class. There is at least one.
+	LoadBalancerClasses []string
+	Allocate            bool
+	Proxy               string    // ProxyAuto, ProxyKubeProxy or ProxyReplace
+	Forward             lb.Method // to pods on other nodes: MethodTunnel or MethodNAT
 	// ExcludeNodes are node states, in addition to Kubernetes' own, in which this node announces nothing.
 	ExcludeNodes []string
 	// IgnoreExcludeLabel says that nodes announce even if they have the label that excludes them from external load

@@ -122,7 +122,8 @@ func TestDesign(t *testing.T) {
 			Announce: []lb.AnnouncerKind{lb.AnnounceBGP},
 		}},
 		Kubernetes: &Kubernetes{
-			Allocate: true, Proxy: ProxyAuto, Forward: lb.MethodTunnel, MaxEndpointsPerService: 10000,
+			LoadBalancerClasses: []string{""}, Allocate: true, Proxy: ProxyAuto, Forward: lb.MethodTunnel,
+			MaxEndpointsPerService: 10000,
 		},
 		Probe: Probe{time.Second, 500 * time.Millisecond, 2, 1, "http://127.0.0.1:10256/healthz", "keep", 0},
 		Admin: Admin{Socket: "/run/steelyard/steelyard.sock"},

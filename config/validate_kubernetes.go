@@ -8,12 +8,23 @@ import (
 
 func defaultKubernetes() *Kubernetes {
 	return &Kubernetes{
-		Allocate: true, Proxy: ProxyAuto, Forward: lb.MethodTunnel, MaxEndpointsPerService: 10000,
+		LoadBalancerClasses: []string{""}, Allocate: true, Proxy: ProxyAuto, Forward: lb.MethodTunnel,
+		MaxEndpointsPerService: 10000,
 	}
 }
 
 // className matches load balancer classes that the API server accepts: a label-style name with or without a prefix.
 var className = regexp.MustCompile(`^([a-z0-9][-a-z0-9.]*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
+
+// class returns a load balancer class. "" means Services without one.
+func (i item) class() (string, bool) {
+	const like = "steelyard.dev/lb"
+	s, ok := i.str(like)
+	if ok && s != "" && !className.MatchString(s) {
+		i.errorf(`write one like "`+like+`"`, "%q is not a load balancer class", s)
+	}
+	return s, ok
+}
 
 func (d *decoder) kubernetes(t *table) *Kubernetes {
 	k := defaultKubernetes()
@@ -21,14 +32,14 @@ func (d *decoder) kubernetes(t *table) *Kubernetes {
 	if k.Kubeconfig != "" {
 		k.Kubeconfig = d.inDir(k.Kubeconfig)
 	}
-	if i, ok := t.get("load_balancer_class"); ok && i.value != "" {
-		const like = "steelyard.dev/lb"
-		if s, ok := i.str(like); ok {
-			if !className.MatchString(s) {
-				i.errorf(`write one like "`+like+`"`, "%q is not a load balancer class", s)
-			}
-			k.LoadBalancerClass = s
+	if i, ok := t.get("load_balancer_class"); ok {
+		all, isList := i.elements()
+		if !isList {
+			all = []item{i}
+		} else if len(all) == 0 {
+			i.errorf(`write [""] for Services without a class`, "is empty")
 		}
+		k.LoadBalancerClasses = distinct(all, item.class)
 	}
 	k.Allocate = t.boolean("allocate", k.Allocate)
 	k.Proxy = word(t, "proxy", "proxy", k.Proxy, []string{ProxyAuto, ProxyKubeProxy, ProxyReplace})

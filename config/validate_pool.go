@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -60,6 +61,12 @@ func (d *decoder) pool(t *table) {
 	p.Announce = d.announce(t)
 	p.AutoAssign = t.boolean("auto_assign", p.AutoAssign)
 	p.AvoidBuggyIPs = t.boolean("avoid_buggy_ips", p.AvoidBuggyIPs)
+	if i, ok := t.get("class"); ok {
+		p.Class, ok = i.class()
+		if k := d.config.Kubernetes; ok && k != nil && p.Class != "" && !slices.Contains(k.LoadBalancerClasses, p.Class) {
+			i.errorf("add it there", "kubernetes.load_balancer_class has no %q", p.Class)
+		}
+	}
 	p.Namespaces = distinct(t.list("namespaces", "default"), func(i item) (string, bool) {
 		s, ok := i.str("default")
 		if ok && !namespaceName.MatchString(s) {

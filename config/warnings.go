@@ -111,11 +111,12 @@ func (d *decoder) needsKubernetes() {
 	}
 	for n, p := range d.config.Pools {
 		object := `pool "` + p.Name + `"`
-		if len(p.Namespaces) > 0 {
-			item{d: d, path: "pool" + index(n) + ".namespaces", object: object}.warnf(hint, problem)
-		}
-		if p.ServiceSelector != "" {
-			item{d: d, path: "pool" + index(n) + ".service_selector", object: object}.warnf(hint, problem)
+		for key, set := range map[string]bool{
+			"class": p.Class != "", "namespaces": len(p.Namespaces) > 0, "service_selector": p.ServiceSelector != "",
+		} {
+			if set {
+				item{d: d, path: "pool" + index(n) + "." + key, object: object}.warnf(hint, problem)
+			}
 		}
 	}
 }

@@ -23,6 +23,9 @@ var (
 	FoundNoPool = kind("no-pool", SeverityDegraded,
 		"Services of type LoadBalancer have waited for a minute, and the configuration has no pool of addresses.",
 		"Add a `[[pool]]`, or set `allocate = false` in `[kubernetes]` if another controller assigns addresses.")
+	FoundNoAgentForClass = kind("no-agent-for-class", SeverityDegraded,
+		"Services of a load balancer class that no agent serves have waited for an address for a minute.",
+		"Add the class to `load_balancer_class` in `[kubernetes]`, or start the controller of that class.")
 	FoundNoAnnouncer = kind("no-announcer", SeverityDegraded,
 		"Services of the cluster get addresses, and nothing announces them.",
 		"Add `[bgp]` or `[l2]`.")

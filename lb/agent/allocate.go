@@ -106,7 +106,7 @@ func newAllocation(
 	}
 	problems := newProblems(log)
 	a.allocator = kube.NewAllocator(kube.AllocatorOptions{
-		Client: client, Lease: lease, Node: a.name, Namespace: ownNamespace(), Class: cfg.Kubernetes.LoadBalancerClass,
+		Client: client, Lease: lease, Node: a.name, Namespace: ownNamespace(), Classes: cfg.Kubernetes.LoadBalancerClasses,
 		Pools: pools, PublishNodes: true, NoAnnouncer: cfg.BGP == nil && cfg.L2 == nil,
 		IgnoreExclude: cfg.Kubernetes.IgnoreExcludeLabel, Boundary: &lb.Boundary{Log: log, Before: before}, Log: log,
 		Problem: func(err error) { problems.set("addresses cannot be assigned", err) },

@@ -146,7 +146,7 @@ func newCluster(
 	if k.Allocate {
 		allocator := kube.NewAllocator(kube.AllocatorOptions{
 			Client: client, Lease: lease, Node: facts.name,
-			Namespace: ownNamespace(), Class: k.LoadBalancerClass, Pools: pools, PublishNodes: true, Log: log,
+			Namespace: ownNamespace(), Classes: k.LoadBalancerClasses, Pools: pools, PublishNodes: true, Log: log,
 			NoAnnouncer: options.NoAnnouncer, IgnoreExclude: k.IgnoreExcludeLabel,
 			Boundary: o.boundary, Problem: o.problem("this node cannot be elected to assign addresses"),
 		})
@@ -169,7 +169,7 @@ func kubeOptions(cfg *config.Config, facts node) kube.Options {
 		}
 	}
 	return kube.Options{
-		Node: facts.name, Class: k.LoadBalancerClass, Address: facts.address(),
+		Node: facts.name, Classes: k.LoadBalancerClasses, Address: facts.address(),
 		Probe:   p.Probe,
 		Forward: k.Forward, ProxyHealthz: p.ProxyHealthz,
 		NotReady:      slices.Contains(k.ExcludeNodes, config.NodeNotReady),
@@ -240,7 +240,7 @@ func poolsOf(cfg *config.Config) (pools []kube.Pool, err error) {
 				Name: p.Name, AutoAssign: p.AutoAssign, Priority: p.Priority, AvoidBuggy: p.AvoidBuggyIPs,
 				AvoidAnycast: cfg.AnnouncesL2(p.Announce), Announce: p.Announce, ShareAcross: p.ShareAcross,
 			},
-			Namespaces: p.Namespaces, ExternalIPs: p.ExternalIPs, Grace: p.Grace,
+			Class: p.Class, Namespaces: p.Namespaces, ExternalIPs: p.ExternalIPs, Grace: p.Grace,
 		}
 		k.Ranges = p.Ranges
 		if p.ServiceSelector != "" {

@@ -19,6 +19,7 @@ import (
 // Pool is an address pool and the Services that may use it.
 type Pool struct {
 	lb.Pool
+	Class      string   // of the Services, or "" for all
 	Namespaces []string // or empty for all namespaces
 	Selector   labels.Selector
 	// ExternalIPs: Services may have addresses of the pool as spec.externalIPs. Anyone who can write a Service can set
@@ -33,6 +34,8 @@ func (p Pool) serves(s *core.Service) bool { return p.refuses(s) == "" }
 // refuses says why a Service may not use a pool, or returns "" if it may.
 func (p Pool) refuses(s *core.Service) string {
 	switch {
+	case p.Class != "" && p.Class != classOf(s):
+		return "is for another class"
 	case len(p.Namespaces) > 0 && !slices.Contains(p.Namespaces, s.Namespace):
 		return "is for other namespaces"
 	case p.Selector != nil && !p.Selector.Matches(labels.Set(s.Labels)):
@@ -81,27 +84,27 @@ func annotation(s *core.Service, names []string) string {
 
 // assigner translates Services to requests to the shared allocator, and its errors to advice for Kubernetes users.
 type assigner struct {
-	class string
-	pools []Pool // by Priority, as the allocator tries them
-	alloc *lb.Allocator
-	nodes int // nodes that may have addresses, or 0 if unknown
+	classes []string
+	pools   []Pool // by Priority, as the allocator tries them
+	alloc   *lb.Allocator
+	nodes   int // nodes that may have addresses, or 0 if unknown
 }
 
-func newAssigner(class string, pools []Pool) *assigner {
+func newAssigner(classes []string, pools []Pool) *assigner {
 	pools = slices.Clone(pools)
 	slices.SortStableFunc(pools, func(a, b Pool) int { return a.Priority - b.Priority })
 	ranges := make([]lb.Pool, len(pools))
 	for i, p := range pools {
 		ranges[i] = p.Pool
 	}
-	return &assigner{class: class, pools: pools, alloc: lb.NewAllocator(ranges)}
+	return &assigner{classes: classes, pools: pools, alloc: lb.NewAllocator(ranges)}
 }
 
 // reserve records the addresses that a Service has beyond those we assign: its externalIPs, the status of a Service of
 // another class, and more.
 func (a *assigner) reserve(s *core.Service, more []netip.Addr) {
 	addrs := slices.DeleteFunc(externalIPsOf(s), func(x netip.Addr) bool { return !permitsExternal(a.pools, s, x) })
-	if s.Spec.Type == core.ServiceTypeLoadBalancer && !matchesClass(s, a.class) {
+	if isOfOtherClass(s, a.classes) {
 		addrs = append(addrs, statusAddresses(s)...)
 	}
 	a.alloc.Reserve(holder(s), union(addrs, more))
@@ -235,7 +238,7 @@ func holder(s *core.Service) lb.Holder {
 func isListSeparator(r rune) bool { return r == ',' || r == ' ' }
 
 // errNotAllowed ends an error about a pool that a Service may not use.
-var errNotAllowed = errors.New("not for this Service: see its namespaces and service_selector")
+var errNotAllowed = errors.New("not for this Service: see its class, namespaces and service_selector")
 
 // explain adds to an allocator error what the user can do about it in Kubernetes.
 func (a *assigner) explain(s *core.Service, err error) error {

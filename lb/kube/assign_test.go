@@ -21,7 +21,7 @@ func TestAssign(t *testing.T) {
 		return p
 	}
 	none := func(*Pool) {}
-	a := newAssigner("", []Pool{
+	a := newAssigner(nil, []Pool{
 		pool("late", "203.0.113.200", "203.0.113.201", func(p *Pool) { p.Priority = 5 }),
 		pool("four", "203.0.113.0", "203.0.113.2", func(p *Pool) { p.AvoidBuggy = true }),
 		pool("six", "2001:db8::1", "2001:db8::2", none),
@@ -65,7 +65,7 @@ func TestAssign(t *testing.T) {
 		{svc("e", notes("metallb.io/address-pool", "manual")), "[198.51.100.9]"},
 		{
 			svc("f", notes("steelyard.dev/pool", "team")),
-			`the pool "team" is not for this Service: see its namespaces and service_selector`,
+			`the pool "team" is not for this Service: see its class, namespaces and service_selector`,
 		},
 		{
 			svc("f", notes("steelyard.dev/pool", "none")),
@@ -108,7 +108,7 @@ func TestAssign(t *testing.T) {
 		t.Errorf("after a release: %v, %v", got, err)
 	}
 	// A new leader starts from the addresses in the API.
-	next := newAssigner("", a.pools)
+	next := newAssigner(nil, a.pools)
 	old := svc("z", func(s *core.Service) {
 		s.Status.LoadBalancer.Ingress = []core.LoadBalancerIngress{{IP: "203.0.113.1"}, {IP: "192.0.2.1"}}
 	})
@@ -150,7 +150,7 @@ func TestExternalIPs(t *testing.T) {
 		}
 	}
 
-	a := newAssigner("", []Pool{pool})
+	a := newAssigner(nil, []Pool{pool})
 	outside := aService(func(s *core.Service) {
 		s.Name, s.Spec.ExternalIPs = "outside", []string{"203.0.113.0", "203.0.113.1"}
 	})
@@ -208,7 +208,7 @@ func TestFamilies(t *testing.T) {
 			s.Spec.IPFamilyPolicy, s.Spec.IPFamilies = tt.policy, tt.families
 			s.Annotations = map[string]string{"steelyard.dev/addresses": tt.byName}
 		})
-		got, err := newAssigner("", []Pool{four}).assign(s)
+		got, err := newAssigner(nil, []Pool{four}).assign(s)
 		text := fmt.Sprint(got)
 		if err != nil {
 			text = err.Error()
@@ -221,7 +221,7 @@ func TestFamilies(t *testing.T) {
 		s.Annotations = map[string]string{"metallb.io/loadBalancerIPs": "203.0.113.5"}
 		s.Spec.LoadBalancerIP = "203.0.113.6"
 	})
-	if _, err := newAssigner("", []Pool{four}).assign(both); err == nil || !strings.HasPrefix(err.Error(), "both ") {
+	if _, err := newAssigner(nil, []Pool{four}).assign(both); err == nil || !strings.HasPrefix(err.Error(), "both ") {
 		t.Errorf("two ways to ask: %v", err)
 	}
 }
@@ -241,7 +241,7 @@ func TestPoolsOfAService(t *testing.T) {
 			"or change the pools"
 	}
 	const byName = `203.0.113.1 is in the pool "four", which is not for this Service: ` +
-		"see its namespaces and service_selector"
+		"see its class, namespaces and service_selector"
 	for name, tt := range map[string]struct {
 		namespaces []string
 		selector   labels.Set
@@ -268,7 +268,7 @@ func TestPoolsOfAService(t *testing.T) {
 			s.Status, s.Labels = core.ServiceStatus{}, map[string]string{"app": "web"}
 			s.Spec.LoadBalancerIP = tt.byName
 		})
-		got, err := newAssigner("", []Pool{p}).assign(s)
+		got, err := newAssigner(nil, []Pool{p}).assign(s)
 		text := fmt.Sprint(got)
 		if err != nil {
 			text = err.Error()

@@ -119,7 +119,7 @@ func (t *term) complain(s *core.Service, d decision) {
 	t.once(s, "UnknownAnnotation", text)
 	text = ""
 	if kept := t.assigner.excluded(s); d.warning == "" && len(kept) > 0 {
-		text = fmt.Sprintf("the pool of %s is not for this Service any more: see its namespaces and service_selector; "+
+		text = fmt.Sprintf("the pool of %s is not for this Service any more: see its class, namespaces and service_selector; "+
 			"the Service keeps the address until its status.loadBalancer is emptied", strings.Join(texts(kept), ", "))
 	}
 	t.once(s, "PoolExcludesService", text)
@@ -166,7 +166,7 @@ func (t *term) once(s *core.Service, reason, text string) {
 func (s *Source) Waiting() (all []lb.ServiceStatus) {
 	for _, x := range s.services.List() {
 		service := x.(*core.Service)
-		if !matchesClass(service, s.o.Class) || !handled(service) || len(service.Status.LoadBalancer.Ingress) > 0 {
+		if !matchesClass(service, s.o.Classes...) || !handled(service) || len(service.Status.LoadBalancer.Ingress) > 0 {
 			continue
 		}
 		reason := "no address is assigned yet"

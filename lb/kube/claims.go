@@ -50,7 +50,7 @@ func (a claim) joins(b claim, across bool) bool {
 // claimOf returns a Service's claim to an address, or false if it has none. A status counts only if nodes serve it,
 // because controllers of other classes may write any address. An externalIP counts only if a pool permits it.
 func (s *Source) claimOf(service *core.Service, addr netip.Addr) (claim, bool) {
-	if matchesClass(service, s.o.Class) && slices.Contains(s.served(service), addr) {
+	if matchesClass(service, s.o.Classes...) && slices.Contains(s.served(service), addr) {
 		return claim{service, false}, true
 	}
 	if !slices.Contains(externalIPsOf(service), addr) || !permitsExternal(s.o.Pools, service, addr) {
@@ -132,7 +132,7 @@ func (s *Source) addressesFor(service *core.Service) (a addresses) {
 			a.external = append(a.external, addr)
 		}
 	}
-	if matchesClass(service, s.o.Class) {
+	if matchesClass(service, s.o.Classes...) {
 		for _, addr := range addressesOf(service) {
 			if why := s.refusal(addr); why != "" {
 				a.refused = append(a.refused, lb.RefusedVIP{VIP: addr, Reason: "refused: " + addr.String() + " " + why})

@@ -12,9 +12,11 @@ import (
 	"time"
 
 	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The API server accepts the names of the field managers, and each class has one.
@@ -30,6 +32,44 @@ func TestManagerOf(t *testing.T) {
 	}
 	if managerOf("") != "steelyard" {
 		t.Errorf("default class: %q", managerOf(""))
+	}
+}
+
+// One allocator serves several classes, each from the pools for it. The first names its Lease and writes. A Service of
+// a class that nobody serves gets one Event, after a minute.
+func TestClasses(t *testing.T) {
+	of := func(name, class string, age time.Duration) *core.Service {
+		return wanting(name, func(s *core.Service) {
+			s.CreationTimestamp = meta.NewTime(time.Now().Add(-age))
+			if class != "" {
+				s.Spec.LoadBalancerClass = &class
+			}
+		})
+	}
+	const long = 2 * othersTime
+	term, client, events := testTerm(t, of("a", "", long), of("b", "x/y", long), of("c", "z", long), of("d", "z", 0))
+	term.o.Classes = []string{"", "x/y"}
+	second := poolOfOne("203.0.113.9")
+	second.Class, second.Priority = "x/y", -1
+	term.assigner = newAssigner(term.o.Classes, append(term.o.Pools, second))
+	var got []string
+	for _, name := range []string{"a", "b", "c", "c", "d"} {
+		must.Do(t, term.reconcile(t.Context(), "default/"+name))
+		s := must.Get(client.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{}))(t)
+		text := name + fmt.Sprint(statusAddresses(s))
+		for range len(events.Events) {
+			text += " " + <-events.Events
+		}
+		got = append(got, text)
+	}
+	must.Equal(t, []string{
+		"a[203.0.113.1] Normal IPAllocated assigned [203.0.113.1]",
+		"b[203.0.113.9] Normal IPAllocated assigned [203.0.113.9]",
+		`c[] Warning NoAgentForClass no agent of Steelyard serves the class "z": see load_balancer_class in [kubernetes]`,
+		"c[]", "d[]",
+	}, got)
+	if term.leaseName() != leaseName {
+		t.Errorf("the Lease is %s", term.leaseName())
 	}
 }
 
@@ -53,7 +93,7 @@ func TestTwoClasses(t *testing.T) {
 			ranges := []lb.AddrRange{{From: netip.MustParseAddr(first), To: netip.MustParseAddr(last)}}
 			client := server.client("of:"+class, &faults{})
 			a := NewAllocator(AllocatorOptions{
-				Client: client, Lease: client, Node: "n", Namespace: "steelyard", Class: class,
+				Client: client, Lease: client, Node: "n", Namespace: "steelyard", Classes: []string{class},
 				Pools: []Pool{{Pool: lb.Pool{Name: "p", AutoAssign: true, Ranges: ranges}}},
 				Log:   slog.New(slog.DiscardHandler),
 			})

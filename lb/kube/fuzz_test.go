@@ -186,7 +186,7 @@ func FuzzTranslate(f *testing.F) {
 				}
 			}
 		}
-		a := newAssigner("", pools)
+		a := newAssigner(nil, pools)
 		for _, s := range all {
 			a.settle(s, a.decide(s, pending{}, options&8 > 0))
 		}

@@ -51,9 +51,9 @@ type AllocatorOptions struct {
 	// Lease is the client for the election. Its requests must time out after a few seconds, because the last one delays
 	// shutdown while the API server does not answer.
 	Lease     kubernetes.Interface
-	Node      string // the identity in the election
-	Namespace string // of the Lease
-	Class     string
+	Node      string   // the identity in the election
+	Namespace string   // of the Lease
+	Classes   []string // as those of Options; the first names the Lease and the field manager
 	Pools     []Pool
 	// NoAnnouncer: the nodes announce nothing.
 	NoAnnouncer bool
@@ -93,15 +93,24 @@ func (a *Allocator) SetPools(pools []Pool) {
 	}
 }
 
-// leaseName returns the name of the Lease and of the ledger. Each class has its own leader.
+// class returns the class that names the Lease, the ledger and the field manager.
+func (a *Allocator) class() string {
+	if len(a.o.Classes) == 0 {
+		return ""
+	}
+	return a.o.Classes[0]
+}
+
+// leaseName returns the name of the Lease and of the ledger.
 func (a *Allocator) leaseName() string {
-	if a.o.Class == "" {
+	of := a.class()
+	if of == "" {
 		return leaseName
 	}
 	// A class has letters, digits and "-_./", but a name has no upper case or "/". The hash keeps different classes
 	// apart.
-	sum := sha256.Sum256([]byte(a.o.Class))
-	class := strings.NewReplacer("/", "-", "_", "-").Replace(strings.ToLower(a.o.Class))
+	sum := sha256.Sum256([]byte(of))
+	class := strings.NewReplacer("/", "-", "_", "-").Replace(strings.ToLower(of))
 	return fmt.Sprintf("%s-%s-%x", leaseName, class, sum[:3])
 }
 

@@ -28,7 +28,7 @@ func asksPerNode(s *core.Service) {
 // asks for them.
 func TestAddressPerNode(t *testing.T) {
 	addr := netip.MustParseAddr
-	a := newAssigner("", []Pool{{Pool: lb.Pool{Name: "four", AutoAssign: true, Ranges: []lb.AddrRange{
+	a := newAssigner(nil, []Pool{{Pool: lb.Pool{Name: "four", AutoAssign: true, Ranges: []lb.AddrRange{
 		{From: addr("203.0.113.1"), To: addr("203.0.113.40")},
 	}}}})
 	s := wanting("web", asksPerNode)

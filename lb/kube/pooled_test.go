@@ -162,7 +162,7 @@ func TestAddressMoved(t *testing.T) {
 		term, _, events := testTerm(t, s)
 		more := poolOfOne("198.51.100.1")
 		more.Name, more.AutoAssign = "more", false
-		term.assigner = newAssigner("", append(term.o.Pools, more, poolOfOne("2001:db8::1")))
+		term.assigner = newAssigner(nil, append(term.o.Pools, more, poolOfOne("2001:db8::1")))
 		must.Do(t, term.reconcile(t.Context(), webName))
 		got := ""
 		for len(events.Events) > 0 {

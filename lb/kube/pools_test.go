@@ -64,14 +64,14 @@ func TestExcludedServiceKeepsItsAddress(t *testing.T) {
 	}))
 	others := poolOfOne("203.0.113.1")
 	others.Namespaces = []string{"other"}
-	term.assigner = newAssigner("", []Pool{others, poolOfOne("203.0.113.2")})
+	term.assigner = newAssigner(nil, []Pool{others, poolOfOne("203.0.113.2")})
 	for range 2 {
 		must.Do(t, term.reconcile(t.Context(), webName))
 	}
 	if got := patches(client); len(got) > 0 {
 		t.Errorf("patched %q", got)
 	}
-	const want = "Warning PoolExcludesService the pool of 203.0.113.1 is not for this Service any more: see its " +
+	const want = "Warning PoolExcludesService the pool of 203.0.113.1 is not for this Service any more: see its class, " +
 		"namespaces and service_selector; the Service keeps the address until its status.loadBalancer is emptied"
 	if n, got := len(events.Events), <-events.Events; n != 1 || got != want {
 		t.Errorf("%d Events, %q; want one, %q", n, got, want)
@@ -113,7 +113,7 @@ func TestExcludedServiceThatNamesItsAddress(t *testing.T) {
 		public, more := poolOfOne("203.0.113.1"), poolOfOne("203.0.113.2")
 		public.Namespaces, more.Namespaces = []string{"other"}, []string{"other"}
 		public.Name, more.Name = "public", "more"
-		term.assigner = newAssigner("", []Pool{public, more})
+		term.assigner = newAssigner(nil, []Pool{public, more})
 		for range 2 {
 			must.Do(t, term.reconcile(t.Context(), webName))
 		}
@@ -168,7 +168,7 @@ func TestAddressWithoutPool(t *testing.T) {
 			"annotation steelyard.dev/pool, or change the pools"},
 		{[]Pool{poolOfOne("203.0.113.3")}, kept + "to get another one, set the annotation steelyard.dev/pool"},
 	} {
-		d := newAssigner("", tt.pools).decide(s, pending{}, false)
+		d := newAssigner(nil, tt.pools).decide(s, pending{}, false)
 		if d.reason != reasonUnpooled || d.warning != tt.want || d.write || fmt.Sprint(d.addrs) != "[203.0.113.1]" {
 			t.Errorf("%v: %+v; want %s", tt.pools, d, tt.want)
 		}
@@ -183,13 +183,13 @@ func TestManyPoolsFitIntoAnEvent(t *testing.T) {
 		p.Namespaces = []string{"other"}
 		pools = append(pools, p)
 	}
-	_, err := newAssigner("", pools).assign(wanting("web", same))
+	_, err := newAssigner(nil, pools).assign(wanting("web", same))
 	if err == nil || !strings.Contains(err.Error(), ", and 195 more;") || len(err.Error()) > 600 {
 		t.Errorf("%v", err)
 	}
 	s := wanting("web", func(s *core.Service) { s.Annotations = map[string]string{wantPool[0]: "x"} })
 	term, _, events := testTerm(t, s)
-	term.assigner = newAssigner("", pools)
+	term.assigner = newAssigner(nil, pools)
 	must.Do(t, term.reconcile(t.Context(), webName))
 	if got := <-events.Events; len(got) > maxNote+len("Warning AllocationFailed ") {
 		t.Errorf("an Event of %d bytes", len(got))

@@ -105,7 +105,8 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 	}
 	t.ledger.pendingFor(s) // drops intents that required an older version
 	t.complainExternal(s)
-	if !matchesClass(s, t.o.Class) || s.DeletionTimestamp != nil {
+	t.complainClass(s)
+	if !matchesClass(s, t.o.Classes...) || s.DeletionTimestamp != nil {
 		return t.withdraw(ctx, s)
 	}
 	if t.isCleared(s) || t.isOfOthers(s) {
@@ -265,12 +266,12 @@ func (t *term) withdraw(ctx context.Context, s *core.Service) error {
 	had := len(given) > 0
 	waited := t.waiting[nameOf(s)]
 	t.mu.Unlock()
-	status, final := takesBack(s, t.o.Class, given)
+	status, final := takesBack(s, t.o.Classes, given)
 	addrs, conditions := statusOf(s), s.Status.Conditions
 	if status {
 		addrs = nil
 	}
-	if status || had || waited || !isOfOtherClass(s, t.o.Class) { // otherwise they are from that class's allocator
+	if status || had || waited || !isOfOtherClass(s, t.o.Classes) { // otherwise they are from that class's allocator
 		conditions = conditionsOfOthers(s)
 	}
 	if err := t.put(ctx, s, hasFinalizer(s) && !final, addrs, conditions); err != nil {
@@ -353,7 +354,7 @@ func (a *Allocator) write(
 	if err != nil {
 		return nil, err
 	}
-	o := meta.PatchOptions{FieldManager: managerOf(a.o.Class)}
+	o := meta.PatchOptions{FieldManager: managerOf(a.class())}
 	services := a.o.Client.CoreV1().Services(s.Namespace)
 	return services.Patch(ctx, s.Name, types.MergePatchType, text, o, "status")
 }

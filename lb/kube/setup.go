@@ -2,6 +2,8 @@ package kube
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	core "k8s.io/api/core/v1"
@@ -12,12 +14,14 @@ import (
 // If a new cluster lacks something without which no Service works, each Service and each node's status says so: pools,
 // announcers, or a node that is not excluded. In clusters that consist only of control plane nodes, all are excluded.
 
-// othersTime is how long a Service without an address is left to another controller while there are no pools.
+// othersTime is how long a Service without an address is left to another controller while there are no pools, or
+// because its class is not ours.
 const othersTime = time.Minute
 
 const (
 	textNoPool      = "the configuration of Steelyard has no [[pool]]"
 	textNoAnnouncer = "no node announces it: the configuration of Steelyard has neither [bgp] nor [l2]"
+	textNoAgent     = "no agent of Steelyard serves %s: see load_balancer_class in [kubernetes]"
 	textExcluded    = "no node announces it: %s the label " + labelExclude +
 		"; remove it from one, or set ignore_exclude_label = true in [kubernetes]"
 )
@@ -45,6 +49,30 @@ func (t *term) isOfOthers(s *core.Service) bool {
 		t.queue.AddAfter(nameOf(s), left)
 	}
 	return left > 0
+}
+
+// waitsLong reports whether a Service has waited for an address for othersTime.
+func waitsLong(s *core.Service) bool {
+	return len(s.Status.LoadBalancer.Ingress) == 0 && time.Since(s.CreationTimestamp.Time) > othersTime
+}
+
+// noAgent says that nobody gives a Service of a class that is none of these an address, or returns "".
+func noAgent(s *core.Service, classes []string) string {
+	switch {
+	case !isOfOtherClass(s, classes) || !waitsLong(s) || assignedCondition(s) != nil || !handled(s):
+		return ""
+	case classOf(s) == "":
+		return fmt.Sprintf(textNoAgent, "Services without a class")
+	}
+	return fmt.Sprintf(textNoAgent, fmt.Sprintf("the class %q", classOf(s)))
+}
+
+// complainClass emits an Event about a class that no agent serves.
+func (t *term) complainClass(s *core.Service) {
+	if left := time.Until(s.CreationTimestamp.Add(othersTime)); left > 0 && isOfOtherClass(s, t.o.Classes) {
+		t.queue.AddAfter(nameOf(s), left)
+	}
+	t.once(s, "NoAgentForClass", noAgent(s, t.o.Classes))
 }
 
 // unannounced says why no node announces any Service, or returns "" if one may.
@@ -78,16 +106,22 @@ func (s *Source) allExcluded() int {
 // Findings reports what the cluster or its configuration lacks without which no Service works. It may be called from
 // any goroutine.
 func (s *Source) Findings() (all []lb.Finding) {
-	services, waiting := 0, 0
+	services, waiting, unserved := 0, 0, map[string]int{}
 	for _, x := range s.services.List() {
 		service := x.(*core.Service)
-		if !matchesClass(service, s.o.Class) || !handled(service) {
+		if !matchesClass(service, s.o.Classes...) || !handled(service) {
+			if text := noAgent(service, s.o.Classes); text != "" {
+				unserved[text]++
+			}
 			continue
 		}
 		services++
-		if len(service.Status.LoadBalancer.Ingress) == 0 && time.Since(service.CreationTimestamp.Time) > othersTime {
+		if waitsLong(service) {
 			waiting++
 		}
+	}
+	for _, text := range slices.Sorted(maps.Keys(unserved)) {
+		all = append(all, lb.FoundNoAgentForClass.About("", "%d Services have no address: %s", unserved[text], text))
 	}
 	switch excluded := s.excluded.Load(); {
 	case services == 0:

@@ -61,7 +61,7 @@ func TestServiceWithoutPools(t *testing.T) {
 				s.ManagedFields = nil
 			}
 		}))
-		term.assigner = newAssigner("", nil)
+		term.assigner = newAssigner(nil, nil)
 		must.Do(t, term.reconcile(t.Context(), webName))
 		got := patches(client)
 		if said := strings.Contains(fmt.Sprint(got), textNoPool); said != tt.says || !said && len(got) > 0 {
@@ -76,6 +76,8 @@ func TestSetupFindings(t *testing.T) {
 	excluded.Labels[labelExclude] = ""
 	pools := Options{Forward: lb.MethodTunnel, Pools: []Pool{poolOfOne("203.0.113.1")}}
 	ignores, silent := pools, pools
+	other := pools
+	other.Classes = []string{"x/y", "z"}
 	ignores.IgnoreExclude, silent.NoAnnouncer = true, true
 	const waits, waitsLong, has = 1, 2, 3
 	for _, tt := range []struct {
@@ -90,6 +92,9 @@ func TestSetupFindings(t *testing.T) {
 		{"no pool", Options{}, nil, waitsLong, "no-pool"},
 		{"another controller has the pools", Options{NoAnnouncer: true}, nil, has, ""},
 		{"no announcer", silent, nil, has, "no-announcer"},
+		{"a class of nobody", other, nil, waitsLong, "no-agent-for-class"},
+		{"a new Service of another class", other, nil, waits, ""},
+		{"another class's controller works", other, nil, has, ""},
 		{"all excluded", pools, []*core.Node{excluded}, has, "all-nodes-excluded"},
 		{"all excluded, no Service", pools, []*core.Node{excluded}, 0, ""},
 		{"one excluded", pools, []*core.Node{excluded, free}, has, ""},

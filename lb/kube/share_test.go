@@ -190,7 +190,7 @@ func TestShareAcrossNamespaces(t *testing.T) {
 		to := netip.MustParseAddr("203.0.113.2")
 		pool.Ranges = append(pool.Ranges, lb.AddrRange{From: to, To: to})
 		pool.ShareAcross, pool.ExternalIPs = tt.across, true
-		a := newAssigner("", []Pool{pool})
+		a := newAssigner(nil, []Pool{pool})
 		holder := wanting("holder", func(s *core.Service) {
 			s.Namespace, s.Annotations = "team", map[string]string{"steelyard.dev/share": "x", shareWith[0]: tt.with}
 		})

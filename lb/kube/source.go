@@ -35,7 +35,8 @@ type Options struct {
 	Node   string // the Node object of this machine
 	// Namespace contains the node table. If it is "", other nodes are read from their Nodes.
 	Namespace string
-	Class     string // spec.loadBalancerClass of the Services to serve, or "" for those without one
+	// Classes are the spec.loadBalancerClass of the Services to serve, with "" for those without one. None mean "".
+	Classes []string
 	// Forward is how packets reach pods on other nodes: through a tunnel to the node, which delivers them, or with NAT.
 	Forward lb.Method
 	// TunnelSources sets the allowed sources of tunnel packets: the addresses of all nodes. It may be nil.

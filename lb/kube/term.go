@@ -62,7 +62,7 @@ func versionOf(s *core.Service) version {
 func (t *term) adopt(s *core.Service) {
 	slim(s)
 	pending := t.ledger.pendingFor(s)
-	if matchesClass(s, t.o.Class) && !isReleased(s) {
+	if matchesClass(s, t.o.Classes...) && !isReleased(s) {
 		t.assigner.adopt(s, pending)
 	} else {
 		t.assigner.reserve(s, nil)
@@ -90,7 +90,7 @@ type cleared struct {
 func newTerm(a *Allocator, pools []Pool) *term {
 	delays := workqueue.NewTypedItemExponentialFailureRateLimiter[string](failedDelay, failedDelayMax)
 	return &term{
-		Allocator: a, assigner: newAssigner(a.o.Class, pools),
+		Allocator: a, assigner: newAssigner(a.o.Classes, pools),
 		queue:  workqueue.NewTypedRateLimitingQueue(delays),
 		ledger: newLedger(a.o.Client, a.o.Namespace, a.leaseName()+"-addresses", a.o.Node),
 		known:  map[string]version{}, gone: map[string]bool{}, waiting: map[string]bool{}, perNode: map[string]bool{},

@@ -26,16 +26,19 @@ func handled(s *core.Service) bool {
 		s.Spec.ClusterIP != core.ClusterIPNone && s.Spec.Type != core.ServiceTypeExternalName
 }
 
-// matchesClass reports whether a Service gets addresses from this agent: its type is LoadBalancer, and its
-// spec.loadBalancerClass is class. The class "" matches Services without one.
-func matchesClass(s *core.Service, class string) bool {
-	if s.Spec.Type != core.ServiceTypeLoadBalancer {
-		return false
-	}
+// classOf returns the spec.loadBalancerClass of a Service, or "" if it has none.
+func classOf(s *core.Service) string {
 	if s.Spec.LoadBalancerClass == nil {
-		return class == ""
+		return ""
 	}
-	return *s.Spec.LoadBalancerClass == class
+	return *s.Spec.LoadBalancerClass
+}
+
+// matchesClass reports whether a Service gets addresses from this agent: its type is LoadBalancer, and its class is one
+// of these. No classes mean that of Services without one.
+func matchesClass(s *core.Service, classes ...string) bool {
+	return s.Spec.Type == core.ServiceTypeLoadBalancer &&
+		(slices.Contains(classes, classOf(s)) || len(classes) == 0 && classOf(s) == "")
 }
 
 // addressesOf returns the addresses in a Service's status that nodes serve: those with ipMode VIP, the default. If a

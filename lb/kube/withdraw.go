@@ -8,23 +8,23 @@ import (
 )
 
 // isOfOtherClass reports whether a Service gets addresses from another implementation or another class's allocator.
-func isOfOtherClass(s *core.Service, class string) bool {
-	return s.Spec.Type == core.ServiceTypeLoadBalancer && !matchesClass(s, class)
+func isOfOtherClass(s *core.Service, classes []string) bool {
+	return s.Spec.Type == core.ServiceTypeLoadBalancer && !matchesClass(s, classes...)
 }
 
-// takesBack reports whether the allocator of a class must empty a Service's status, and remove the finalizer. The
-// Service is being deleted or not of the class. given are the addresses that the allocator has assigned to it.
-func takesBack(s *core.Service, class string, given []netip.Addr) (status, final bool) {
+// takesBack reports whether the allocator of these classes must empty a Service's status, and remove the finalizer. The
+// Service is being deleted or of none of them. given are the addresses that the allocator has assigned to it.
+func takesBack(s *core.Service, classes []string, given []netip.Addr) (status, final bool) {
 	had, empty := len(given) > 0, len(s.Status.LoadBalancer.Ingress) == 0
-	if matchesClass(s, class) { // being deleted
+	if matchesClass(s, classes...) { // being deleted
 		// If the Service was created with the finalizer, from a backup, nobody else removes it.
 		final = had || empty || wroteStatus(s) || hasOurFinalizer(s)
 		// The addresses are released with the finalizer: they must not be in two statuses, whoever wrote this one.
 		return wroteStatus(s) || final && hasFinalizer(s), final
 	}
-	other := isOfOtherClass(s, class)
+	other := isOfOtherClass(s, classes)
 	ours := func(manager string) bool {
-		if class != "" && manager == managerOf(class) {
+		if slices.ContainsFunc(classes, func(c string) bool { return c != "" && manager == managerOf(c) }) {
 			return true
 		}
 		// The allocators of all classes used this name before; that of the default class still does.
