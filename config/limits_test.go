@@ -105,9 +105,11 @@ func TestLimits(t *testing.T) {
 			"backends = [{ address = \"10.0.0.3\", port = %s }]", []string{"0", "65535"}, []string{"-1", "65536"}},
 		{"[kubernetes]\nload_balancer_class = \"%s\"", []string{"", "a.example/b", name(63)},
 			[]string{name(64), "/a", "A/b"}},
-		{"[kubernetes]\nload_balancer_class = %s", []string{`["", "a/b"]`, `["a"]`}, []string{"[]", `["a", "a"]`, "[7]"}},
+		{"[kubernetes]\nload_balancer_class = %s",
+			[]string{`["", "a/b"]`, `["a"]`}, []string{"[]", `["a", "a"]`, "[7]"}},
 		{"[kubernetes]\nload_balancer_class = [\"\", \"a/b\"]\n" +
-			"[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.1\"]\nclass = %q", []string{"", "a/b"}, []string{"a", "a b"}},
+			"[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.1\"]\nclass = %q",
+			[]string{"", "a/b"}, []string{"a", "a b"}},
 	} {
 		parse := func(value string) error {
 			_, err := Parse("steelyard.toml", []byte(fmt.Sprintf(c.text, value)))

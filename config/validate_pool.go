@@ -63,7 +63,8 @@ func (d *decoder) pool(t *table) {
 	p.AvoidBuggyIPs = t.boolean("avoid_buggy_ips", p.AvoidBuggyIPs)
 	if i, ok := t.get("class"); ok {
 		p.Class, ok = i.class()
-		if k := d.config.Kubernetes; ok && k != nil && p.Class != "" && !slices.Contains(k.LoadBalancerClasses, p.Class) {
+		k := d.config.Kubernetes
+		if ok && k != nil && p.Class != "" && !slices.Contains(k.LoadBalancerClasses, p.Class) {
 			i.errorf("add it there", "kubernetes.load_balancer_class has no %q", p.Class)
 		}
 	}

@@ -189,8 +189,8 @@
 //
 // # Verification
 //
-// A VIP is announced only while its packets would be forwarded and answered (internal/verify). After each change of links,
-// addresses, routes, rules or forwarding, and every 250 ms for some of the frontends, the agent checks that the links
+// A VIP is announced only while its packets would be forwarded and answered (internal/verify). After each change of
+// links, addresses, routes, rules or forwarding, and every 250 ms for some frontends, the agent checks that the links
 // of its programs are on the interfaces and run them, that lo forwards, and what sy_explain returns for a synthetic
 // packet of each frontend: the verdict, the route to the backend, and the route of the reply. It restores programs,
 // pins and sysctls. Anything that it cannot restore becomes a fault of the VIP after 200 ms, and the fault ends when

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -144,6 +145,9 @@ func apiServerDown(t *testing.T, c *cluster, pods ...*pod) {
 
 // coldBoot: a node that boots while the API server is away announces what it last knew, and serves it.
 func coldBoot(t *testing.T, c *cluster, pods ...*pod) {
+	everywhere := c.startService(t, "warm-boot", func(s *core.Service) { // only with TCP ports it gets a check
+		s.Spec.Ports = slices.DeleteFunc(s.Spec.Ports, func(p core.ServicePort) bool { return p.Name == "dns" })
+	}, []int{0, 1, 2}, pods[0], pods[1])
 	vips := c.startService(t, "cold-boot", local, []int{0, 1}, pods[0], pods[1])
 	a := c.Agents[0]
 	labtest.Until(t, 20*time.Second, "the state is stored", func() error {
@@ -151,6 +155,7 @@ func coldBoot(t *testing.T, c *cluster, pods ...*pod) {
 		return errors.Join(err, labtest.ErrorIf(!strings.Contains(text, "cold-boot"), "the service is not in it"))
 	})
 	c.control.StopAPI()
+	killedAlone(t, c, everywhere)
 	must.Do(t, a.Terminate(t.Context(), 20*time.Second))
 	must.Get(a.CLI(t.Context(), "cleanup"))(t) // as a reboot does
 	c.waitRouted(t, vips, 1)
@@ -163,6 +168,26 @@ func coldBoot(t *testing.T, c *cluster, pods ...*pod) {
 	must.Do(t, c.control.StartAPI(t.Context()))
 	c.waitRecovered(t, pods...)
 	c.waitRouted(t, vips, 0, 1)
+}
+
+// killedAlone: an agent that is killed while the API server is away starts from what it last knew, and refuses no
+// connection.
+func killedAlone(t *testing.T, c *cluster, vips []netip.Addr) {
+	t.Helper()
+	a := c.Agents[0]
+	stream := c.Client().Stream(t.Context(), labtest.URL(vips[0]), 5*time.Millisecond, 2*time.Second)
+	waitRequests(t, stream, 100)
+	a.Kill()
+	waitRequests(t, stream, 100)
+	must.Do(t, errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)))
+	labtest.Until(t, time.Minute, "the last known state is in force", func() error {
+		out, err := a.CLI(t.Context(), "backends")
+		return errors.Join(err, labtest.ErrorIf(strings.Count(out, "connected") < 2, "%s", out))
+	})
+	waitRequests(t, stream, 500)
+	stream.Stop()
+	must.Do(t, stream.Between(time.Time{}, time.Time{}).Err())
+	c.waitRouted(t, vips, 0, 1, 2)
 }
 
 // recoveryTimeout bounds waitRecovered: after an outage of the API server the client of kube-proxy waits up to a minute

@@ -106,9 +106,10 @@ func newAllocation(
 	}
 	problems := newProblems(log)
 	a.allocator = kube.NewAllocator(kube.AllocatorOptions{
-		Client: client, Lease: lease, Node: a.name, Namespace: ownNamespace(), Classes: cfg.Kubernetes.LoadBalancerClasses,
-		Pools: pools, PublishNodes: true, NoAnnouncer: cfg.BGP == nil && cfg.L2 == nil,
-		IgnoreExclude: cfg.Kubernetes.IgnoreExcludeLabel, Boundary: &lb.Boundary{Log: log, Before: before}, Log: log,
+		Client: client, Lease: lease, Node: a.name, Namespace: ownNamespace(),
+		Classes: cfg.Kubernetes.LoadBalancerClasses, Pools: pools, PublishNodes: true,
+		NoAnnouncer: cfg.BGP == nil && cfg.L2 == nil, IgnoreExclude: cfg.Kubernetes.IgnoreExcludeLabel,
+		Boundary: &lb.Boundary{Log: log, Before: before}, Log: log,
 		Problem: func(err error) { problems.set("addresses cannot be assigned", err) },
 	})
 	return a, nil

@@ -65,7 +65,8 @@ func TestClasses(t *testing.T) {
 	must.Equal(t, []string{
 		"a[203.0.113.1] Normal IPAllocated assigned [203.0.113.1]",
 		"b[203.0.113.9] Normal IPAllocated assigned [203.0.113.9]",
-		`c[] Warning NoAgentForClass no agent of Steelyard serves the class "z": see load_balancer_class in [kubernetes]`,
+		`c[] Warning NoAgentForClass no agent of Steelyard serves the class "z": ` +
+			"see load_balancer_class in [kubernetes]",
 		"c[]", "d[]",
 	}, got)
 	if term.leaseName() != leaseName {

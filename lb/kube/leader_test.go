@@ -167,8 +167,10 @@ func TestReconcileStatus(t *testing.T) {
 			"cannot have any", noPool, condition("False", "AllocationFailed", failed),
 			`Warning AllocationFailed there is no pool "x"; pools: public`, false,
 		},
-		{"other class", otherClass(same), nil, `Warning NoAgentForClass no agent of Steelyard serves the class "x/y": ` +
-			"see load_balancer_class in [kubernetes]", false},
+		{
+			"other class", otherClass(same), nil, `Warning NoAgentForClass no agent of Steelyard serves the class ` +
+				"\"x/y\": see load_balancer_class in [kubernetes]", false,
+		},
 		{"class changed, and that one has it", otherClass(finalized(func(s *core.Service) {
 			given("198.51.100.1")(s)
 			setManager(s, "steelyard:x/y")

@@ -71,8 +71,8 @@ func TestExcludedServiceKeepsItsAddress(t *testing.T) {
 	if got := patches(client); len(got) > 0 {
 		t.Errorf("patched %q", got)
 	}
-	const want = "Warning PoolExcludesService the pool of 203.0.113.1 is not for this Service any more: see its class, " +
-		"namespaces and service_selector; the Service keeps the address until its status.loadBalancer is emptied"
+	const want = "Warning PoolExcludesService the pool of 203.0.113.1 is not for this Service any more: see its " +
+		"class, namespaces and service_selector; the Service keeps the address until its status.loadBalancer is emptied"
 	if n, got := len(events.Events), <-events.Events; n != 1 || got != want {
 		t.Errorf("%d Events, %q; want one, %q", n, got, want)
 	}

@@ -35,8 +35,7 @@ type Options struct {
 	Node   string // the Node object of this machine
 	// Namespace contains the node table. If it is "", other nodes are read from their Nodes.
 	Namespace string
-	// Classes are the spec.loadBalancerClass of the Services to serve, with "" for those without one. None mean "".
-	Classes []string
+	Classes   []string // spec.loadBalancerClass of Services to serve; "" for those without one; empty means "" only
 	// Forward is how packets reach pods on other nodes: through a tunnel to the node, which delivers them, or with NAT.
 	Forward lb.Method
 	// TunnelSources sets the allowed sources of tunnel packets: the addresses of all nodes. It may be nil.

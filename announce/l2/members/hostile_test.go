@@ -164,7 +164,8 @@ func TestHighestIncarnation(t *testing.T) {
 	packets := must.Get(net.ListenUDP("udp", &net.UDPAddr{IP: node(2).AsSlice()}))(t)
 	defer packets.Close()
 	tell := func(incarnation uint64) {
-		text := append([]byte{msgDead}, object("Incarnation", int(incarnation), "Node", node(3).String(), "From", "x")...)
+		dead := object("Incarnation", int(incarnation), "Node", node(3).String(), "From", "x")
+		text := append([]byte{msgDead}, dead...)
 		p := append([]byte(label), sealedWith(t, []byte("key"), text, []byte(labelText), 1)...)
 		must.Get(packets.WriteTo(p, net.UDPAddrFromAddrPort(netip.AddrPortFrom(node(1), port))))(t)
 	}

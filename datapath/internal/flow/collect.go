@@ -329,8 +329,8 @@ func (g *Collector) clientExpired(t bpf.FlowTable, k bpf.ServerKey, f bpf.Server
 	return g.expired(k.Proto(), c.F, now)
 }
 
-// walkNAT calls visit with the server's entry of every NAT flow, and pauses between chunks. Entries that change during the
-// walk may be missed or visited twice.
+// walkNAT calls visit with the server's entry of every NAT flow, and pauses between chunks. Entries that change during
+// the walk may be missed or visited twice.
 func (g *Collector) walkNAT(
 	ctx context.Context, pause time.Duration, visit func(bpf.FlowTable, bpf.ServerKey, bpf.ServerFlow),
 ) error {

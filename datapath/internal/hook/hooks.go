@@ -82,8 +82,9 @@ func New(d Deps, o Options, t *pin.Transaction) *Hooks {
 	return &Hooks{
 		Deps: d, o: o, open: t, probes: probes{marks: map[probeKey]uint32{}},
 		repairs: repairs{n: map[string]uint64{"programs": 0, "pins": 0, "forwarding": 0}},
-		status:  map[string]InterfaceStatus{}, index: map[string]int{}, ids: programIDs{}, Foreign: map[string]Foreign{},
-		notFollowed: map[string]string{}, Needed: map[string]time.Time{}, Held: map[string]link.Link{},
+		status:  map[string]InterfaceStatus{}, index: map[string]int{}, ids: programIDs{},
+		Foreign: map[string]Foreign{}, notFollowed: map[string]string{},
+		Needed: map[string]time.Time{}, Held: map[string]link.Link{},
 	}
 }
 

@@ -85,8 +85,8 @@ func (a *Hooks) probeWay(vip, server netip.Addr, method bpf.Method) (mark uint32
 	return mark, from, nil
 }
 
-// openProbes routes marked packets of a family to the program. Other software may remove the rules, so openProbes adds them each
-// time; an existing rule is not an error.
+// openProbes routes marked packets of a family to the program. Other software may remove the rules, so openProbes adds
+// them each time; an existing rule is not an error.
 func (a *Hooks) openProbes(is4 bool) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 type Traffic struct {
 	Packets, Bytes, Flows uint64
 	Replies               uint64 // packets of servers, included in Packets
-	// Continued is the number of flows by dsr and tunnel whose client continued after its first packet. It is counted by
-	// backend only.
+	// Continued is the number of flows by dsr and tunnel whose client continued after its first packet. Only backends
+	// count it.
 	Continued uint64
 }
 

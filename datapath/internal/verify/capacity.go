@@ -117,7 +117,8 @@ const fewDrops = 10
 // capacities returns a finding for each of warnedReasons for which packets were dropped or refused recently.
 func (v *Verifier) capacities() (list []lb.Finding) {
 	for _, reason := range warnedReasons {
-		x, what, kind := v.warned.exhausted[reason], "packets of new connections were dropped or reset", lb.FoundCapacity
+		x := v.warned.exhausted[reason]
+		what, kind := "packets of new connections were dropped or reset", lb.FoundCapacity
 		if x == nil {
 			continue
 		}

@@ -45,8 +45,8 @@ func (v *Verifier) readContinued(now time.Time) {
 			r := recent[t.Addr]
 			flows, continued := all.Flows-r.Flows, all.Continued-r.Continued // of the others
 			if r.Flows >= someFlows && 2*r.Continued < r.Flows && flows >= someFlows && 5*continued >= 4*flows {
-				w.unanswered = append(w.unanswered, fmt.Sprintf("of %d first packets of connections to %s of %s by %s, "+
-					"clients continued after %d (other servers: %d of %d): do its replies get to the clients?",
+				w.unanswered = append(w.unanswered, fmt.Sprintf("of %d first packets of connections to %s of %s "+
+					"by %s, clients continued after %d (other servers: %d of %d): do its replies get to the clients?",
 					r.Flows, t.Addr, p.Service, p.Method, r.Continued, continued, flows))
 			}
 		}
