@@ -2,6 +2,7 @@ package systemd
 
 import (
 	_ "embed"
+	"fmt"
 	"strings"
 )
 
@@ -22,7 +23,27 @@ func Manifest(image, configuration string) string {
 		indented := "    " + strings.ReplaceAll(strings.TrimSuffix(configuration, "\n"), "\n", "\n    ")
 		manifest = before + strings.ReplaceAll(indented, "    \n", "\n") + "\n---\n" + after
 	}
-	return withImage(manifest, image)
+	return withImage(manifest, image) + filledLater()
+}
+
+// filledLater returns the Secret of the tunnel keys and the ConfigMaps of the node table, both without data. The
+// allocator fills them, and so needs no right to create objects: it could read tokens of other accounts with it.
+func filledLater() string {
+	const object = `---
+apiVersion: v1
+kind: %s
+metadata:
+  name: %s
+  namespace: steelyard
+  labels:
+    app.kubernetes.io/name: steelyard
+`
+	text := fmt.Sprintf(object, "Secret", "steelyard-tunnel-keys")
+	for i := range 16 {
+		text += fmt.Sprintf(object+"    steelyard.dev/node-table: \"\"\n", "ConfigMap",
+			fmt.Sprintf("steelyard-nodes-%x", i))
+	}
+	return text
 }
 
 // CleanupManifest returns the Kubernetes objects that run "steelyard cleanup" on every node, for use once Manifest's

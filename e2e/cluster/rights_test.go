@@ -48,6 +48,12 @@ func rights(t *testing.T, c *cluster, _ ...*pod) {
 			_, err := secrets.Patch(t.Context(), "steelyard-tunnel-keys", merge, []byte(`{}`), dry)
 			return err
 		}},
+		{"create a Secret", false, false, func(api kubernetes.Interface) error { // it could be another account's token
+			secret := &core.Secret{ObjectMeta: meta.ObjectMeta{Name: "token"}}
+			_, err := api.CoreV1().Secrets("steelyard").Create(t.Context(), secret,
+				meta.CreateOptions{DryRun: []string{meta.DryRunAll}})
+			return err
+		}},
 		{"list Secrets", false, false, func(api kubernetes.Interface) error {
 			_, err := api.CoreV1().Secrets("").List(t.Context(), meta.ListOptions{})
 			return err

@@ -114,7 +114,8 @@ func (a *Allocator) writeTable(ctx context.Context, nodes, table cache.Store) er
 			Labels: map[string]string{labelNodeTable: "", "app.kubernetes.io/name": "steelyard"},
 		}}
 		if ok {
-			m.ResourceVersion = x.(*core.ConfigMap).ResourceVersion
+			m = x.(*core.ConfigMap).DeepCopy()
+			m.Data = data
 			_, err = api.Update(ctx, m, meta.UpdateOptions{FieldManager: fieldManager})
 		} else {
 			_, err = api.Create(ctx, m, meta.CreateOptions{FieldManager: fieldManager})

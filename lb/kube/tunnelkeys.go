@@ -216,14 +216,16 @@ func transient(err error) bool {
 	return false
 }
 
-// read returns the Secret's keys, and creates the Secret if there is none.
+// read returns the Secret's keys, and makes them if there are none.
 func (k *KeyKeeper) read(ctx context.Context) (Keys, error) {
 	secret, err := k.o.Client.CoreV1().Secrets(k.o.Namespace).Get(ctx, KeySecret, meta.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return k.create(ctx)
-	}
-	if err != nil {
+	switch {
+	case apierrors.IsNotFound(err):
+		return k.create(ctx, nil)
+	case err != nil:
 		return Keys{}, err
+	case len(secret.Data) == 0:
+		return k.create(ctx, secret)
 	}
 	return k.parse(secret)
 }
@@ -243,18 +245,28 @@ func parseSecret(s *core.Secret) (Keys, error) {
 	return keys, err
 }
 
-// create creates the Secret, from the keys in use if there are any.
-func (k *KeyKeeper) create(ctx context.Context) (Keys, error) {
+// create makes the keys, or takes the keys in use, and writes them into the empty Secret of the manifest, or into a new
+// one if empty is nil.
+func (k *KeyKeeper) create(ctx context.Context, empty *core.Secret) (Keys, error) {
 	keys := newKeys(time.Now().Truncate(time.Second))
 	if k.known != nil {
 		keys = *k.known
 	}
-	_, err := k.o.Client.CoreV1().Secrets(k.o.Namespace).Create(ctx, &core.Secret{
-		ObjectMeta: meta.ObjectMeta{
-			Name: KeySecret, Namespace: k.o.Namespace, Labels: map[string]string{"app.kubernetes.io/name": "steelyard"},
-		},
-		Data: keys.Data(),
-	}, meta.CreateOptions{FieldManager: "steelyard"})
+	api := k.o.Client.CoreV1().Secrets(k.o.Namespace)
+	var err error
+	if empty != nil {
+		secret := empty.DeepCopy()
+		secret.Data = keys.Data()
+		_, err = api.Update(ctx, secret, meta.UpdateOptions{FieldManager: "steelyard"})
+	} else {
+		_, err = api.Create(ctx, &core.Secret{
+			ObjectMeta: meta.ObjectMeta{
+				Name: KeySecret, Namespace: k.o.Namespace,
+				Labels: map[string]string{"app.kubernetes.io/name": "steelyard"},
+			},
+			Data: keys.Data(),
+		}, meta.CreateOptions{FieldManager: "steelyard"})
+	}
 	if apierrors.IsForbidden(err) {
 		k.reader = true
 		return Keys{}, ErrNoKeys
@@ -295,13 +307,13 @@ func (k *KeyKeeper) follow(ctx context.Context, store cache.Store, use func(Keys
 	if err != nil {
 		return err
 	}
-	if !ok {
-		if _, err = k.create(ctx); apierrors.IsAlreadyExists(err) {
+	secret, _ := x.(*core.Secret)
+	if !ok || len(secret.Data) == 0 {
+		if _, err = k.create(ctx, secret); apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err) {
 			return nil
 		}
-		return err // the watch delivers the created Secret
+		return err // the watch delivers the Secret
 	}
-	secret := x.(*core.Secret)
 	keys, err := k.parse(secret)
 	if err != nil {
 		return err

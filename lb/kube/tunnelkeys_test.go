@@ -303,9 +303,15 @@ func TestFirstKeysAreAskedForAgain(t *testing.T) {
 			t.Errorf("%v; want that of the last attempt", err)
 		}
 		fails = 0
-		invalid := &core.Secret{ObjectMeta: meta.ObjectMeta{Name: KeySecret, ResourceVersion: "0"}}
+		secret := &core.Secret{ObjectMeta: meta.ObjectMeta{Name: KeySecret, ResourceVersion: "0"}}
 		secrets := client.CoreV1().Secrets("steelyard")
-		must.Get(secrets.Update(t.Context(), invalid, meta.UpdateOptions{}))(t)
+		must.Get(secrets.Update(t.Context(), secret, meta.UpdateOptions{}))(t)
+		if k, err := n.First(t.Context()); err != nil || !k.equal(stored(t, client)) {
+			t.Errorf("%v; want that the empty Secret of the manifest is filled", err)
+		}
+		secret = must.Get(secrets.Get(t.Context(), KeySecret, meta.GetOptions{}))(t)
+		secret.Data = map[string][]byte{"current": []byte("no key")}
+		must.Get(secrets.Update(t.Context(), secret, meta.UpdateOptions{}))(t)
 		start := time.Now()
 		if _, err := n.First(t.Context()); !errors.Is(err, errKeysInvalid) || time.Since(start) > 0 {
 			t.Errorf("%v after %s; want that the Secret is not valid, at once", err, time.Since(start))
