@@ -91,7 +91,7 @@ func openLog(w io.Writer, c config.Log, level *slog.LevelVar) (*slog.Logger, *lo
 	return slog.New(handler(queue)), queue
 }
 
-// keepDir returns the directory of state that outlives a reboot (systemd.exec(5)), or that of the other state.
+// keepDir returns the state directory that survives a reboot (systemd.exec(5)), or else the runtime directory.
 func keepDir() string { return cmp.Or(os.Getenv("STATE_DIRECTORY"), datapath.DefaultStateDir) }
 
 // openHistory returns the history of events in a directory, and log with records that go there, too.

@@ -45,7 +45,7 @@ func (e *env) completion(c *ucli.Context) error {
 		script = "autoload -U +X bashcompinit && bashcompinit\n" + bashCompletion
 	case "fish":
 		var err error
-		// A new App, because that of a running program has the command "help", within which urfave/cli does not end.
+		// urfave/cli adds the command "help" to a running App, and then recurses without end, so this takes a new App.
 		if script, err = newApp(e).ToFishCompletion(); err != nil {
 			return err
 		}

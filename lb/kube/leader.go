@@ -53,7 +53,7 @@ type AllocatorOptions struct {
 	Lease     kubernetes.Interface
 	Node      string   // the identity in the election
 	Namespace string   // of the Lease
-	Classes   []string // as those of Options; the first names the Lease and the field manager
+	Classes   []string // like Options.Classes; the first names the Lease and the field manager
 	Pools     []Pool
 	// NoAnnouncer: the nodes announce nothing.
 	NoAnnouncer bool
