@@ -1,10 +1,11 @@
 package datapath
 
 import (
-	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -12,14 +13,17 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
-	"github.com/vishvananda/netlink"
-
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
+	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // attachedTo returns the interfaces that have programs, and an error unless that is what the kernel has.
@@ -61,13 +65,9 @@ func TestInterfacesAreReleased(t *testing.T) {
 		t.Run(string(mode), func(t *testing.T) {
 			follow := func(o *Options) { o.FollowRoutes = true }
 			fx, x := verified(t, mode, false, follow, (*fixture).secondNIC)
-			changed := func() {
-				t.Helper()
-				fx.do(func() error { fx.d.verifier.Changed(route.Changes{Links: true, Routes: true}); return nil })
-			}
 			unneededFor := func(d time.Duration, want []string, when string) {
 				t.Helper()
-				changed()
+				fx.changed()
 				a := fx.d.hooks
 				a.Mu.Lock()
 				a.Needed["eth0"] = a.Needed["eth0"].Add(-d)
@@ -81,7 +81,7 @@ func TestInterfacesAreReleased(t *testing.T) {
 			unneededFor(2*hook.ReleaseAfter, []string{"eth0"}, "the only interface")
 			fx.run(fx.fromClient(dptest.TCP, dptest.SYN).Frame())
 			fx.do(func() error { return netlink.RouteAdd(moved) })
-			changed()
+			fx.changed()
 			unneededFor(0, both, "the route has moved")
 			unneededFor(hook.ReleaseAfter/2, both, "a while ago")
 			unneededFor(hook.ReleaseAfter, both, "a flow has its address as source")
@@ -93,7 +93,7 @@ func TestInterfacesAreReleased(t *testing.T) {
 				t.Errorf("fault %q", f)
 			}
 			fx.do(func() error { return netlink.RouteDel(moved) })
-			changed()
+			fx.changed()
 			if got := fx.attachedTo(); !slices.Equal(got, both) {
 				t.Errorf("the route is back: attached to %v", got)
 			}
@@ -141,10 +141,7 @@ func TestInterfaceIsRenamed(t *testing.T) {
 				fx.watch()
 				before := fx.linkIDs()
 				for _, names := range [][2]string{{"eth0", "wan.0"}, {"wan.0", "eth0"}} {
-					fx.do(func() error {
-						nic, err := netlink.LinkByName(names[0])
-						return cmp.Or(err, netlink.LinkSetName(nic, names[1]))
-					})
+					fx.onNIC(names[0], func(nic netlink.Link) error { return netlink.LinkSetName(nic, names[1]) })
 					labtest.Until(t, 5*time.Second, "programs are on "+names[1], func() error {
 						list := fx.d.Interfaces()
 						ok := len(list) == 1 && list[0].Name == names[1] && list[0].Mode != "" && list[0].Fault == ""
@@ -167,10 +164,7 @@ func (fx *fixture) linkIDs() (ids []link.ID) {
 	fx.d.hooks.Mu.Lock()
 	defer fx.d.hooks.Mu.Unlock()
 	for _, l := range fx.d.hooks.Held {
-		info, err := l.Info()
-		if err != nil {
-			fx.t.Fatal(err)
-		}
+		info := must.Get(l.Info())(fx.t)
 		ids = append(ids, info.ID)
 	}
 	slices.Sort(ids)
@@ -193,4 +187,124 @@ func (l *logged) text() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.b.String()
+}
+
+// pinForeignXDP replaces the pinned XDP link of eth0 by one whose program the kernel does not exchange for sy_xdp: the
+// expected attach types differ (bpf_xdp_link_update in net/core/dev.c returns EINVAL). It returns the id of the link.
+func (fx *fixture) pinForeignXDP() (id link.ID) {
+	fx.t.Helper()
+	fx.do(func() error {
+		path := fx.o.PinPath + "/" + pin.Schema + "/links/" + hook.PinName("eth0", string(ModeXDP))
+		if err := pin.Unpin(path); err != nil {
+			return err
+		}
+		prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+			Name: "foreign", Type: ebpf.XDP, License: "GPL",
+			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}, // XDP_PASS
+		})
+		if err != nil {
+			return err
+		}
+		defer prog.Close()
+		l, err := link.AttachXDP(link.XDPOptions{Program: prog, Interface: int(fx.nic), Flags: link.XDPDriverMode})
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		info, err := l.Info()
+		if err != nil {
+			return err
+		}
+		id = info.ID
+		return l.Pin(path)
+	})
+	return id
+}
+
+// When the kernel does not update a pinned link, Open returns the kernel's error and keeps the link in force.
+func TestUpdateErrorOfALinkIsReturned(t *testing.T) {
+	t.Parallel()
+	fx := newFixture(t, hookXDP, false, nil)
+	fx.service(lb.TCP, "b1")
+	fx.close()
+	id := fx.pinForeignXDP()
+	fx.do(func() error {
+		d, err := Open(fx.o)
+		if err == nil {
+			d.Close()
+		}
+		if !errors.Is(err, unix.EINVAL) {
+			t.Errorf("Open: %v; want the error of the update", err)
+		}
+		l, err := link.NewFromID(id)
+		if err != nil {
+			return fmt.Errorf("the link in force was removed: %w", err)
+		}
+		return l.Close()
+	})
+}
+
+// A pinned link whose interface was deleted is replaced by a new one on the interface that has its name now.
+func TestLinkOfADeletedInterfaceIsReplaced(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []Mode{ModeXDP, ModeTC} {
+		fx := newFixture(t, hookTC, false, func(o *Options) { o.Mode = mode })
+		fx.close()
+		fx.recreateUplink()
+		fx.load()
+		if s := fx.d.Interfaces()[0]; s.Mode != mode || s.Hook != labtest.TCHook(t) {
+			t.Errorf("attached as %+v", s)
+		}
+	}
+}
+
+// recreateUplink deletes eth0 and adds another interface of that name.
+func (fx *fixture) recreateUplink() {
+	fx.t.Helper()
+	fx.do(func() error {
+		nic, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		if err := netlink.LinkDel(nic); err != nil {
+			return err
+		}
+		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "peer0"}
+		if err := netlink.LinkAdd(veth); err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(veth)
+	})
+}
+
+// Changes that never end postpone nothing: an address that is added meanwhile is used (D11).
+func TestSteadyChangesPostponeNothing(t *testing.T) {
+	t.Parallel()
+	fx := newFixture(t, hookTC, false, nil)
+	fx.service(lb.TCP, "b1")
+	fx.watch()
+	labtest.Until(t, 10*time.Second, "the first look at the network", func() error {
+		return wrong(fx.d.verifier.Pause() == 0, "none yet")
+	})
+	must.Run(t, func(ctx context.Context) error {
+		return fx.host.Do(func() error {
+			r := &netlink.Route{LinkIndex: route.LoopbackIndex, Dst: prefix("10.1.2.0/24")}
+			for ctx.Err() == nil {
+				if err := errors.Join(netlink.RouteAdd(r), netlink.RouteDel(r)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+	second := netip.MustParsePrefix("192.0.2.2/24")
+	if err := fx.host.AddAddress("eth0", second); err != nil {
+		t.Error(err)
+	}
+	flow := 0
+	labtest.Until(t, 20*time.Second, "flows come from the new address", func() error {
+		flow++
+		from := fx.run(fx.on(flow, dptest.TCP, dptest.SYN).Frame()).out.Src
+		return wrong(from.Addr() != second.Addr(), "from %s", from)
+	})
 }

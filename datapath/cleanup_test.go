@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -12,11 +13,14 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
-	"github.com/vishvananda/netlink"
-
+	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
 	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // Cleanup restores the state from before the first start: links, programs, qdiscs, filters, rules, routes, every sysctl
@@ -130,4 +134,141 @@ func (fx *fixture) snapshot() map[string]string {
 	})
 	s["pinned"] = strings.Join(fx.pinned(), " ")
 	return s
+}
+
+// The directory of the pins is one that nobody else can change, and may be all that a container sees of the bpffs. A
+// bpffs that others may write to is a warning.
+func TestOwnerOfThePins(t *testing.T) {
+	t.Parallel()
+	fx := newFixture(t, hookXDP, false, nil)
+	warnings := func() (list string) {
+		fx.do(func() error { list = strings.Join(lbtest.Texts(fx.d.Findings()), "; "); return nil })
+		return list
+	}
+	if w := warnings(); strings.Contains(w, "bpffs") {
+		t.Errorf("warnings %q", w)
+	}
+	fx.close()
+	root := filepath.Dir(fx.o.PinPath)
+	for _, tt := range []struct {
+		change, undo func() error
+		want         string
+	}{
+		{
+			func() error { return os.Chown(fx.o.PinPath, 65534, -1) },
+			func() error { return os.Chown(fx.o.PinPath, 0, -1) },
+			"belongs to user 65534",
+		},
+		{
+			func() error { return os.Chmod(fx.o.PinPath, 0o777) },
+			func() error { return os.Chmod(fx.o.PinPath, 0o755) },
+			"can be written by other users (mode 0777)",
+		},
+	} {
+		fx.do(tt.change)
+		fx.refused(tt.want)
+		fx.do(tt.undo)
+	}
+	fx.do(func() error {
+		if err := unix.Mount(fx.o.PinPath, fx.o.PinPath, "", unix.MS_BIND, ""); err != nil {
+			return err
+		}
+		return os.Chmod(root, 0o1777|os.ModeSticky)
+	})
+	fx.open()
+	if w := warnings(); !strings.Contains(w, "may write to the bpffs /sys/fs/bpf (dtrwxrwxrwx)") {
+		t.Errorf("warnings %q", w)
+	}
+	fx.close()
+	fx.do(func() error {
+		if err := Cleanup(fx.o.PinPath, fx.o.StateDir, quiet); err != nil {
+			return err
+		}
+		left, err := os.ReadDir(fx.o.PinPath)
+		if len(left) > 0 {
+			t.Errorf("after the cleanup: %v", left)
+		}
+		return err
+	})
+}
+
+// The command that is logged when settings are read-only does what the agent does, and makes no router.
+func TestForwardFix(t *testing.T) {
+	t.Parallel()
+	fx := newFixture(t, hookTC, false, nil)
+	const vlan = "eth0.7"
+	fx.do(func() error {
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: vlan}, PeerName: "peer7"})
+	})
+	for _, path := range []string{"ipv4/conf/lo/accept_local", "ipv4/conf/lo/forwarding", "ipv6/conf/lo/forwarding"} {
+		fx.do(func() error { return setSysctl(path, "0")(fx) })
+	}
+	for _, name := range []string{"lo", vlan} {
+		fx.do(func() error {
+			if fx.d.sysctls.Forwards(name) == "" {
+				t.Errorf("%s forwards before", name)
+			}
+			runSysctl(t, hook.ForwardFix(name))
+			if missing := fx.d.sysctls.Forwards(name); missing != "" {
+				t.Errorf("%s is not set by %s", missing, hook.ForwardFix(name))
+			}
+			router, err := os.ReadFile("/proc/sys/net/ipv4/conf/eth0/forwarding")
+			if strings.TrimSpace(string(router)) != "0" {
+				t.Errorf("eth0 forwards: %q", router)
+			}
+			return err
+		})
+	}
+}
+
+// runSysctl does what a command of sysctl(8) does, which a minimal system does not have.
+func runSysctl(t *testing.T, command string) {
+	t.Helper()
+	settings, ok := strings.CutPrefix(command, "sysctl -w ")
+	if !ok {
+		t.Fatalf("%q does not set parameters", command)
+	}
+	for setting := range strings.FieldsSeq(settings) {
+		name, value, _ := strings.Cut(setting, "=")
+		path := "/proc/sys/" + strings.NewReplacer(".", "/", "/", ".").Replace(name)
+		if err := os.WriteFile(path, []byte(value), 0); err != nil {
+			t.Errorf("%s: %v", command, err)
+		}
+	}
+}
+
+// On a full disk, a problem says that Cleanup cannot restore the settings. They are stored when there is space again.
+func TestSysctlsOnAFullDisk(t *testing.T) {
+	t.Parallel()
+	labtest.Root(t)
+	disk := t.TempDir()
+	must.Do(t, unix.Mount("tmpfs", disk, "tmpfs", 0, "nr_inodes=1"))
+	t.Cleanup(func() { unix.Unmount(disk, unix.MNT_DETACH) })
+	const forwarding = "/proc/sys/net/ipv4/conf/lo/forwarding"
+	var was []byte
+	fx, _ := verified(t, ModeTC, false, func(o *Options) { o.StateDir = disk }, func(fx *fixture) {
+		fx.do(func() (err error) { was, err = os.ReadFile(forwarding); return err })
+	})
+	const problem = `values of sysctls for "steelyard cleanup" not stored: `
+	list := lbtest.Texts(fx.d.Findings())
+	if len(list) != 1 || !strings.HasPrefix(list[0], problem) || !strings.Contains(list[0], unix.ENOSPC.Error()) {
+		t.Errorf("problems %q", list)
+	}
+	must.Do(t, unix.Mount("tmpfs", disk, "tmpfs", unix.MS_REMOUNT, "nr_inodes=100"))
+	fx.do(func() error { fx.d.hooks.RepairForwarding(); return nil })
+	if list := lbtest.Texts(fx.d.Findings()); len(list) > 0 {
+		t.Errorf("problems with space on the disk: %q", list)
+	}
+	fx.close()
+	fx.do(func() error {
+		now, err := os.ReadFile(forwarding)
+		if string(now) != "1\n" || string(now) == string(was) {
+			t.Errorf("forwarding on lo is %q, and was %q: the test covers nothing", now, was)
+		}
+		err = errors.Join(err, Cleanup(fx.o.PinPath, fx.o.StateDir, quiet))
+		if now, e := os.ReadFile(forwarding); string(now) != string(was) || e != nil {
+			err = errors.Join(err, e, fmt.Errorf("forwarding on lo is %q after Cleanup, and was %q", now, was))
+		}
+		return err
+	})
 }

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -12,8 +13,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
-
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 const datapathPage = "../docs/datapath.md"
@@ -21,10 +22,7 @@ const datapathPage = "../docs/datapath.md"
 // docs/datapath.md lists the programs and maps of the embedded object; the meanings are the comments in bpf/.
 func TestProgramsAndMapsAreDocumented(t *testing.T) {
 	t.Parallel()
-	spec, err := bpf.LoadSy()
-	if err != nil {
-		t.Fatal(err)
-	}
+	spec := must.Get(bpf.LoadSy())(t)
 	meanings := readMeanings(t)
 	var page strings.Builder
 	page.WriteString("# Programs and maps of the datapath\n\nAs `bpftool prog` and `bpftool map` show them. " +
@@ -98,10 +96,7 @@ func readMeanings(t *testing.T) map[string]string {
 	}
 	meanings, structs := map[string]string{}, map[string]string{}
 	for _, path := range files {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(path))(t)
 		for block := range strings.SplitSeq(string(text), "\n\n") {
 			block = strings.TrimLeft(block, "\n")
 			c := comment.FindStringSubmatch(block)
@@ -134,11 +129,37 @@ func readMeanings(t *testing.T) map[string]string {
 func checkPage(t *testing.T, path, want string) {
 	t.Helper()
 	if *update {
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, []byte(want), 0o644))
 	}
 	if have, err := os.ReadFile(path); err != nil || string(have) != want {
 		t.Errorf("%s is not up to date (%v); run go test ./datapath -run Documented -update", filepath.Base(path), err)
 	}
+}
+
+var update = flag.Bool("update", false, "rewrite the generated pages in docs")
+
+const reasonsPage = "../docs/reasons.md"
+
+// docs/reasons.md lists every reason with the comment of enum reason (bpf/types.h).
+func TestReasonsAreDocumented(t *testing.T) {
+	var page strings.Builder
+	page.WriteString("# Reasons\n\n" +
+		"The label `reason` of `steelyard_datapath_packets_total` and the reason in `steelyard explain`. " +
+		"Packets to other destinations are not counted.\n\n" +
+		"| reason | who must act | meaning and remedy |\n|---|---|---|\n")
+	names := map[string]bool{"none": true, "not_ours": true, "max": true}
+	for _, r := range Reasons() {
+		if r.Name == "not_ours" {
+			continue
+		}
+		names[r.Name] = true
+		fmt.Fprintf(&page, "| `%s` | %s | %s |\n", r.Name, r.Who, r.Text)
+	}
+	all := must.Get(bpf.ReadNames())(t)
+	for _, name := range all.Reasons {
+		if !names[name] {
+			t.Errorf("the comment of reason %q in bpf/types.h does not say who must act", name)
+		}
+	}
+	checkPage(t, reasonsPage, page.String())
 }

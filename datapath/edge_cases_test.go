@@ -2,16 +2,14 @@ package datapath
 
 import (
 	"context"
-	"net"
 	"net/netip"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // joined runs fragments and reassembles the output.
@@ -25,10 +23,7 @@ func (fx *fixture) joined(frames [][]byte) dptest.Packet {
 		}
 		out = append(out, r.frame)
 	}
-	p, err := dptest.Join(out)
-	if err != nil {
-		fx.t.Fatal(err)
-	}
+	p := must.Get(dptest.Join(out))(fx.t)
 	return p
 }
 
@@ -110,14 +105,7 @@ func TestSeveralSourceAddresses(t *testing.T) {
 		if v6 {
 			second = netip.MustParsePrefix("2001:db8::2/64")
 		}
-		fx.do(func() error {
-			nic, err := netlink.LinkByName("eth0")
-			if err != nil {
-				return err
-			}
-			return netlink.AddrAdd(nic, &netlink.Addr{Flags: 2 /* IFA_F_NODAD */, IPNet: &net.IPNet{
-				IP: second.Addr().AsSlice(), Mask: net.CIDRMask(second.Bits(), second.Addr().BitLen())}})
-		})
+		must.Do(t, fx.host.AddAddress("eth0", second))
 		fx.service(lb.TCP, "b1")
 		from := map[netip.Addr]bool{}
 		for i := range 2 {
@@ -132,9 +120,7 @@ func TestSeveralSourceAddresses(t *testing.T) {
 		if !from[fx.addr("self")] || !from[second.Addr()] {
 			t.Errorf("flows came from %v; want both of our addresses", from)
 		}
-		if r := fx.run(fx.on(2, dptest.TCP, dptest.SYN).Frame()); r.reason != "snat_exhausted" {
-			t.Errorf("with both ports taken: %s: %s", r.did, r.reason)
-		}
+		fx.wantReason("with both ports taken", fx.on(2, dptest.TCP, dptest.SYN), "snat_exhausted")
 	})
 }
 
@@ -147,13 +133,9 @@ func TestHalfOpenFlowsAreEvicted(t *testing.T) {
 			fx.went(fx.on(i, dptest.TCP, dptest.SYN))
 		}
 		fx.run(fx.reply(dptest.SYN | dptest.ACK).Frame())
-		if r := fx.run(fx.on(0, dptest.TCP, dptest.ACK).Frame()); r.reason != "no_flow" {
-			t.Errorf("an evicted flow: %s: %s", r.did, r.reason)
-		}
+		fx.wantReason("an evicted flow", fx.on(0, dptest.TCP, dptest.ACK), "no_flow")
 		fx.went(fx.on(2, dptest.TCP, dptest.ACK))
-		if r := fx.run(fx.on(3, dptest.TCP, dptest.SYN).Frame()); r.reason != "snat_exhausted" {
-			t.Errorf("beside an established flow: %s: %s", r.did, r.reason)
-		}
+		fx.wantReason("beside an established flow", fx.on(3, dptest.TCP, dptest.SYN), "snat_exhausted")
 		if err := fx.flows().want(1, 1); err != nil {
 			t.Errorf("%v: those of the established flow", err)
 		}
@@ -208,9 +190,7 @@ func (fx *fixture) loads() map[netip.Addr]uint32 {
 	loads := map[netip.Addr]uint32{}
 	for at, b := range fx.d.services.Backends.ByAddr {
 		var n uint32
-		if err := fx.d.objects.SyBackendLoad.Lookup(b.ID, &n); err != nil {
-			fx.t.Fatal(err)
-		}
+		must.Do(fx.t, fx.d.objects.SyBackendLoad.Lookup(b.ID, &n))
 		loads[at.Addr()] = n
 	}
 	return loads

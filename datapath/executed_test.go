@@ -18,6 +18,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 const executedFile = "testdata/executed.txt"
@@ -32,10 +33,7 @@ type instrumented struct {
 // instrument adds before each call of a helper a store to marks. The register of the result is free there.
 func instrument(t *testing.T, live *ebpf.Program, name string) *instrumented {
 	t.Helper()
-	spec, err := bpf.LoadSy()
-	if err != nil {
-		t.Fatal(err)
-	}
+	spec := must.Get(bpf.LoadSy())(t)
 	in := &instrumented{}
 	p := spec.Programs[name]
 	var out asm.Instructions
@@ -104,22 +102,13 @@ func callName(spec *ebpf.CollectionSpec, before asm.Instructions, ins asm.Instru
 // mapsOf returns the maps of a program in the kernel by their names in spec.
 func mapsOf(t *testing.T, prog *ebpf.Program, spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 	t.Helper()
-	info, err := prog.Info()
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := must.Get(prog.Info())(t)
 	ids, _ := info.MapIDs()
 	byName := map[string]*ebpf.Map{}
 	for _, id := range ids {
-		m, err := ebpf.NewMapFromID(id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := must.Get(ebpf.NewMapFromID(id))(t)
 		t.Cleanup(func() { m.Close() })
-		of, err := m.Info()
-		if err != nil {
-			t.Fatal(err)
-		}
+		of := must.Get(m.Info())(t)
 		byName[of.Name] = m
 	}
 	out := map[string]*ebpf.Map{}
@@ -166,14 +155,10 @@ func total(calls map[string]int) (n int) {
 // run runs a packet and returns how many calls of each kind it executed. A call in a loop counts once.
 func (in *instrumented) run(fx *fixture, frame []byte, context any, verdicts map[uint32]string) map[string]int {
 	fx.t.Helper()
-	if err := in.marks.Put(uint32(0), make([]byte, len(in.calls))); err != nil {
-		fx.t.Fatal(err)
-	}
+	must.Do(fx.t, in.marks.Put(uint32(0), make([]byte, len(in.calls))))
 	fx.runProgram(in.prog, frame, context, verdicts)
 	marks := make([]byte, len(in.calls))
-	if err := in.marks.Lookup(uint32(0), &marks); err != nil {
-		fx.t.Fatal(err)
-	}
+	must.Do(fx.t, in.marks.Lookup(uint32(0), &marks))
 	n := map[string]int{}
 	for i, m := range marks {
 		n[in.calls[i]] += int(m)
@@ -254,10 +239,7 @@ func delivered(fx *fixture) {
 func TestExecutedWork(t *testing.T) {
 	t.Parallel()
 	labtest.Root(t)
-	spec, err := bpf.LoadSy()
-	if err != nil {
-		t.Fatal(err)
-	}
+	spec := must.Get(bpf.LoadSy())(t)
 	work := map[string]map[string]int{}
 	for name, p := range spec.Programs {
 		work[name] = map[string]int{"instructions": int(p.Instructions.Size() / asm.InstructionSize)}
@@ -279,9 +261,7 @@ func TestExecutedWork(t *testing.T) {
 		work[r.prog+", "+r.name] = fx.least(programs[fmt.Sprint(r.prog, r.delivers)], r.prog, r.in)
 	}
 	if *update {
-		if err := os.WriteFile(executedFile, []byte(formatWork(work)), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(executedFile, []byte(formatWork(work)), 0o644))
 	}
 	limits := readWork(t)
 	for row, calls := range work {
@@ -313,10 +293,7 @@ func formatWork(work map[string]map[string]int) string {
 // readWork is the inverse of formatWork.
 func readWork(t *testing.T) map[string]map[string]int {
 	t.Helper()
-	text, err := os.ReadFile(executedFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(executedFile))(t)
 	out := map[string]map[string]int{}
 	row := ""
 	for line := range strings.Lines(string(text)) {

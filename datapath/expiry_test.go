@@ -101,23 +101,29 @@ func TestDatagramsKeepTheirFlow(t *testing.T) {
 // closed or lost, nor by a SYN, which a server that has lost it answers.
 func TestAClientKeepsNoPortOfALostConnection(t *testing.T) {
 	t.Parallel()
+	open := func(*fixture) {}
+	byServer := func(fx *fixture) { fx.run(bare(fx.reply(dptest.FIN|dptest.ACK), 5001, 1005).Frame()) }
+	byBoth := func(fx *fixture) { fx.closedBy(false) }
 	for _, x := range []struct {
-		name   string
-		closed bool
-		every  time.Duration
-		send   func(fx *fixture) []dptest.Packet
+		name  string
+		close func(fx *fixture)
+		every time.Duration
+		send  func(fx *fixture) []dptest.Packet
 	}{
-		{"old ACKs after FIN", true, 3 * time.Minute, func(fx *fixture) []dptest.Packet {
+		{"old ACKs after FIN", byServer, 3 * time.Minute, func(fx *fixture) []dptest.Packet {
 			return []dptest.Packet{bare(fx.fromClient(dptest.TCP, dptest.ACK), 1005, outdated)}
 		}},
-		{"ACKs after FIN", true, 3 * time.Minute, func(fx *fixture) []dptest.Packet {
+		{"ACKs after FIN", byServer, 3 * time.Minute, func(fx *fixture) []dptest.Packet {
 			return []dptest.Packet{bare(fx.fromClient(dptest.TCP, dptest.ACK), 1005, 5002)}
 		}},
-		{"old ACKs that the server resets", false, 2 * time.Hour, func(fx *fixture) []dptest.Packet {
+		{"ACKs after both FINs", byBoth, 9 * time.Second, func(fx *fixture) []dptest.Packet {
+			return []dptest.Packet{bare(fx.fromClient(dptest.TCP, dptest.ACK), 1000, 1<<31)}
+		}},
+		{"old ACKs that the server resets", open, 2 * time.Hour, func(fx *fixture) []dptest.Packet {
 			return []dptest.Packet{bare(fx.fromClient(dptest.TCP, dptest.ACK), 1005, outdated),
 				bare(fx.reply(dptest.RST), outdated, 0)}
 		}},
-		{"SYNs that the server answers", false, 2 * time.Hour, func(fx *fixture) []dptest.Packet {
+		{"SYNs that the server answers", open, 2 * time.Hour, func(fx *fixture) []dptest.Packet {
 			return []dptest.Packet{bare(fx.fromClient(dptest.TCP, dptest.SYN), 1<<30, 0),
 				bare(fx.reply(dptest.SYN|dptest.ACK), 1<<31, 1<<30+1)}
 		}},
@@ -129,10 +135,8 @@ func TestAClientKeepsNoPortOfALostConnection(t *testing.T) {
 				fx.service(lb.TCP, "b1")
 				connect(fx)
 				first := fx.last
-				if x.closed {
-					fx.run(bare(fx.reply(dptest.FIN|dptest.ACK), 5001, 1005).Frame())
-				}
-				for range 3 {
+				x.close(fx)
+				for range max(3, 3*time.Minute/x.every) {
 					fx.age(x.every, x.every)
 					fx.last = first
 					for _, p := range x.send(fx) {

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -13,13 +14,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 const forwarded = "forwarded" // REASON_FORWARDED
@@ -110,9 +112,7 @@ func (fx *fixture) makeHost() {
 	end := lab.End{Host: fx.host, Name: "eth0",
 		Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}}
 	other := lab.End{Host: fx.peer, Name: "eth0"}
-	if err := fx.lab.Link(end, other, lab.LinkOptions{SoftwareChecksums: true}); err != nil {
-		fx.t.Fatal(err)
-	}
+	must.Do(fx.t, fx.lab.Link(end, other, lab.LinkOptions{SoftwareChecksums: true}))
 	fx.do(func() error {
 		nic, err := netlink.LinkByName("eth0")
 		if err != nil {
@@ -157,9 +157,7 @@ func hostPrefix(addr string) netip.Prefix {
 // do runs f on the balancer.
 func (fx *fixture) do(f func() error) {
 	fx.t.Helper()
-	if err := fx.host.Do(f); err != nil {
-		fx.t.Fatal(err)
-	}
+	must.Do(fx.t, fx.host.Do(f))
 }
 
 // open opens the datapath until the test ends.
@@ -309,5 +307,40 @@ func (fx *fixture) addressesSettled() {
 			return wrong(!linkLocal, "no link-local address")
 		})
 		return err
+	})
+}
+
+// changed makes the verifier look at all links and routes.
+func (fx *fixture) changed() {
+	fx.t.Helper()
+	fx.do(func() error { fx.d.verifier.Changed(route.Changes{Links: true, Routes: true}); return nil })
+}
+
+// onNIC changes an interface of the balancer.
+func (fx *fixture) onNIC(name string, f func(netlink.Link) error) {
+	fx.t.Helper()
+	fx.do(func() error {
+		nic, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		return f(nic)
+	})
+}
+
+// refused checks that Open fails with each of these texts.
+func (fx *fixture) refused(texts ...string) {
+	fx.t.Helper()
+	fx.do(func() error {
+		d, err := Open(fx.o)
+		if err == nil {
+			return errors.Join(errors.New("Open succeeded"), d.Close())
+		}
+		for _, text := range texts {
+			if !strings.Contains(err.Error(), text) {
+				fx.t.Errorf("Open: %v; want %q", err, text)
+			}
+		}
+		return nil
 	})
 }

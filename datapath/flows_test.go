@@ -3,29 +3,23 @@ package datapath
 import (
 	"context"
 	"maps"
-	"math/rand/v2"
 	"net/netip"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
-
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/datapath/internal/flow"
 	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func entries[K comparable, V any](t testing.TB, m *ebpf.Map) map[K]V {
 	t.Helper()
 	out := map[K]V{}
-	err := flow.WalkMap(context.Background(), m, 0, func(k K, f V) { out[k] = f })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, flow.WalkMap(context.Background(), m, 0, func(k K, f V) { out[k] = f }))
 	return out
 }
 
@@ -87,24 +81,9 @@ func TestRestartKeepsFlowsAndIDs(t *testing.T) {
 		if after := fx.flows(); !before.equal(after) {
 			t.Errorf("flows were\n%v\nand are\n%v", before, after)
 		}
-		if r := fx.run(fx.reply(dptest.ACK).Frame()); r.reason != "forwarded" {
-			t.Errorf("after the restart: %s %s", r.did, r.reason)
-		}
+		fx.wantReason("after the restart", fx.reply(dptest.ACK), forwarded)
 		fx.service(lb.TCP, "b1", "b2")
-		if r := fx.run(tcp(dptest.ACK)(fx).Frame()); r.reason != "forwarded" {
-			t.Errorf("after the first plan: %s %s", r.did, r.reason)
-		}
-	})
-}
-
-func TestSecondAgentIsRefused(t *testing.T) {
-	t.Parallel()
-	fx := newFixture(t, hookTC, false, nil)
-	fx.do(func() error {
-		if _, err := Open(fx.o); err == nil || !strings.Contains(err.Error(), "another agent is running") {
-			t.Errorf("second Open: %v", err)
-		}
-		return nil
+		fx.wantReason("after the first plan", tcp(dptest.ACK)(fx), forwarded)
 	})
 }
 
@@ -119,28 +98,6 @@ func (fx *fixture) end() {
 		defer reset.Close()
 		fx.d.flows.Collect(context.Background(), reset)
 		return nil
-	})
-}
-
-func TestFlowsOfADownBackendEnd(t *testing.T) {
-	t.Parallel()
-	eachOf(t, nil, func(t *testing.T, fx *fixture) {
-		established(fx)
-		plan := *fx.service(lb.TCP, "b1", "b2")
-		down := fx.last.Dst
-		plan.Targets = slices.DeleteFunc(slices.Clone(plan.Targets), func(x lb.Target) bool { return x.Addr == down })
-		plan.Down = append(plan.Down, down)
-		fx.apply(lb.Delta{Put: []*lb.FrontendPlan{&plan}})
-		fx.end()
-		if err := fx.flows().want(0, 0); err != nil {
-			t.Error(err)
-		}
-		if r := fx.run(tcp(dptest.ACK)(fx).Frame()); r.reason != "no_flow" || r.out.Flags&dptest.RST == 0 {
-			t.Errorf("the client's next packet: %s, %+v; want a reset", r.reason, r.out)
-		}
-		if r := fx.run(tcp(dptest.SYN)(fx).Frame()); r.out.Dst == down {
-			t.Errorf("a new flow went to the backend that is down")
-		}
 	})
 }
 
@@ -179,46 +136,12 @@ func TestFlowsEndWithTheirFrontend(t *testing.T) {
 	f := lb.Frontend{VIP: fx.addr("vip"), Port: 80, Protocol: lb.TCP}
 	fx.apply(lb.Delta{Delete: []lb.Frontend{f}})
 	fx.end()
-	if err := fx.flows().want(0, 0); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, fx.flows().want(0, 0))
 	if r := fx.run(tcp(dptest.SYN)(fx).Frame()); r.did != "passed" {
 		t.Errorf("to the address of a removed frontend: %s", r.did)
 	}
 	if n := len(fx.d.services.Free); n != table.MaxFrontends {
 		t.Errorf("%d free ids; want %d", n, table.MaxFrontends)
-	}
-}
-
-func TestIdleFlowsExpire(t *testing.T) {
-	t.Parallel()
-	fx := shared(t, hookTC, false, nil)
-	established(fx)
-	fx.collect()
-	if c := fx.d.flows.Counts(); c != (flow.Counts{Established: 1}) {
-		t.Errorf("counted %+v; want one established flow", c)
-	}
-	fx.d.flows.Limits.Established = -time.Second
-	fx.collect()
-	if err := fx.flows().want(0, 0); err != nil {
-		t.Error(err)
-	}
-}
-
-// A flood of SYNs with random sources does not change the established table.
-func TestFloodDoesNotTouchEstablishedFlows(t *testing.T) {
-	t.Parallel()
-	fx := shared(t, hookXDP, false, func(o *Options) { o.SNATPorts = []PortRange{{2000, 65535}} })
-	established(fx)
-	before := fx.confirmed()
-	r := rand.New(rand.NewPCG(1, 1))
-	for range 3000 {
-		p := fx.fromClient(dptest.TCP, dptest.SYN)
-		p.Src = fx.at("other", uint16(r.Uint32()))
-		fx.run(p.Frame())
-	}
-	if after := fx.confirmed(); !before.equal(after) {
-		t.Errorf("established flows were %v and are %v", before, after)
 	}
 }
 

@@ -2,16 +2,20 @@ package datapath
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"net"
 	"net/netip"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // Frames for other machines, which a switch floods or a promiscuous interface receives, are left alone, and so are
@@ -52,20 +56,12 @@ func TestFramesForOthersAreLeftAlone(t *testing.T) {
 				}
 			}
 		}
-		if err := fx.flows().want(0, 0); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, fx.flows().want(0, 0))
 		if got := did(dptest.MAC, tcp(dptest.SYN)(fx)); got != "sent" {
 			t.Errorf("to the uplink: %s", got)
 		}
 		fx.watch()
-		fx.do(func() error {
-			nic, err := netlink.LinkByName("eth0")
-			if err != nil {
-				return err
-			}
-			return netlink.LinkSetHardwareAddr(nic, other)
-		})
+		fx.onNIC("eth0", func(nic netlink.Link) error { return netlink.LinkSetHardwareAddr(nic, other) })
 		labtest.Until(t, 10*time.Second, "the new address is known", func() error {
 			p := icmp(8, 128)(fx) // a change of the address removes all neighbours
 			p.To = other
@@ -103,16 +99,10 @@ func TestRefusalsDoNotSilencePacketTooBig(t *testing.T) {
 	})
 }
 
-// watch follows the kernel's interfaces and addresses until the test ends.
+// watch runs the verifier until the test ends.
 func (fx *fixture) watch() {
-	ctx, stop := context.WithCancel(fx.t.Context())
-	done := make(chan error, 1)
-	go func() { done <- fx.host.Do(func() error { return fx.d.verifier.Run(ctx) }) }()
-	fx.t.Cleanup(func() {
-		stop()
-		if err := <-done; err != nil {
-			fx.t.Error(err)
-		}
+	must.Run(fx.t, func(ctx context.Context) error {
+		return fx.host.Do(func() error { return fx.d.verifier.Run(ctx) })
 	})
 }
 
@@ -170,11 +160,173 @@ func TestBroadcastSourcesGetNoAnswer(t *testing.T) {
 		}
 		syn := tcp(dptest.SYN)(fx)
 		syn.Src = netip.MustParseAddrPort("192.0.2.255:40000")
-		if r := fx.run(syn.Frame()); r.reason != "source_is_local" {
-			t.Errorf("%s: a SYN from a broadcast address was %s: %s", h, r.did, r.reason)
-		}
+		fx.wantReason(fmt.Sprintf("%s: a SYN from a broadcast address was", h), syn, "source_is_local")
 		if err := fx.flows().want(0, 0); err != nil {
 			t.Errorf("%s: %v", h, err)
 		}
 	}
+}
+
+// Nothing on this node but our programs sends packets to the tunnel port: at another node they would have the address
+// of this one.
+func TestSpoofedTunnelPacketsDoNotLeave(t *testing.T) {
+	t.Parallel()
+	for _, v6 := range []bool{false, true} {
+		for _, ends := range []bool{true, false} {
+			fx := shared(t, hookTC, v6, func(o *Options) { o.Delivers = ends })
+			p := dptest.Packet{Src: fx.at("self", 40000), Dst: fx.at("b2", 6090), Proto: dptest.UDP,
+				Payload: dptest.GUE(fx.fromClient(dptest.TCP, dptest.SYN), fx.withToken("unknown")...)}
+			want, other := map[bool]string{true: "dropped", false: "passed"}[ends], p
+			other.Dst = fx.at("b2", 6091)
+			for _, tt := range []struct {
+				when string
+				p    dptest.Packet
+				mark uint32
+				want string
+			}{
+				{"of this node", p, 0, want},
+				{"with another mark", p, 7, want},
+				{"of our programs", p, 0x53580000, "passed"},
+				{"to another port", other, 0, "passed"},
+			} {
+				before := fx.counts()
+				did, _ := fx.runOut(tt.p.Frame(), tt.mark)
+				counted := fx.counts()[Verdict{Action: "drop", Reason: "tunnel_spoofed"}]
+				counted -= before[Verdict{Action: "drop", Reason: "tunnel_spoofed"}]
+				if did != tt.want || counted != uint64(bpf.Truth(did == "dropped")) {
+					t.Errorf("tunnels end here: %t: %s: %s, counted %d; want %s", ends, tt.when, did, counted, tt.want)
+				}
+			}
+		}
+	}
+}
+
+// The socket of a pod may make a packet whose headers are longer than what the kernel has in one piece.
+func TestSpoofedTunnelPacketsInPiecesDoNotLeave(t *testing.T) {
+	t.Parallel()
+	fx := shared(t, hookTC, true, func(o *Options) { o.Delivers = true })
+	udp := dptest.Packet{Src: fx.at("self", 40000), Dst: fx.at("b2", 6090), Proto: dptest.UDP,
+		Payload: dptest.GUE(fx.fromClient(dptest.TCP, dptest.SYN))}.Frame()[14+40:]
+	for _, size := range []int{8, 248, 256, 400} {
+		options := []byte{unix.IPPROTO_UDP, byte(size/8 - 1)}
+		for rest := size - len(options); rest > 0; { // of padding (RFC 8200, 4.2)
+			n := min(rest, 255)
+			options = append(append(options, 1, byte(n-2)), make([]byte, n-2)...)
+			if rest -= n; rest == 1 {
+				options, rest = append(options, 0), 0
+			}
+		}
+		before := fx.counts()
+		fx.do(func() error {
+			return sendPieces(fx.addr("b2"), unix.IPPROTO_DSTOPTS, options[:8], append(options[8:], udp...))
+		})
+		after := fx.counts()
+		v := Verdict{Action: "drop", Reason: "tunnel_spoofed"}
+		if after[v] != before[v]+1 {
+			t.Errorf("options of %d bytes: %d were dropped; want 1", size, after[v]-before[v])
+		}
+	}
+}
+
+// sendPieces sends one packet of an IPv6 protocol in two calls.
+func sendPieces(to netip.Addr, proto int, first, rest []byte) error {
+	socket, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, proto)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(socket)
+	if err := unix.Connect(socket, &unix.SockaddrInet6{Addr: to.As16()}); err != nil {
+		return err
+	}
+	if err := unix.Send(socket, first, unix.MSG_MORE); err != nil {
+		return err
+	}
+	if err := unix.Send(socket, rest, 0); err != unix.ENOBUFS { // the packet is dropped here
+		return err
+	}
+	return nil
+}
+
+// A server that had no route and was in no table gets packets again when it has a route and is back.
+func TestSourcesOfAServerThatIsBack(t *testing.T) {
+	t.Parallel()
+	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
+		fx := newFixture(t, h, v6, nil)
+		p := fx.service(lb.TCP, "b1")
+		fx.openFlow(lb.TCP, 0)
+		b1 := fx.addr("b1")
+		host := &net.IPNet{IP: b1.AsSlice(), Mask: net.CIDRMask(b1.BitLen(), b1.BitLen())}
+		blackhole := &netlink.Route{Dst: host, Type: unix.RTN_BLACKHOLE}
+		fx.do(func() error { return netlink.RouteAdd(blackhole) })
+		fx.do(func() error { fx.d.services.RefreshSources(); return nil })
+		fx.apply(lb.Delta{Delete: []lb.Frontend{p.Frontend}}) // an open flow keeps the server
+		fx.do(func() error { return netlink.RouteDel(blackhole) })
+		fx.do(func() error { fx.d.services.RefreshSources(); return nil })
+		fx.service(lb.TCP, "b1")
+		fx.went(fx.on(1, dptest.TCP, dptest.SYN))
+	})
+}
+
+// A change of allow is for new flows: an open connection goes on, except where packets are forwarded by their hash
+// alone, and ends when its client has no route (docs/security.md).
+func TestAllowIsForNewFlows(t *testing.T) {
+	t.Parallel()
+	const packets = 1000
+	for _, tt := range []struct {
+		method    lb.Method
+		algorithm lb.Algorithm
+		goesOn    bool
+	}{
+		{lb.MethodNAT, lb.AlgorithmMaglev, true},
+		{lb.MethodDSR, lb.AlgorithmRoundRobin, true},
+		{lb.MethodDSR, lb.AlgorithmMaglev, false},
+	} {
+		fx := newFixture(t, hookTC, false, nil)
+		serve := func(allow ...netip.Prefix) {
+			fx.serve(func(s *lb.Service) { s.Method, s.Algorithm, s.Allow = tt.method, tt.algorithm, allow }, "b1")
+		}
+		serve()
+		p := fx.fromClient(dptest.TCP, dptest.SYN)
+		server := answer(fx.run(p.Frame()).out, dptest.SYN|dptest.ACK, 5000)
+		if tt.method == lb.MethodNAT {
+			fx.run(server.Frame())
+		}
+		p.Flags, p.Seq, p.Ack = dptest.ACK, p.Seq+1, server.Seq+1
+		fx.run(p.Frame())
+		serve(netip.MustParsePrefix("10.0.0.0/8"))
+		sent := 0
+		for range packets {
+			switch r := fx.run(p.Frame()); {
+			case r.did == "sent":
+				sent++
+			case r.reason != "not_allowed":
+				t.Fatalf("%s, %s: %s", tt.method, tt.algorithm, r.reason)
+			}
+		}
+		if tt.goesOn != (sent == packets) || !tt.goesOn && sent > packets/2 {
+			t.Errorf("%s, %s: %d of %d packets were forwarded", tt.method, tt.algorithm, sent, packets)
+		}
+		if tt.method != lb.MethodNAT {
+			for _, flags := range []uint8{dptest.SYN, dptest.RST, dptest.SYN} { // another flow from the same port
+				p.Flags, p.Seq, p.Payload = flags, p.Seq+1000, nil
+				if r := fx.run(p.Frame()); flags == dptest.SYN && r.reason != "not_allowed" {
+					t.Errorf("%s, %s: a new flow from a port in use: %s", tt.method, tt.algorithm, r.reason)
+				}
+			}
+			continue
+		}
+		fx.do(func() error {
+			return netlink.RouteAdd(&netlink.Route{Dst: prefix(v4["client"] + "/32"), Type: unix.RTN_BLACKHOLE})
+		})
+		server.Flags = dptest.ACK
+		if r := fx.run(server.Frame()); r.did != "dropped" || r.reason != "no_route" {
+			t.Errorf("a reply without a route to the client: %s: %s", r.did, r.reason)
+		}
+	}
+}
+
+// answer is a packet of the server that p was sent to.
+func answer(p dptest.Packet, flags uint8, seq uint32) dptest.Packet {
+	return dptest.Packet{Src: p.Dst, Dst: p.Src, Proto: p.Proto, Flags: flags, Seq: seq, Ack: p.Seq + 1,
+		Payload: []byte("answer")}
 }

@@ -3,12 +3,15 @@ package datapath
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // onHost is a datapath whose calls are made in the namespace of its host.
@@ -36,15 +39,7 @@ func TestServiceThatNeedsAllRoom(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- e.Run(ctx) }()
-	defer func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}()
+	must.Run(t, e.Run)
 	small := pairs("small", "203.0.113.11", 1, 3)
 	e.Put(small)
 	e.Complete("file")
@@ -106,9 +101,7 @@ func TestServiceThatNeedsAllRoom(t *testing.T) {
 	}
 	for range 10 {
 		start := time.Now()
-		if _, err := e.StatusOf(t.Context(), small.VIPs[0]); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(e.StatusOf(t.Context(), small.VIPs[0]))(t)
 		if took := time.Since(start); took > 100*time.Millisecond {
 			t.Errorf("a status took %s", took)
 		}
@@ -149,4 +142,30 @@ func pairs(name, vip string, ports uint16, backends int) *lb.Service {
 		s.Ports = append(s.Ports, port)
 	}
 	return s
+}
+
+// A table that cannot be computed refuses its frontend before anything of it is written; others are put.
+func TestPanicOfATable(t *testing.T) {
+	on := true
+	b := &lb.Boundary{Log: slog.New(slog.DiscardHandler), Before: func(part lb.Part, object string) {
+		if part == lb.PartTable && strings.HasPrefix(object, "bad ") && on {
+			panic("injected")
+		}
+	}}
+	fx := newFixture(t, hookTC, false, func(o *Options) { o.Boundary = b })
+	var delta lb.Delta
+	for _, s := range []*lb.Service{pairs("bad", "203.0.113.21", 1, 2), pairs("good", "203.0.113.22", 2, 2)} {
+		delta.Put = append(delta.Put, lb.Build(s, nil, lb.Drains{}).Frontends...)
+	}
+	failed := onHost{fx}.Apply(t.Context(), delta)
+	if err := failed[delta.Put[0].Frontend]; len(failed) != 1 || !errors.Is(err, lb.ErrRefused) {
+		t.Errorf("failed %v; want the one with the panic", failed)
+	}
+	if held, err := fx.d.Held(); err != nil || len(held) != 2 {
+		t.Errorf("held %v, %v; want those of the other service", held, err)
+	}
+	on = false
+	if failed := (onHost{fx}).Apply(t.Context(), delta); len(failed) > 0 || len(b.Troubles()) > 0 {
+		t.Errorf("failed %v, troubles %q without the panic", failed, b.Troubles())
+	}
 }

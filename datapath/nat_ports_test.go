@@ -1,11 +1,137 @@
 package datapath
 
 import (
+	"errors"
+	"fmt"
 	"testing"
+	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
+
+// stamped is a packet with a sequence number and a timestamp.
+func stamped(p dptest.Packet, seq, timestamp uint32) dptest.Packet {
+	p.Seq, p.Timestamp = seq, timestamp
+	return p
+}
+
+// closedBy closes the connection of the fixture: each of the two sides sends FIN, in this order.
+func (fx *fixture) closedBy(server bool) {
+	fx.t.Helper()
+	fins := []dptest.Packet{fx.reply(dptest.FIN | dptest.ACK),
+		stamped(fx.fromClient(dptest.TCP, dptest.FIN|dptest.ACK), 1005, 7000)}
+	fins[0].Seq, fins[0].Ack = 5001, 1005
+	fins[1].Ack = 5008
+	if !server {
+		fins[0], fins[1] = fins[1], fins[0]
+	}
+	for _, p := range fins {
+		if r := fx.run(p.Frame()); r.did != "sent" {
+			fx.t.Fatalf("FIN was %s: %s", r.did, r.reason)
+		}
+	}
+}
+
+// A source port rests while the server may have its connection in TIME_WAIT, unless the server must accept the SYN (RFC
+// 6191). There is one port here.
+func TestSourcePortsRest(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name           string
+		serverFirst    bool
+		age            time.Duration
+		seq, timestamp uint32
+		reason         string
+	}{
+		{"server first, at once", true, 0, 900, 0, "snat_exhausted"},
+		{"server first, after the short rest", true, 12 * time.Second, 900, 0, "snat_exhausted"},
+		{"server first, after TIME_WAIT", true, 67 * time.Second, 900, 0, "forwarded"},
+		{"server first, the SYN has a later number", true, 0, 1100, 0, "forwarded"},
+		{"server first, the SYN has a later timestamp", true, 0, 900, 7001, "forwarded"},
+		{"server first, the SYN has the same timestamp", true, 0, 900, 7000, "snat_exhausted"},
+		{"server first, an earlier timestamp and a later number", true, 0, 1100, 6999, "snat_exhausted"},
+		{"client first, at once", false, 0, 1100, 7001, "snat_exhausted"},
+		{"client first, after the short rest", false, 12 * time.Second, 900, 0, "forwarded"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			fx := shared(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+			fx.service(lb.TCP, "b1")
+			connect(fx)
+			fx.closedBy(tt.serverFirst)
+			fx.age(tt.age, tt.age)
+			syn := fx.fromClient(dptest.TCP, dptest.SYN)
+			syn.Src = fx.at("client", 40001)
+			fx.wantReason("a new client", stamped(syn, tt.seq, tt.timestamp), tt.reason)
+		})
+	}
+}
+
+// Flows keep their source ports when snat_ports changes, and answers reach the client; new flows get one of the new
+// ports.
+func TestSNATPortsChange(t *testing.T) {
+	t.Parallel()
+	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
+		fx := newFixture(t, h, v6, nil)
+		established(fx)
+		port := fx.last.Src.Port()
+		fx.close()
+		fx.o.SNATPorts = []PortRange{{2000, 2999}}
+		fx.open()
+		if r := fx.run(fx.fromClient(dptest.TCP, dptest.ACK).Frame()); r.did != "sent" || r.out.Src.Port() != port {
+			t.Errorf("a packet of the flow was %s from port %d; want %d", r.did, r.out.Src.Port(), port)
+		}
+		if r := fx.run(fx.reply(dptest.ACK).Frame()); r.did != "sent" || r.out.Dst != fx.at("client", 40000) {
+			t.Errorf("an answer was %s (%s)", r.did, r.reason)
+		}
+		p := fx.fromClient(dptest.TCP, dptest.SYN)
+		p.Src = fx.at("client", 40001)
+		if r := fx.run(p.Frame()); r.did != "sent" || r.out.Src.Port()/1000 != 2 {
+			t.Errorf("a new flow was %s from port %d", r.did, r.out.Src.Port())
+		}
+	})
+}
+
+// What a server sends again after both sides have sent FIN goes to the client that it is for, and not to one that got
+// the source port. There is one port here.
+func TestUnacknowledgedDataGoesToNoOtherClient(t *testing.T) {
+	t.Parallel()
+	fx := shared(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+	fx.service(lb.TCP, "b1")
+	connect(fx)
+	answer := fx.reply(dptest.FIN | dptest.ACK)
+	answer.Seq, answer.Ack = 5001, 1001
+	fin := fx.fromClient(dptest.TCP, dptest.FIN|dptest.ACK) // has not received the answer
+	fin.Payload = nil
+	for _, p := range []dptest.Packet{answer, fin} {
+		if r := fx.run(p.Frame()); r.did != "sent" {
+			t.Fatalf("FIN was %s: %s", r.did, r.reason)
+		}
+	}
+	syn := fx.on(1, dptest.TCP, dptest.SYN)
+	syn.Seq = 1 << 20
+	fx.run(syn.Frame())
+	if r := fx.run(answer.Frame()); r.out.Dst != fx.fromClient(dptest.TCP, 0).Src {
+		t.Errorf("the answer, sent again, went to %s", r.out.Dst)
+	}
+}
+
+// The source port of a connection whose client had all does not rest longer because that client has a newer connection
+// from the same port by now, whose entry has replaced that of the older one. There is one port here.
+func TestSourcePortOfAClientThatCameBack(t *testing.T) {
+	t.Parallel()
+	fx := shared(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+	fx.service(lb.TCP, "b1")
+	connect(fx)
+	fx.closedBy(true)
+	var k bpf.ClientKey
+	clients := fx.d.objects.SyStreamClients
+	must.Do(t, errors.Join(clients.NextKey(nil, &k), clients.Delete(&k)))
+	syn := stamped(fx.on(1, dptest.TCP, dptest.SYN), 1100, 7001)
+	fx.wantReason("the SYN of another client", syn, forwarded)
+}
 
 // A client whose first choices of a source port are all in use gets another one, for the SYN or for its repetition: the
 // last free port is found, too. The handshake goes on with it.
@@ -37,4 +163,182 @@ func TestEverySourcePortIsUsed(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A server that sends SYN cookies answers each SYN with another number. Forged SYNs, before the client's and after it,
+// do not keep the client's ACK from its server, and a RST with the number of a forged one does not end the handshake.
+func TestForgedSYNsAndSYNCookies(t *testing.T) {
+	t.Parallel()
+	for _, h := range []hookName{hookTC, hookXDP} {
+		fx := shared(t, h, false, nil)
+		for _, x := range []struct{ before, after int }{{0, 1}, {0, 3}, {1, 0}} {
+			fx.reset()
+			fx.service(lb.TCP, "b1")
+			asked := func(seq, cookie uint32) {
+				t.Helper()
+				for _, p := range []func(*fixture) dptest.Packet{tcp(dptest.SYN), replies(dptest.SYN | dptest.ACK)} {
+					in := p(fx)
+					if in.Payload, in.Seq, in.Ack = nil, seq, 0; in.Flags&dptest.ACK > 0 {
+						in.Seq, in.Ack = cookie, seq+1
+					}
+					if r := fx.run(in.Frame()); r.reason != forwarded {
+						t.Fatalf("%s: %s", h, r.reason)
+					}
+				}
+			}
+			for i := range x.before {
+				asked(1<<30, 1<<28*uint32(i+1))
+			}
+			asked(1000, 5000)
+			for i := range x.after {
+				asked(1<<30+uint32(i), 1<<29*uint32(i+1))
+			}
+			if x.after > 0 {
+				fx.run(bare(fx.fromClient(dptest.TCP, dptest.RST), 1<<30+1, 0).Frame())
+			}
+			fx.wantReason(fmt.Sprintf("%s: %+v: a number of nobody", h, x),
+				bare(fx.fromClient(dptest.TCP, dptest.ACK), 1001, 1<<31), "bad_ack")
+			fx.wantReason(fmt.Sprintf("%s: %+v: the ACK of the client", h, x),
+				bare(fx.fromClient(dptest.TCP, dptest.ACK), 1001, 5001), forwarded)
+			if err := fx.confirmed().want(1, 1); err != nil {
+				t.Errorf("%s: %+v: %v", h, x, err)
+			}
+		}
+	}
+}
+
+// A client that finds the table of flows full is reset. Its reset of the SYN-ACK that the server repeats, which knows
+// nothing of that, ends the connection there. Later connections find room that has become free.
+func TestHandshakeWithAFullTable(t *testing.T) {
+	t.Parallel()
+	eachOf(t, func(o *Options) { o.MaxFlows = 1 }, func(t *testing.T, fx *fixture) {
+		fx.service(lb.TCP, "b1")
+		fill(fx)
+		fx.went(bare(fx.fromClient(dptest.TCP, dptest.SYN), 1000, 0))
+		answer := bare(fx.reply(dptest.SYN|dptest.ACK), 5000, 1001)
+		fx.went(answer)
+		ack := bare(fx.fromClient(dptest.TCP, dptest.ACK), 1001, 5001)
+		for range 2 {
+			r := fx.run(ack.Frame())
+			if r.did != "sent" || r.reason != "flows_full" {
+				t.Fatalf("the ACK: %s: %s", r.did, r.reason)
+			}
+			if err := aReset(fx, ack, r.out); err != nil {
+				t.Error(err)
+			}
+		}
+		fx.went(answer)
+		if to := fx.went(bare(fx.fromClient(dptest.TCP, dptest.RST), 1001, 0)); to != fx.addr("b1") {
+			t.Errorf("the reset went to %s", to)
+		}
+		for _, f := range fx.flowsIn(fx.d.objects.FlowTables()[0]).servers {
+			if f.F.State != uint8(bpf.FlowClosed) {
+				t.Errorf("the half-open flow is in state %d", f.F.State)
+			}
+		}
+		fx.clear("sy_stream_servers")
+		if why := fx.openFlow(lb.TCP, 1); why != "" {
+			t.Errorf("a connection when there is room: %s", why)
+		}
+	})
+}
+
+// SCTP servers answer each INIT with another tag. The association goes on with the tags of its client, and its ABORT
+// ends the flow.
+func TestForgedINITs(t *testing.T) {
+	t.Parallel()
+	const chunkInit, chunkInitAck, chunkAbort, chunkCookieEcho, chunkCookieAck = 1, 2, 6, 10, 11
+	for name, forgedFirst := range map[string]bool{"before": true, "after": false} {
+		fx := shared(t, hookTC, false, nil)
+		fx.service(lb.SCTP, "b1")
+		send := func(p dptest.Packet, kind uint8, seq, tag uint32) {
+			t.Helper()
+			p.Type, p.Seq, p.Ack = kind, seq, tag
+			fx.wantReason(fmt.Sprintf("%s: chunk %d with the tag %d", name, kind, tag), p, forwarded)
+		}
+		asked := func(client, server uint32) {
+			t.Helper()
+			send(fx.fromClient(dptest.SCTP, 0), chunkInit, client, 0)
+			send(fx.reply(0), chunkInitAck, server, client)
+		}
+		if forgedFirst {
+			asked(77, 4000)
+		}
+		asked(1000, 5000)
+		if !forgedFirst {
+			asked(77, 4000)
+		}
+		send(fx.fromClient(dptest.SCTP, 0), chunkCookieEcho, 0, 5000)
+		answer := fx.reply(0)
+		send(answer, chunkCookieAck, 0, 1000)
+		send(answer, chunkAbort, 0, 1000)
+		for _, f := range fx.confirmed().servers {
+			if f.F.State != uint8(bpf.FlowClosed) {
+				t.Errorf("%s: after an ABORT the flow is in state %d", name, f.F.State)
+			}
+		}
+		if err := fx.confirmed().want(1, 1); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// every returns frames with sequence numbers at this distance, so that one of them is near any number.
+func every(distance uint32, p dptest.Packet) (frames [][]byte) {
+	for seq := uint64(0); seq < 1<<32; seq += uint64(distance) {
+		p.Seq = uint32(seq) + 1<<20
+		frames = append(frames, p.Frame())
+	}
+	return frames
+}
+
+// Who knows the addresses and ports of an idle connection, but no numbers, does not end it by a few hundred packets.
+// Their numbers are not in the window of the receiver, which says nothing.
+func TestBlindPacketsEndNoIdleConnection(t *testing.T) {
+	t.Parallel()
+	for name, flags := range map[string]uint8{"RST": dptest.RST, "FIN": dptest.FIN | dptest.ACK} {
+		fx := shared(t, hookTC, false, nil)
+		established(fx)
+		blind := fx.fromClient(dptest.TCP, flags)
+		blind.Payload, blind.Ack = nil, 1<<30
+		fx.runMany(every(1<<23, blind))
+		fx.age(time.Hour, time.Hour)
+		fx.wantReason(fmt.Sprintf("%s: after an hour", name), tcp(dptest.ACK)(fx), forwarded)
+	}
+}
+
+// A RST ends no flow by a number that an invented packet has made the last one.
+func TestBlindDataDoesNotChooseTheNumberOfARST(t *testing.T) {
+	t.Parallel()
+	fx := shared(t, hookTC, false, nil)
+	established(fx)
+	data := fx.fromClient(dptest.TCP, dptest.ACK)
+	data.Seq += 1 << 22 // one of 512 has such a number
+	data.Ack += 1 << 22 // and one of 256 that
+	reset := fx.fromClient(dptest.TCP, dptest.RST)
+	reset.Seq = data.Seq + uint32(len(data.Payload))
+	fx.runMany([][]byte{data.Frame(), reset.Frame()})
+	for _, f := range fx.confirmed().servers {
+		if f.F.State != uint8(bpf.FlowEstablished) {
+			t.Errorf("the flow is in state %d", f.F.State)
+		}
+	}
+}
+
+// An ABORT ends the handshake of an association only with the tag of the server.
+func TestBlindAbortEndsNoHandshake(t *testing.T) {
+	t.Parallel()
+	const chunkInit, chunkInitAck, chunkAbort, chunkCookieEcho = 1, 2, 6, 10
+	fx := shared(t, hookTC, false, nil)
+	fx.service(lb.SCTP, "b1")
+	p := fx.fromClient(dptest.SCTP, 0)
+	p.Type, p.Seq = chunkInit, 1000
+	fx.went(p)
+	ack := fx.reply(0)
+	ack.Type, ack.Ack, ack.Seq = chunkInitAck, 1000, 5000
+	fx.run(ack.Frame())
+	p.Type, p.Ack = chunkAbort, 77
+	fx.run(p.Frame())
+	p.Type, p.Ack = chunkCookieEcho, 5000
+	fx.wantReason("the cookie of the client", p, forwarded)
 }

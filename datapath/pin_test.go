@@ -12,18 +12,16 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/google/go-cmp/cmp"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
 	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
-	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // failures are the ways in which the tests below make Open fail: by an interface that has no Ethernet header, behind
@@ -58,24 +56,10 @@ func TestFailedFirstStartLeavesNothing(t *testing.T) {
 				l := labtest.New(t)
 				fx := &fixture{t: t, host: labtest.Host(t, l, "lb"), hook: hookXDP}
 				ends := []lab.End{{Host: fx.host, Name: "eth0"}, {Host: labtest.Host(t, l, "peer"), Name: "eth0"}}
-				if err := l.Link(ends[0], ends[1], lab.LinkOptions{}); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, l.Link(ends[0], ends[1], lab.LinkOptions{}))
 				fx.o = testOptions()
 				fx.o.ForceClsact = hook == "clsact"
-				before := fx.inForce()
-				fx.do(func() error {
-					o := fx.o
-					fail(&o)
-					if d, err := Open(o); err == nil {
-						d.Close()
-						return errors.New("Open succeeded")
-					}
-					return nil
-				})
-				if diff := cmp.Diff(before, fx.inForce()); diff != "" {
-					t.Errorf("before -, after +:\n%s", diff)
-				}
+				fx.failsAsBefore(fail)
 				fx.open()
 				if s := fx.d.Interfaces()[0]; s.Hook != hook || s.Mode != ModeXDP {
 					t.Errorf("attached as %+v", s)
@@ -95,26 +79,12 @@ func TestFailedTakeoverLeavesPins(t *testing.T) {
 				fx := newFixture(t, hookXDP, false, func(o *Options) { o.ForceClsact = hook == "clsact" })
 				established(fx)
 				fx.close()
-				before := fx.inForce()
-				fx.do(func() error {
-					o := fx.o
-					fail(&o)
-					if d, err := Open(o); err == nil {
-						d.Close()
-						return errors.New("Open succeeded")
-					}
-					return nil
-				})
-				if diff := cmp.Diff(before, fx.inForce()); diff != "" {
-					t.Errorf("before -, after +:\n%s", diff)
-				}
+				fx.failsAsBefore(fail)
 				if did := fx.runAttached(tcp(dptest.ACK)(fx).Frame()); did != "sent" {
 					t.Errorf("a packet of the flow was %s", did)
 				}
 				fx.open()
-				if err := fx.flows().want(1, 1); err != nil {
-					t.Error(err)
-				}
+				must.Do(t, fx.flows().want(1, 1))
 			})
 		}
 	}
@@ -161,9 +131,7 @@ func TestUnusedDirectoriesAreRemoved(t *testing.T) {
 	}
 	fx.do(func() error {
 		dirs, err := filepath.Glob(filepath.Join(fx.o.PinPath, "*"))
-		if diff := cmp.Diff([]string{filepath.Join(fx.o.PinPath, pin.Schema)}, dirs); diff != "" {
-			t.Errorf("want -, got +:\n%s", diff)
-		}
+		must.Equal(t, []string{filepath.Join(fx.o.PinPath, pin.Schema)}, dirs)
 		return err
 	})
 }
@@ -177,20 +145,8 @@ func TestOtherSchemaIsRefused(t *testing.T) {
 		return os.Rename(filepath.Join(fx.o.PinPath, pin.Schema), filepath.Join(fx.o.PinPath, "v4"))
 	})
 	before := fx.inForce()
-	fx.do(func() error {
-		d, err := Open(fx.o)
-		if err == nil {
-			d.Close()
-			return errors.New("Open succeeded")
-		}
-		if !strings.Contains(err.Error(), "state of schema v4") || !strings.Contains(err.Error(), "steelyard cleanup") {
-			t.Errorf("error %q names neither the schema nor the remedy", err)
-		}
-		return nil
-	})
-	if diff := cmp.Diff(before, fx.inForce()); diff != "" {
-		t.Errorf("before -, after +:\n%s", diff)
-	}
+	fx.refused("state of schema v4", "steelyard cleanup")
+	must.Equal(t, before, fx.inForce())
 }
 
 // pinArray pins a map of one entry.
@@ -326,7 +282,7 @@ func TestHiddenPins(t *testing.T) {
 			fx.open()
 			fx.d.OnFault(x.changed)
 			fx.service(lb.TCP, "b1")
-			fx.do(func() error { fx.d.verifier.Changed(route.Changes{Links: true, Routes: true}); return nil })
+			fx.changed()
 			attached := func() (all []link.ID) {
 				fx.do(func() error {
 					nic, err := netlink.LinkByName("eth0")
@@ -366,32 +322,29 @@ func TestHiddenPinsAreShownAgain(t *testing.T) {
 	t.Parallel()
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
 	fx.service(lb.TCP, "b1")
-	look := func() {
-		fx.do(func() error { fx.d.verifier.Changed(route.Changes{Links: true, Routes: true}); return nil })
-	}
-	look()
+	fx.changed()
 	before, dir := fx.pinned(), filepath.Dir(fx.o.PinPath)
 	for _, change := range []func() error{
 		func() error { return unix.Mount("bpf", dir, "bpf", 0, "") },
 		func() error { return unix.Unmount(dir, unix.MNT_DETACH) },
 	} {
 		fx.do(change)
-		look()
-		if diff := cmp.Diff(before, fx.pinned()); diff != "" {
-			t.Errorf("before -, after +:\n%s", diff)
-		}
-		fx.do(func() error {
-			d, err := Open(fx.o)
-			if err == nil {
-				d.Close()
-			}
-			if err == nil || !strings.Contains(err.Error(), "another agent is running") {
-				t.Errorf("a second agent: %v", err)
-			}
-			return nil
-		})
+		fx.changed()
+		must.Equal(t, before, fx.pinned())
+		fx.refused("another agent is running")
 	}
-	if f := x.of(fx.addr("vip")); f != "" {
-		t.Errorf("fault %q", f)
-	}
+	x.is("")
+}
+
+// failsAsBefore checks that Open fails with these options and changes nothing.
+func (fx *fixture) failsAsBefore(fail func(*Options)) {
+	fx.t.Helper()
+	before, o := fx.inForce(), fx.o
+	fx.do(func() error {
+		fail(&fx.o)
+		return nil
+	})
+	fx.refused()
+	fx.o = o
+	must.Equal(fx.t, before, fx.inForce())
 }

@@ -5,11 +5,10 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
+	"golang.org/x/sys/unix"
 )
 
 // A client that reuses its port for another server has the same source port there: it follows from a hash. What happens
@@ -45,45 +44,37 @@ func reopened(t *testing.T, fx *fixture) (ack dptest.Packet) {
 	return ack
 }
 
-// The SYN of another client, which takes the rested source port at the first server, must not end the live connection.
+// The SYN of another client, which takes the rested source port at the first server, must not end the live connection,
+// whether the closed one has expired or not.
 func TestAClaimedPortEndsNoOtherFlow(t *testing.T) {
 	t.Parallel()
-	eachOf(t, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} }, func(t *testing.T, fx *fixture) {
-		ack := reopened(t, fx)
-		live := fx.last.Dst.Addr()
-		syn := fx.on(1, dptest.TCP, dptest.SYN)
-		syn.Seq, syn.Payload = 1<<20, nil
-		fx.service(lb.TCP, "b1") // the first server is back
-		fx.run(syn.Frame())
-		if r := fx.run(ack.Frame()); r.reason != forwarded || r.out.Dst.Addr() != live {
-			t.Errorf("a packet of the live connection: %s: %s, flags %#x", r.did, r.reason, r.out.Flags)
+	eachOf(t, onePort, func(t *testing.T, fx *fixture) {
+		for expired, seq := range map[bool]uint32{false: 1 << 20, true: 1} {
+			fx.reset()
+			ack := reopened(t, fx)
+			live := fx.last.Dst.Addr()
+			if expired {
+				fx.closedHaveRested()
+			}
+			fx.clear("sy_snat_used") // programs believe the hints for a second
+			fx.service(lb.TCP, "b1") // the first server is back
+			fx.run(bare(fx.on(1, dptest.TCP, dptest.SYN), seq, 0).Frame())
+			if r := fx.run(ack.Frame()); r.reason != forwarded || r.out.Dst.Addr() != live {
+				t.Errorf("expired %t: the live connection: %s: %s, flags %#x", expired, r.did, r.reason, r.out.Flags)
+			}
 		}
 	})
 }
 
-// The same once the closed connection has expired.
-func TestAnExpiredFlowEndsNoOtherFlow(t *testing.T) {
-	t.Parallel()
-	eachOf(t, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} }, func(t *testing.T, fx *fixture) {
-		ack := reopened(t, fx)
-		live := fx.last.Dst.Addr()
-		for k, f := range fx.confirmed().servers { // the closed one has rested
-			if f.F.State == uint8(bpf.FlowClosed) {
-				f.F.Seen -= bpf.FlowClock(70 * time.Second)
-				if err := fx.d.objects.SyStreamServers.Put(k, f); err != nil {
-					t.Fatal(err)
-				}
-			}
+// closedHaveRested makes closed flows old enough to be removed.
+func (fx *fixture) closedHaveRested() {
+	fx.t.Helper()
+	for k, f := range fx.confirmed().servers {
+		if f.F.State == uint8(bpf.FlowClosed) {
+			f.F.Seen -= bpf.FlowClock(70 * time.Second)
+			fx.put(fx.d.objects.SyStreamServers, k, f)
 		}
-		fx.clear("sy_snat_used") // programs believe the hints for a second
-		syn := fx.on(1, dptest.TCP, dptest.SYN)
-		syn.Seq, syn.Payload = 1, nil
-		fx.service(lb.TCP, "b1")
-		fx.run(syn.Frame())
-		if r := fx.run(ack.Frame()); r.reason != forwarded || r.out.Dst.Addr() != live {
-			t.Errorf("a packet of the live connection: %s: %s, flags %#x", r.did, r.reason, r.out.Flags)
-		}
-	})
+	}
 }
 
 // Without an agent, a packet that stores a flow removes expired ones.
@@ -93,12 +84,7 @@ func TestReclaimEndsNoOtherFlow(t *testing.T) {
 		fx.agentGone()
 		ack := reopened(t, fx)
 		live := fx.last.Dst.Addr()
-		for k, f := range fx.confirmed().servers { // the closed one has rested
-			if f.F.State == uint8(bpf.FlowClosed) {
-				f.F.Seen -= bpf.FlowClock(70 * time.Second)
-				fx.put(fx.d.objects.SyStreamServers, k, f)
-			}
-		}
+		fx.closedHaveRested()
 		before := len(fx.confirmed().servers)
 		for i := range 30 { // other clients, to any server
 			syn := fx.on(i, dptest.TCP, dptest.SYN)
@@ -147,7 +133,7 @@ func hungAndReopened(t *testing.T, fx *fixture) (hung, ack dptest.Packet) {
 // The agent keeps the expired flow as long as the newer connection of the client lives.
 func TestAnExpiredFlowIsRemovedBesideAnotherOne(t *testing.T) {
 	t.Parallel()
-	fx := shared(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+	fx := shared(t, hookTC, false, onePort)
 	hungAndReopened(t, fx)
 	fx.collect()
 	fx.collect()
@@ -160,7 +146,7 @@ func TestAnExpiredFlowIsRemovedBesideAnotherOne(t *testing.T) {
 func TestNoResetOfAnotherFlow(t *testing.T) {
 	t.Parallel()
 	for _, v6 := range []bool{false, true} {
-		fx := newFixture(t, hookTC, v6, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+		fx := newFixture(t, hookTC, v6, onePort)
 		hung, ack := hungAndReopened(t, fx)
 		fx.collect() // more than once while the client's connection lives
 		plan := fx.service(lb.TCP, "b1", "b2")
@@ -232,7 +218,7 @@ func TestAnExpiredUDPFlowMovesNoOtherOne(t *testing.T) {
 // The ACK that ends a connection frees its source port, also by the short way of XDP.
 func TestLastACKAfterASimultaneousClose(t *testing.T) {
 	t.Parallel()
-	eachOf(t, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} }, func(t *testing.T, fx *fixture) {
+	eachOf(t, onePort, func(t *testing.T, fx *fixture) {
 		fx.service(lb.TCP, "b1")
 		connect(fx)
 		answer := fx.reply(dptest.FIN | dptest.ACK)
@@ -246,8 +232,6 @@ func TestLastACKAfterASimultaneousClose(t *testing.T) {
 		fx.went(ack)
 		syn := fx.on(1, dptest.TCP, dptest.SYN)
 		syn.Seq = 1 << 20
-		if r := fx.run(syn.Frame()); r.reason != forwarded {
-			t.Errorf("a SYN that the server must accept: %s", r.reason)
-		}
+		fx.wantReason("a SYN that the server must accept", syn, forwarded)
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // agentGone is as if no agent ran for a minute.
@@ -45,9 +46,7 @@ func (fx *fixture) ageFlows(by time.Duration, first, last int) {
 
 func (fx *fixture) put(m *ebpf.Map, k, v any) {
 	fx.t.Helper()
-	if err := m.Put(k, v); err != nil {
-		fx.t.Fatal(err)
-	}
+	must.Do(fx.t, m.Put(k, v))
 }
 
 // openFlow opens the i-th flow of the client, and returns why it could not be.
@@ -160,9 +159,7 @@ func TestFullTableWithoutAnAgent(t *testing.T) {
 	places := func() (n int) {
 		var l bpf.PlaceLine
 		for i := range fx.d.objects.SyStreamPlaces.MaxEntries() {
-			if err := fx.d.objects.SyStreamPlaces.Lookup(i, &l); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, fx.d.objects.SyStreamPlaces.Lookup(i, &l))
 			for _, k := range l.Keys {
 				if k != (bpf.ServerKey{}) {
 					n++

@@ -1,12 +1,18 @@
 package datapath
 
 import (
+	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
+	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // received runs a tunnel packet of another node.
@@ -180,4 +186,207 @@ func TestDatagramsAvoidNodesThatMayBeDown(t *testing.T) {
 			}
 		}
 	})
+}
+
+// by is a SYN of another client for each n, from one of its ports.
+func (fx *fixture) by(n int, port uint16) dptest.Packet {
+	p := fx.on(int(port), dptest.TCP, dptest.SYN)
+	b := p.Src.Addr().AsSlice()
+	b[len(b)-1] = byte(100 + n)
+	addr, _ := netip.AddrFromSlice(b)
+	p.Src = netip.AddrPortFrom(addr, p.Src.Port())
+	return p
+}
+
+// With affinity all connections of a client go to one node, which follows from its address. A client that has a backend
+// of an earlier node of its slot stays there for as long as that node accepts new flows; any other is asked for once.
+// Every node asks that of the slot first: two may have a client.
+func TestAffinityThroughChangesOfNodes(t *testing.T) {
+	t.Parallel()
+	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
+		fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router")}) })
+		nodes := func(names ...string) {
+			fx.change(func(s *lb.Service) { s.Affinity = time.Hour }, names...)
+		}
+		opened := func(when string, r result) {
+			t.Helper()
+			if r.did != "passed" || r.out.Dst != fx.at("b1", 8080) {
+				t.Errorf("%s: %s: %s: %+v", when, r.did, r.reason, r.out)
+			}
+		}
+
+		nodes("self", "b2")
+		here, there := -1, -1
+		for n := range 50 {
+			first := fx.run(fx.by(n, 0).Frame()).did
+			for port := range uint16(4) {
+				if did := fx.run(fx.by(n, port+1).Frame()).did; did != first {
+					t.Fatalf("client %d: a connection was %s, one before %s", n, did, first)
+				}
+			}
+			if first == "passed" {
+				here = n
+			} else {
+				there = n
+			}
+		}
+		if here < 0 || there < 0 {
+			t.Fatal("all clients have one node")
+		}
+
+		fx.reset()
+		nodes("self")
+		opened("the only node", fx.run(fx.by(there, 0).Frame()))
+		nodes("self", "b2")
+		syn := fx.by(there, 1)
+		fx.sentTo("a node joins", fx.run(syn.Frame()), syn, false, "b2", "self")
+		opened("a node joins, sent by it", fx.received("b2", fx.by(there, 2), fx.chained(true, "b2")...))
+		nodes("self", "b2", "31")
+		opened("two nodes join, sent by one", fx.received("b2", fx.by(there, 3), fx.chained(true, "b2")...))
+
+		fx.reset()
+		nodes("b2")
+		syn = fx.by(here, 0)
+		fx.sentTo("the only node is another one", fx.run(syn.Frame()), syn, false, "b2")
+		nodes("self", "b2")
+		fx.sentTo("this node joins", fx.run(syn.Frame()), syn, true, "b2", "self")
+		fx.sentTo("this node joins, sent by another", fx.received("router", syn), syn, true, "b2", "self")
+		fx.sentTo("this node joins, sent with a list", fx.received("router", syn, fx.chained(false, "b2")...), syn,
+			true, "b2", "self")
+		fx.d.services.Settle(0, 0)
+		fx.sentTo("later", fx.run(syn.Frame()), syn, true, "b2", "self")
+		if n := len(entries[bpf.FlowKey, bpf.Relay](t, fx.d.objects.SyRelays)); n != 0 {
+			t.Errorf("%d entries for connections", n)
+		}
+		opened("the earlier node does not know it", fx.received("b2", syn, fx.chained(true)...))
+		opened("another connection", fx.run(fx.by(here, 1).Frame()))
+		opened("another connection, sent by another node",
+			fx.received("router", fx.by(here, 2), fx.chained(false, "b2")...))
+
+		fx.reset()
+		nodes("self", "b2")
+		opened("before", fx.run(fx.by(here, 0).Frame()))
+		nodes("b2", "-self")
+		nodes("self", "b2")
+		syn = fx.by(here, 1)
+		fx.sentTo("this node is back: the client may be elsewhere", fx.run(syn.Frame()), syn, true, "b2", "self")
+
+		fx.reset()
+		nodes("b2")
+		nodes("self", "-b2")
+		opened("the earlier node accepts no new flows", fx.run(fx.by(here, 3).Frame()))
+		fx.sentTo("as an earlier node, unknown", fx.received("b2", fx.by(there, 4), fx.chained(true, "b2")...),
+			fx.by(there, 4), true, "b2")
+
+		fx.reset()
+		fx.change(func(s *lb.Service) { s.Affinity = 0 }, "self", "b2")
+		nodes("self", "b2")
+		for port := range uint16(20) { // as many slots of the table by flows, which has no clients
+			opened("affinity is switched on", fx.run(fx.by(here, port).Frame()))
+			syn = fx.by(there, port)
+			fx.sentTo("affinity is switched on", fx.run(syn.Frame()), syn, false, "b2")
+		}
+	})
+}
+
+// After a change of affinity, datagrams of unknown flows go to the nodes of two tables, and to none of them twice:
+// it would send them to itself.
+func TestNodesAreListedOnce(t *testing.T) {
+	t.Parallel()
+	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
+		for _, affinity := range []time.Duration{0, time.Hour, 0} {
+			fx.change(func(s *lb.Service) {
+				s.Affinity = affinity
+				s.Ports = lb.PortsOn(nil, lb.Port{Port: 80, Target: 80, Protocol: lb.UDP})
+			}, "b2", "31", "32")
+			several := 0
+			for i := range 60 {
+				got := must.Get(nodesOf(fx.run(fx.on(i, dptest.UDP, 0).Frame()).out))(t)
+				if all := len(got.nodes); all > 1 {
+					several++
+					slices.SortFunc(got.nodes, netip.Addr.Compare)
+					if len(slices.Compact(got.nodes)) < all {
+						t.Errorf("affinity %s: flow %d: sent to %s", affinity, i, got)
+					}
+				}
+			}
+			if affinity != 0 && several == 0 {
+				t.Error("no flow has two nodes")
+			}
+		}
+	})
+}
+
+// relays returns how many entries of sy_relays a port has, and how many its frontend has by its share.
+func (fx *fixture) relays(port uint16) (entriesOf, share uint32) {
+	fx.t.Helper()
+	for k := range entries[bpf.FlowKey, bpf.Relay](fx.t, fx.d.objects.SyRelays) {
+		if bpf.Swap(k.T.Dport) == port {
+			entriesOf++
+		}
+	}
+	id := fx.d.services.Frontends[lb.Frontend{VIP: fx.addr("vip"), Port: port, Protocol: lb.UDP}].ID
+	must.Do(fx.t, fx.d.objects.SyRelayShare.Lookup(id, &share))
+	return entriesOf, share
+}
+
+// on81 is nodes for another service of UDP, on port 81.
+func (fx *fixture) on81(names ...string) {
+	fx.t.Helper()
+	fx.change(func(s *lb.Service) {
+		s.Name, s.Ports[0].Protocol, s.Ports[0].Port.Port = "other", lb.UDP, 81
+	}, names...)
+}
+
+// Datagrams of invented sources, which an earlier node of their slot never returns, leave room for the flows of other
+// services that are relayed: these stay with their node.
+func TestAFloodOfRelayedDatagramsLeavesOthersAlone(t *testing.T) {
+	t.Parallel()
+	fx := shared(t, hookTC, false, func(o *Options) { o.Delivers = true })
+	fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2")}) })
+	for _, nodes := range [][]string{{"b2"}, {"self", "-b2"}} {
+		fx.nodes(lb.UDP, nodes...)
+		fx.on81(nodes...)
+	}
+	invented := fx.invented(rand.New(rand.NewPCG(1, 3)), 72_000, dptest.UDP, 0)
+	fx.runMany(invented)
+	flooded, share := fx.relays(80)
+	if flooded != share || flooded > fx.d.objects.SyRelays.MaxEntries()/2+1 {
+		t.Errorf("the flooded service has %d entries and a share of %d", flooded, share)
+	}
+	live := fx.on(1, dptest.UDP, 0)
+	live.Dst = fx.at("vip", 81)
+	fx.sentTo("the slot has changed", fx.run(live.Frame()), live, true, "b2", "self")
+	fx.d.services.Settle(0, 0)
+	fx.sentTo("the slot has forgotten", fx.run(live.Frame()), live, true, "b2", "self")
+
+	must.Do(t, fx.d.objects.SyRelayShare.Update(uint32(table.MaxFrontends), uint32(7), ebpf.UpdateExist))
+	fx.collect()
+	var all uint32
+	if err := fx.d.objects.SyRelayShare.Lookup(uint32(table.MaxFrontends), &all); err != nil || all != flooded+1 {
+		t.Errorf("after a walk: %d entries (%v); want %d", all, err, flooded+1)
+	}
+}
+
+// A datagram of a service that has its share of flows comes back from the earlier node and is dropped. Nothing of it is
+// left, so the flows of that service that the earlier node has are relayed on.
+func TestRefusedDatagramsLeaveNoRelays(t *testing.T) {
+	t.Parallel()
+	fx := shared(t, hookTC, false, func(o *Options) { o.Delivers, o.MaxFlows = true, 20 })
+	fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2")}) })
+	fx.nodes(lb.UDP, "b2")
+	fx.nodes(lb.UDP, "self", "-b2")
+	live := fx.on(0, dptest.UDP, 0)
+	fx.sentTo("a flow of the earlier node", fx.run(live.Frame()), live, true, "b2", "self")
+	refused := 0
+	for i := range 40 {
+		in := fx.on(1+i, dptest.UDP, 0)
+		fx.sentTo("a new flow", fx.run(in.Frame()), in, true, "b2", "self")
+		if r := fx.received("b2", in, fx.chained(true)...); r.reason == "udp_share_full" {
+			refused++
+		}
+	}
+	if n, share := fx.relays(80); refused < 30 || n != 1 || share != 1 {
+		t.Errorf("%d were refused, %d are relayed, the share is %d; want 1", refused, n, share)
+	}
 }

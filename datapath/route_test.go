@@ -7,14 +7,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
+	"github.com/vishvananda/netlink"
 )
 
 // nextHop is the destination MAC address of what is sent for a packet.
@@ -45,9 +45,7 @@ func TestRouteWithSeveralNextHops(t *testing.T) {
 		policy := map[string]string{
 			"net.ipv4.fib_multipath_hash_policy": "1", "net.ipv6.fib_multipath_hash_policy": "1",
 		}
-		if err := fx.host.Sysctl(policy); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, fx.host.Sysctl(policy))
 		to := netip.MustParseAddr("192.0.2.77")
 		gateways := []netip.Addr{netip.MustParseAddr("192.0.2.201"), netip.MustParseAddr("192.0.2.202")}
 		if v6 {
@@ -117,22 +115,16 @@ func behind(t *testing.T) (client, balancer, server *lab.Host) {
 		{lab.End{Host: server, Name: "eth0", Addresses: prefix("10.0.0.2/24", "2001:db8:2::2/64")},
 			lab.End{Host: balancer, Name: "in", Addresses: prefix("10.0.0.1/24", "2001:db8:2::1/64")}},
 	} {
-		if err := l.Link(x.a, x.b, lab.LinkOptions{SoftwareChecksums: true}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, l.Link(x.a, x.b, lab.LinkOptions{SoftwareChecksums: true}))
 	}
 	for h, gateways := range map[*lab.Host][]string{
 		client: {"192.0.2.1", "2001:db8:1::1"}, server: {"10.0.0.1", "2001:db8:2::1"},
 	} {
 		for i, to := range []netip.Prefix{lab.Default, lab.Default6} {
-			if err := h.AddRoute(to, netip.MustParseAddr(gateways[i])); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, h.AddRoute(to, netip.MustParseAddr(gateways[i])))
 		}
 	}
-	if _, err := traffic.ServeHTTP(server, "server", netip.MustParseAddrPort("10.0.0.2:80")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(traffic.ServeHTTP(server, "server", netip.MustParseAddrPort("10.0.0.2:80")))(t)
 	return client, balancer, server
 }
 
@@ -161,9 +153,7 @@ func serveBehind(t *testing.T, balancer *lab.Host, mode Mode, change func(*lb.Se
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := balancer.Do(func() error { return Cleanup(o.PinPath, o.StateDir, quiet) }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, balancer.Do(func() error { return Cleanup(o.PinPath, o.StateDir, quiet) }))
 }
 
 // The balancer forwards to servers behind it and is no router for its clients: what is not to a VIP takes the way that
@@ -181,9 +171,7 @@ func TestBalancerIsNoRouter(t *testing.T) {
 	for _, router := range []bool{false, true} {
 		on := strconv.Itoa(int(bpf.Truth(router)))
 		forwarding := map[string]string{"net.ipv4.ip_forward": on, "net.ipv6.conf.all.forwarding": on}
-		if err := balancer.Sysctl(forwarding); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, balancer.Sysctl(forwarding))
 		before := [3]bool{router, router, true}
 		if now := reached(); now != before {
 			t.Fatalf("before, a router: %t: %v", router, now)
@@ -224,5 +212,54 @@ func TestKeepSourceOfConnections(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// With KeepSource a server receives the address and port of the client, and its replies, which are to the client, come
+// from the VIP. Packets of the server to others are left alone.
+func TestKeepSource(t *testing.T) {
+	t.Parallel()
+	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
+		for _, proto := range []uint8{dptest.TCP, dptest.UDP} {
+			fx := shared(t, h, v6, nil)
+			fx.serve(func(s *lb.Service) { s.Ports[0].Protocol, s.KeepSource = lb.Protocol(proto), true }, "b1")
+			for step, flags := range []uint8{dptest.SYN, dptest.SYN | dptest.ACK, dptest.ACK, dptest.ACK} {
+				in := fx.fromClient(proto, flags)
+				src, dst := in.Src, fx.at("b1", 8080)
+				if step%2 == 1 {
+					in = dptest.Packet{Src: dst, Dst: in.Src, Proto: proto, Flags: flags, Seq: 5000, Ack: 1001}
+					src, dst = fx.at("vip", 80), in.Dst
+				}
+				r := fx.run(in.Frame())
+				if r.did != "sent" || r.reason != "forwarded" || r.out.Src != src || r.out.Dst != dst {
+					t.Fatalf("%d, step %d: %s, %s, from %s to %s; want %s to %s", proto, step, r.did, r.reason,
+						r.out.Src, r.out.Dst, src, dst)
+				}
+			}
+			other := dptest.Packet{Src: fx.at("b1", 8080), Dst: fx.at("client", 50000), Proto: proto, Flags: dptest.ACK}
+			if r := fx.run(other.Frame()); r.did != "passed" || r.reason != "not_ours" {
+				t.Errorf("another packet of the server: %s, %s", r.did, r.reason)
+			}
+		}
+	})
+}
+
+// A client that uses one port towards two VIPs with one server gets another port for the second flow.
+func TestKeepSourceOfTwoFlows(t *testing.T) {
+	t.Parallel()
+	fx := shared(t, hookXDP, false, nil)
+	keep := func(port uint16) func(*lb.Service) {
+		return func(s *lb.Service) {
+			s.Name = map[uint16]string{80: "a", 81: "b"}[port]
+			s.Ports[0].Port.Port, s.KeepSource = port, true
+		}
+	}
+	fx.serve(keep(80), "b1")
+	fx.serve(keep(81), "b1")
+	first, second := fx.fromClient(dptest.TCP, dptest.SYN), fx.fromClient(dptest.TCP, dptest.SYN)
+	second.Dst = fx.at("vip", 81)
+	a, b := fx.run(first.Frame()).out, fx.run(second.Frame()).out
+	if a.Src != first.Src || b.Src.Addr() != first.Src.Addr() || b.Src.Port() == a.Src.Port() {
+		t.Errorf("the server receives the flows from %s and %s", a.Src, b.Src)
 	}
 }

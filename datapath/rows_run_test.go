@@ -7,6 +7,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // Rows that need other options have a host of their own; those that change the host, one for every hook and family.
@@ -86,10 +87,7 @@ func wholeFrame(in, out dptest.Packet) []byte {
 
 // Every reason has a row.
 func TestEveryReasonHasARow(t *testing.T) {
-	names, err := bpf.ReadNames()
-	if err != nil {
-		t.Fatal(err)
-	}
+	names := must.Get(bpf.ReadNames())(t)
 	// icmp_ratelimited and the keys of tunnels have tests of their own, vlan_stacked is in the model's, and no packet
 	// causes internal_error.
 	have := []string{"none", "max", "internal_error", "icmp_ratelimited", "vlan_stacked", "tunnel_key_mismatch",

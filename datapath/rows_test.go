@@ -11,6 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // row is one packet and its expected result in a given state. Each row runs on XDP and tc, both with explain, for IPv4
@@ -305,17 +306,13 @@ func resetBy(from func(uint8) func(*fixture) dptest.Packet, seq uint32) func(*fi
 
 // fill fills the table of established flows, and returns a packet that changes no flow.
 func fill(fx *fixture) dptest.Packet {
-	if err := fx.d.objects.SyStreamServers.Put(&bpf.ServerKey{Sport: 1}, &bpf.ServerFlow{}); err != nil {
-		fx.t.Fatal(err)
-	}
+	must.Do(fx.t, fx.d.objects.SyStreamServers.Put(&bpf.ServerKey{Sport: 1}, &bpf.ServerFlow{}))
 	return icmp(8, 128)(fx)
 }
 
 func (fx *fixture) stopForwarding() {
 	off := map[string]string{"net.ipv4.conf.lo.forwarding": "0", "net.ipv6.conf.lo.forwarding": "0"}
-	if err := fx.host.Sysctl(off); err != nil {
-		fx.t.Fatal(err)
-	}
+	must.Do(fx.t, fx.host.Sysctl(off))
 }
 
 // shrinkMTU sets an MTU on the routes to backends and to the client.

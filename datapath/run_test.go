@@ -7,6 +7,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // result is the result of a packet.
@@ -112,10 +113,7 @@ func (fx *fixture) runProgram(
 
 func (fx *fixture) counts() map[Verdict]uint64 {
 	fx.t.Helper()
-	s, err := fx.d.Stats()
-	if err != nil {
-		fx.t.Fatal(err)
-	}
+	s := must.Get(fx.d.Stats())(fx.t)
 	return s.Packets
 }
 
@@ -134,4 +132,12 @@ func (fx *fixture) explained(frame []byte) (e bpf.Explained) {
 		return err
 	})
 	return e
+}
+
+// wantReason runs a packet and checks its reason.
+func (fx *fixture) wantReason(when string, p dptest.Packet, reason string) {
+	fx.t.Helper()
+	if r := fx.run(p.Frame()); r.reason != reason {
+		fx.t.Errorf("%s: %s: %s; want %s", when, r.did, r.reason, reason)
+	}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // pool has the fixtures that tests share: the verifier takes a second for each.
@@ -97,10 +98,7 @@ func fromPool(t *testing.T, change func(*Options)) *fixture {
 		pool.free[optionsKey(o)] = free[:len(free)-1]
 		return free[len(free)-1]
 	}
-	l, err := lab.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(lab.New())(t)
 	pool.labs = append(pool.labs, l)
 	fx := &fixture{t: t, lab: l, o: o}
 	pool.Unlock()
@@ -188,10 +186,7 @@ var (
 // reset removes all services, flows, counters and hints. Each map is cleared unless it is named above.
 func (fx *fixture) reset() {
 	fx.t.Helper()
-	held, err := fx.d.Held()
-	if err != nil {
-		fx.t.Fatal(err)
-	}
+	held := must.Get(fx.d.Held())(fx.t)
 	fx.last = dptest.Packet{}
 	fx.apply(lb.Delta{Delete: held})
 	fx.clear("sy_halfopen_clients", "sy_halfopen_servers", "sy_stream_clients", "sy_stream_servers", "sy_udp_clients",

@@ -2,7 +2,6 @@ package datapath
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"os"
 	"reflect"
@@ -11,12 +10,12 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A table is read as it was written, also across chunks; its words are assigned again after collect, not before.
@@ -42,9 +41,7 @@ func TestTablesAreStored(t *testing.T) {
 	if err := s.Write(table.Table{Slots: want.Slots[:100]}, &g); err != nil || g.Table.First < top {
 		t.Errorf("%v; words of a retired table were assigned before a grace period: %d", err, g.Table.First)
 	}
-	if err := s.Collect(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Collect())
 	if err := s.Write(table.Table{Slots: want.Slots[:100]}, &g); err != nil || g.Table.First >= top {
 		t.Errorf("%v; words of a retired table were not assigned again: %d", err, g.Table.First)
 	}
@@ -58,17 +55,7 @@ func TestArraysGrowOnce(t *testing.T) {
 	slots := fx.d.chunks.Slots
 	var delta lb.Delta
 	for i := range 300 {
-		s := &lb.Service{
-			Name: fmt.Sprint(i), VIPs: []netip.Addr{netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)})},
-			Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Check: lb.CheckSpec{Type: lb.CheckNone},
-		}
-		var backends []lb.Backend
-		for k := range byte(10) {
-			addr := netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), k})
-			backends = append(backends, lb.Backend{Addr: addr, Weight: 1})
-		}
-		s.Ports = lb.PortsOn(backends, lb.Port{Port: 80, Target: 80, Protocol: lb.TCP})
-		delta.Put = append(delta.Put, lb.Build(s, nil, lb.Drains{}).Frontends...)
+		delta.Put = append(delta.Put, lb.Build(sizedService(i, 10, false), nil, lb.Drains{}).Frontends...)
 	}
 	fx.apply(delta)
 	if slots.Len() < 2*slotsPerChunk/table.LineWords {
@@ -102,10 +89,7 @@ func TestChunksHaveTheTypesOfTheirTemplate(t *testing.T) {
 		if len(c.Chunks) != 1 {
 			t.Fatalf("%s has %d chunks; want 1", c.Name(), len(c.Chunks))
 		}
-		info, err := c.Chunks[0].Info()
-		if err != nil {
-			t.Fatal(err)
-		}
+		info := must.Get(c.Chunks[0].Info())(t)
 		if id, ok := info.BTFID(); c.Spec.Value != nil && (!ok || id == 0) {
 			t.Errorf("a chunk of %s has no BTF", c.Name())
 		}
@@ -120,10 +104,7 @@ func TestTablesSurviveARestart(t *testing.T) {
 	fx.tunnelTo(lb.TCP, nil, 21, 22)
 	at := lb.Frontend{VIP: fx.addr("vip"), Port: 80, Protocol: lb.TCP}
 	value := fx.d.services.Frontends[at].Value
-	before, err := fx.d.services.Slots.Read(value)
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must.Get(fx.d.services.Slots.Read(value))(t)
 	if !slices.ContainsFunc(before.Slots, table.Slot.Changed) {
 		t.Fatal("no slot has an earlier backend")
 	}
@@ -138,9 +119,7 @@ func TestTablesSurviveARestart(t *testing.T) {
 		t.Errorf("the table changed; %v", err)
 	}
 	var f bpf.Frontend
-	if err := fx.d.services.Slots.Write(table.Table{Slots: make([]table.Slot, 50)}, &f); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, fx.d.services.Slots.Write(table.Table{Slots: make([]table.Slot, 50)}, &f))
 	for _, x := range table.SpansOf(value) {
 		if x = table.WholeLines(x); f.Table.First >= x.First && f.Table.First < x.End() {
 			t.Errorf("words of %v were assigned again", x)
@@ -159,10 +138,7 @@ func TestMemoryFollowsTheConfiguration(t *testing.T) {
 		for _, c := range []*table.Chunked{fx.d.chunks.Slots, fx.d.chunks.Backends, fx.d.chunks.FrontendCounters,
 			fx.d.chunks.BackendCounters} {
 			for _, m := range c.Chunks {
-				info, err := m.Info()
-				if err != nil {
-					t.Fatal(err)
-				}
+				info := must.Get(m.Info())(t)
 				bytes, _ := info.Memlock()
 				n += bytes
 			}
@@ -183,10 +159,7 @@ func TestMemoryFollowsTheConfiguration(t *testing.T) {
 func TestPlansOpenNoFiles(t *testing.T) {
 	fx := newFixture(t, hookTC, false, nil)
 	open := func() int {
-		files, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
+		files := must.Get(os.ReadDir("/proc/self/fd"))(t)
 		return len(files)
 	}
 	fx.service(lb.TCP, "b1", "b2")
@@ -207,10 +180,8 @@ func TestPlansOpenNoFiles(t *testing.T) {
 func TestRoomIsMadeAheadOfChanges(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error, 1)
 	s := fx.d.services.Slots
-	go func() { done <- fx.host.Do(func() error { return s.Run(ctx) }) }()
+	must.Run(t, func(ctx context.Context) error { return fx.host.Do(func() error { return s.Run(ctx) }) })
 	room := func() error {
 		s.Mu.Lock()
 		defer s.Mu.Unlock()
@@ -224,8 +195,91 @@ func TestRoomIsMadeAheadOfChanges(t *testing.T) {
 	}
 	fx.apply(delta)
 	labtest.Until(t, 5*time.Second, "there is room again", room)
-	stop()
-	if err := <-done; err != nil {
-		t.Error(err)
+}
+
+// The servers of flows follow from the seed: who does not know it cannot compute which flows go to one server (D23).
+// Balancers with the same seed choose the same server.
+func TestServersFollowFromTheSeed(t *testing.T) {
+	t.Parallel()
+	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
+		const flows = 100
+		servers := func(seed byte) (to [flows]netip.Addr) {
+			fx := shared(t, h, v6, func(o *Options) { o.HashSeed = [32]byte{seed} })
+			fx.tunnelTo(lb.TCP, nil, 21, 22)
+			for i := range to {
+				to[i] = fx.went(fx.on(i, dptest.TCP, dptest.SYN))
+			}
+			return to
+		}
+		first, other := servers(1), servers(2)
+		if again := servers(1); again != first {
+			t.Error("two balancers with one seed choose different servers")
+		}
+		same := 0
+		for i := range first {
+			if first[i] == other[i] {
+				same++
+			}
+		}
+		if same > flows*3/4 {
+			t.Errorf("with another seed %d of %d flows have the same server; want about half", same, flows)
+		}
+	})
+}
+
+// filtered returns the bits of the filter that are set in the kernel.
+func (fx *fixture) filtered() (n int) {
+	fx.t.Helper()
+	f := fx.d.services.Filter
+	for i := range f.Bits.MaxEntries() {
+		var word uint64
+		must.Do(fx.t, f.Bits.Lookup(i, &word))
+		for ; word != 0; word &= word - 1 {
+			n++
+		}
+	}
+	return n
+}
+
+// The filter has the addresses in use and no others: after services came and went, and after a takeover by an agent
+// with another seed.
+func TestFilterHasTheAddressesInUse(t *testing.T) {
+	t.Parallel()
+	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
+		fx := newFixture(t, h, v6, nil)
+		empty := fx.filtered()
+		fx.service(lb.TCP, "b1", "b2")
+		if n := fx.filtered(); n != empty+3 {
+			t.Errorf("%d bits with a VIP and two backends; want %d", n, empty+3)
+		}
+		fx.close()
+		fx.o.HashSeed = [32]byte{1}
+		fx.open()
+		if n := fx.filtered(); n != empty+3 {
+			t.Errorf("%d bits after a takeover; want %d", n, empty+3)
+		}
+		if r := fx.run(tcp(dptest.SYN)(fx).Frame()); r.reason != "forwarded" {
+			t.Errorf("after a takeover: %s, %s", r.did, r.reason)
+		}
+		fx.reset()
+		fx.do(func() error { fx.d.flows.Collect(t.Context(), nil); return nil })
+		if n := fx.filtered(); n != empty {
+			t.Errorf("%d bits without services; want %d", n, empty)
+		}
+	})
+}
+
+// Two addresses with one bit: the bit stays until both are removed.
+func TestFilterCounts(t *testing.T) {
+	t.Parallel()
+	fx := shared(t, hookTC, false, nil)
+	f := fx.d.services.Filter
+	addr := netip.MustParseAddr("198.51.100.1")
+	before := fx.filtered()
+	for step, do := range []func(netip.Addr, bpf.AddrKind) error{f.Add, f.Add, f.Remove, f.Remove} {
+		must.Do(t, do(addr, bpf.AddrVIP))
+		if n, want := fx.filtered(), before+[]int{1, 1, 1, 0}[step]; n != want {
+			t.Errorf("step %d: %d bits; want %d", step, n, want)
+		}
 	}
 }

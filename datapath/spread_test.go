@@ -10,6 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // nodes puts VIP:80 to pods on these nodes: "self" is this node, its pod is b1; the pods of the others are "far". A
@@ -213,9 +214,7 @@ func TestSpread(t *testing.T) {
 			t.Errorf("another agent: sent to %s", got)
 		}
 		fx.nodes(lb.TCP, "self")
-		if r := fx.run(remote.Frame()); r.reason != "no_flow" {
-			t.Errorf("its node has no pods: %s: %s", r.did, r.reason)
-		}
+		fx.wantReason("its node has no pods", remote, "no_flow")
 		if n := len(fx.dsrFlows()); n != 0 {
 			t.Errorf("%d entries of flows that other nodes deliver", n)
 		}
@@ -276,9 +275,7 @@ func TestSpreadDatagrams(t *testing.T) {
 		if r := fx.run(in.Frame()); r.did != "passed" || r.reason != "forwarded" {
 			t.Errorf("this node is the only one: %s: %s", r.did, r.reason)
 		}
-		if err := fx.flows().want(1, 1); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, fx.flows().want(1, 1))
 	})
 }
 
@@ -294,9 +291,7 @@ func TestSpreadAnyNode(t *testing.T) {
 		}
 		fx.sentTo("an unknown flow", fx.run(ack.Frame()), ack, true, "router", "b2")
 		fx.spread(lb.TCP, true, "-self", "-router", "-b2")
-		if r := fx.run(fx.on(4, dptest.TCP, dptest.SYN).Frame()); r.reason != "no_local_backend" {
-			t.Errorf("a SYN, none here: %s: %s", r.did, r.reason)
-		}
+		fx.wantReason("a SYN, none here", fx.on(4, dptest.TCP, dptest.SYN), "no_local_backend")
 		fx.sentTo("an unknown flow, none here", fx.run(ack.Frame()), ack, false, "router", "b2")
 		syn.Flags = dptest.SYN
 		if r := fx.run(syn.Frame()); r.did != "dropped" || r.reason != "no_local_backend" {

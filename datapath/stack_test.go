@@ -11,6 +11,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The verifier allows 512 bytes of stack for a program and the functions that it calls, each rounded up to 32. Some
@@ -19,14 +20,9 @@ func TestStackHasRoom(t *testing.T) {
 	t.Parallel()
 	labtest.Root(t)
 	const limit, room = 512, 48
-	spec, err := bpf.LoadSy()
-	if err != nil {
-		t.Fatal(err)
-	}
+	spec := must.Get(bpf.LoadSy())(t)
 	for _, name := range []string{"tunnel_decap", "local_delivery", "no_xdp_tx"} { // all branches
-		if err := spec.Variables[name].Set(uint8(1)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, spec.Variables[name].Set(uint8(1)))
 	}
 	for _, m := range spec.Maps {
 		m.MaxEntries = min(m.MaxEntries, 1024)
@@ -71,10 +67,7 @@ func deepest(t *testing.T, program asm.Instructions, log string) (bytes int, pat
 	}
 	frame := map[string]int{}
 	for i, text := range depths {
-		n, err := strconv.Atoi(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		n := must.Get(strconv.Atoi(text))(t)
 		frame[functions[i]] = max(32, (n+31)/32*32)
 	}
 	var below func(name string) (int, string)

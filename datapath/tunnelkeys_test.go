@@ -12,6 +12,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // key returns one of the keys of the tests.
@@ -27,9 +28,7 @@ func (fx *fixture) keys(required bool, names ...string) {
 	if len(names) > 0 {
 		k.Send = k.Accept[0]
 	}
-	if err := fx.d.SetTunnelKeys(k); err != nil {
-		fx.t.Fatal(err)
-	}
+	must.Do(fx.t, fx.d.SetTunnelKeys(k))
 }
 
 // withToken is private data without a list of nodes, with the token of a key.
@@ -55,9 +54,7 @@ func TestTunnelPacketsNeedTheKey(t *testing.T) {
 				o.Delivers, o.TunnelSources = delivers, []netip.Prefix{netip.MustParsePrefix("::/0"),
 					netip.MustParsePrefix("0.0.0.0/0")}
 			})
-			if err := fx.host.Do(func() error { return fx.d.SetTunnelSources(nil) }); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, fx.host.Do(func() error { return fx.d.SetTunnelSources(nil) }))
 			in := fx.fromClient(dptest.TCP, dptest.SYN)
 			if delivers {
 				fx.nodes(lb.TCP, "self")
@@ -153,10 +150,7 @@ func TestTunnelPacketsCarryTheKey(t *testing.T) {
 			list := fx.chained(false, "router")
 			copy(list[4:], fx.withToken("one")[4:])
 			did, frame := fx.runTC(fx.fromNode(in, list...).Frame())
-			out, err := dptest.Parse(frame)
-			if err != nil {
-				t.Fatal(err)
-			}
+			out := must.Get(dptest.Parse(frame))(t)
 			want("relayed", result{did: did, out: out}, "two")
 		}
 	})

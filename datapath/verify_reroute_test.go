@@ -4,17 +4,20 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/verify"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // When the way to the servers is lost, the default route leads on: that is a fault within a second, unless the servers
@@ -53,39 +56,27 @@ func TestWayToServersIsLost(t *testing.T) {
 			t.Run(tt.name+"/"+proto.String(), func(t *testing.T) {
 				fx, x := verified(t, ModeTC, false, nil, func(fx *fixture) {
 					fx.secondNIC()
-					if err := fx.peer.AddAddress("eth0", netip.MustParsePrefix("192.0.2.200/24")); err != nil {
-						t.Fatal(err)
-					}
+					must.Do(t, fx.peer.AddAddress("eth0", netip.MustParsePrefix("192.0.2.200/24")))
 					fx.do(func() error { return netlink.RouteAdd(toRouter) })
 				})
 				fx.service(proto, "inside")
 				fx.watch()
-				vip := fx.addr("vip")
-				fault := func(want string) {
-					t.Helper()
-					labtest.Until(t, 3*time.Second, "the fault is "+want, func() error {
-						got := x.of(vip)
-						return wrong(got != want && (want == "" || !strings.Contains(got, want)), "fault %q", got)
-					})
-				}
-				fault("")
+				x.becomes("", 3*time.Second)
 				start := time.Now()
 				fx.do(func() error { return tt.break_(fx) })
 				const want = "10.1.0.2 does not answer since its route changed from eth1 to 192.0.2.254 on eth0"
-				fault(want)
+				x.becomes(want, 3*time.Second)
 				t.Logf("noticed after %s", time.Since(start).Round(time.Millisecond))
 				if e := fx.explainClient(); proto == lb.TCP && !strings.Contains(e.Fault, want) {
 					t.Errorf("explain: fault %q", e.Fault)
 				}
 				fx.do(func() error { return tt.it(fx) })
-				fault("")
+				x.becomes("", 3*time.Second)
 				// By another router they answer: that change is none of our business.
 				fx.do(func() error { return netlink.RouteReplace(toPeer) })
 				fx.do(func() error { return tt.break_(fx) })
 				for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-					if f := x.of(vip); f != "" {
-						t.Fatalf("fault %q with a router that leads there", f)
-					}
+					x.is("")
 				}
 			})
 		}
@@ -134,4 +125,134 @@ func TestUnreachableIsNoAnswer(t *testing.T) {
 			t.Errorf("%s: %v", route, err)
 		}
 	}
+}
+
+// An interface that leads to clients and was set down, or does not ask for MAC addresses, is named by the fault. One
+// that is down is so in the status, and explain says it.
+func TestInterfaceThatLeadsToClientsIsNamed(t *testing.T) {
+	t.Parallel()
+	router := &netlink.Neigh{
+		IP: net.ParseIP(v4["router"]), State: netlink.NUD_PERMANENT, HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 9},
+	}
+	route := func(*fixture) error { return netlink.RouteReplace(&netlink.Route{Gw: net.ParseIP(v4["router"])}) }
+	for _, tt := range []struct {
+		name       string
+		break_, it func(*fixture) error // it ends the state
+		want       string
+		down       bool
+	}{
+		{"set down", ip(netlink.LinkSetDown), steps(ip(netlink.LinkSetUp), route),
+			"eth0, which leads to clients, is down", true},
+		{"ARP off", ip(netlink.LinkSetARPOff), ip(netlink.LinkSetARPOn),
+			"eth0, which leads to clients, sends no ARP", false},
+		{"MAC address of the router configured", ip(netlink.LinkSetARPOff), ip(func(nic netlink.Link) error {
+			router.LinkIndex = nic.Attrs().Index
+			return netlink.NeighSet(router)
+		}), "eth0, which leads to clients, sends no ARP", false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			fx, x := verified(t, ModeTC, false, nil, func(fx *fixture) {
+				fx.secondNIC()
+				fx.do(func() error { return route(fx) })
+			})
+			fx.service(lb.TCP, "inside")
+			fx.watch()
+			x.becomes("", noticed)
+			fx.do(func() error { return tt.break_(fx) })
+			x.becomes(tt.want, 2*noticed)
+			e := fx.explainClient()
+			if says := strings.Contains(strings.Join(e.Steps, "\n"), "eth0 is down"); says != tt.down {
+				t.Errorf("explain:\n%s", strings.Join(e.Steps, "\n"))
+			}
+			for _, s := range fx.d.Interfaces() {
+				if want := tt.down && s.Name == "eth0"; s.Down != want {
+					t.Errorf("%+v", s)
+				}
+			}
+			fx.do(func() error { return tt.it(fx) })
+			x.becomes("", 5*time.Second)
+		})
+	}
+}
+
+// An interface towards the servers that was set down is named, whether another route leads on or none does.
+func TestInterfaceThatLeadsToServersIsNamed(t *testing.T) {
+	t.Parallel()
+	for want, dst := range map[string]string{
+		"eth1, which leads to 10.1.0.2, is down": "11.0.0.0/8", // no default route
+		"; eth1 is down":                         "0.0.0.0/0",
+	} {
+		t.Run(dst, func(t *testing.T) {
+			fx, x := verified(t, ModeTC, false, nil, func(fx *fixture) {
+				fx.secondNIC()
+				fx.do(func() error {
+					return netlink.RouteAdd(&netlink.Route{Dst: prefix(dst), Gw: net.ParseIP(v4["router"])})
+				})
+			})
+			fx.service(lb.TCP, "inside")
+			fx.watch()
+			fx.onNIC("eth1", netlink.LinkSetDown)
+			x.becomes(want, 3*time.Second)
+		})
+	}
+}
+
+// A program of others that drops packets was not looked at while no frontend had backends. It is when one gets them.
+func TestFaultOfTheNodeIsReportedWithTheFirstBackend(t *testing.T) {
+	t.Parallel()
+	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
+	fx.do(func() error { return dptest.AttachXDP("eth0", dptest.XDPDrop) })
+	fx.service(lb.TCP, "b1")
+	x.is("does not pass packets on")
+}
+
+// problems waits until these are the only ones.
+func (fx *fixture) problems(want ...string) {
+	fx.t.Helper()
+	labtest.Until(fx.t, 10*time.Second, "the problems are reported", func() error {
+		got := lbtest.Texts(fx.d.Findings())
+		return wrong(!slices.Equal(got, want), "%q; want %q", got, want)
+	})
+}
+
+// One backend of several that cannot be reached withdraws no address, and is a problem of this node.
+func TestOneUnreachedBackend(t *testing.T) {
+	t.Parallel()
+	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
+	fx.service(lb.TCP, "b1", "unknown")
+	fx.watch()
+	const no = "packets are not forwarded: no_route: "
+	text := v4["unknown"] + ":8080 of " + v4["vip"] + ":80/tcp: " + no + meaning("no_route")
+	fx.problems("packets of clients do not get to a server: " + text)
+	x.is("")
+	way := &netlink.Route{Dst: prefix(v4["unknown"] + "/32"), Gw: prefix(v4["router"] + "/32").IP}
+	fx.do(func() error { return netlink.RouteAdd(way) })
+	fx.problems()
+	fx.do(func() error { return netlink.RouteDel(way) })
+	fx.problems("packets of clients do not get to a server: " + text)
+	fx.service(lb.TCP, "b1")
+	fx.problems()
+	fx.service(lb.TCP, "unknown")
+	x.becomes(no+meaning("no_route"), 10*time.Second)
+	fx.problems()
+}
+
+// A frontend that gets backends again is verified before Apply returns: a fault that was forgotten while it had none
+// must not let its VIP be announced.
+func TestFaultsOfAFrontendWithBackendsAgainAreReportedAtOnce(t *testing.T) {
+	t.Parallel()
+	route := &netlink.Route{Gw: net.ParseIP(v4["router"])}
+	fx, x := verified(t, ModeTC, false, nil, func(fx *fixture) {
+		fx.do(func() error { return netlink.RouteAdd(route) })
+	})
+	fx.service(lb.TCP, "b1")
+	fx.watch()
+	fx.do(func() error { return netlink.RouteDel(route) })
+	x.becomes("no route to clients", noticed)
+	fx.service(lb.TCP)
+	x.becomes("", 5*time.Second)
+	fx.service(lb.TCP, "b1")
+	x.is("no route to clients")
+	fx.do(func() error { return netlink.RouteAdd(route) })
+	x.becomes("", 5*time.Second)
 }

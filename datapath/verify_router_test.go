@@ -8,12 +8,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
+	"github.com/steelyard-lb/steelyard/datapath/internal/verify"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
+	"github.com/vishvananda/netlink"
 )
 
 // A next hop that does not answer ARP makes replies vanish although there is a route. With another one that answers,
@@ -51,8 +52,7 @@ func TestDeadRouter(t *testing.T) {
 		t.Errorf("then the fault is %q", f)
 	}
 	fx.do(func() error { return netlink.RouteReplace(via("down", "router")) })
-	labtest.Until(t, 3*time.Second, "the report is withdrawn",
-		func() error { return wrong(x.of(vip) != "", "%s", x.of(vip)) })
+	x.becomes("", 3*time.Second)
 }
 
 // So it is with the next hop towards the servers, while health checks are sent to it.
@@ -102,31 +102,18 @@ func TestDefaultRouteIsLost(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			fx, x := verified(t, ModeTC, false, nil, func(fx *fixture) {
-				fx.do(func() error {
-					nic, err := netlink.LinkByName("eth0")
-					if err != nil {
-						return err
+				must.Do(t, fx.host.AddAddress("eth0", netip.MustParsePrefix("172.16.0.2/24")))
+				for _, r := range []*netlink.Route{tt.route, toRouter} {
+					if r != nil {
+						fx.do(func() error { return netlink.RouteAdd(r) })
 					}
-					if err := netlink.AddrAdd(nic, &netlink.Addr{IPNet: &net.IPNet{
-						IP: net.IPv4(172, 16, 0, 2), Mask: net.CIDRMask(24, 32),
-					}}); err != nil {
-						return err
-					}
-					if tt.route != nil {
-						err = netlink.RouteAdd(tt.route)
-					}
-					return errors.Join(err, netlink.RouteAdd(toRouter))
-				})
+				}
 			})
 			fx.service(lb.TCP, "b1")
 			fx.watch()
-			vip := fx.addr("vip")
-			if f := x.of(vip); f != "" {
-				t.Fatalf("fault %q", f)
-			}
+			x.is("")
 			fx.do(func() error { return netlink.RouteDel(toRouter) })
-			labtest.Until(t, 10*time.Second, "it is reported",
-				func() error { return wrong(x.of(vip) == "", "no fault") })
+			x.appears()
 		})
 	}
 }
@@ -159,17 +146,13 @@ func TestNoDefaultRouteIsNeeded(t *testing.T) {
 			if name == "Internet" {
 				fx.do(func() error { return netlink.RouteDel(&netlink.Route{Dst: prefix("0.0.0.0/0")}) })
 			}
-			vip := fx.addr("vip")
 			for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-				if f := x.of(vip); f != "" {
-					t.Fatalf("fault %q", f)
-				}
+				x.is("")
 			}
 			for _, n := range strings.Fields(r.lost) {
 				fx.do(func() error { return netlink.RouteDel(&netlink.Route{Dst: prefix(n)}) })
 			}
-			labtest.Until(t, 10*time.Second, "the loss is reported",
-				func() error { return wrong(x.of(vip) == "", "no fault") })
+			x.appears()
 		})
 	}
 }
@@ -182,9 +165,7 @@ func behindRouter(t *testing.T, isV6 bool) (fx *fixture, x *faults, router netip
 		router, all = netip.MustParsePrefix("2001:db8::253/64"), "::/0"
 	}
 	fx, x = verified(t, ModeTC, isV6, nil, func(fx *fixture) {
-		if err := fx.peer.AddAddress("eth0", router); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, fx.peer.AddAddress("eth0", router))
 		fx.do(func() error {
 			return netlink.RouteAdd(&netlink.Route{Dst: prefix(all), Gw: router.Addr().AsSlice()})
 		})
@@ -219,22 +200,12 @@ func TestRouterBecomesSilent(t *testing.T) {
 	for name, isV6 := range map[string]bool{"IPv4": false, "IPv6": true} {
 		t.Run(name, func(t *testing.T) {
 			fx, x, router := behindRouter(t, isV6)
-			if err := fx.peer.DeleteAddress("eth0", router); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, fx.peer.DeleteAddress("eth0", router))
 			want, start := router.Addr().String()+", the next hop of replies, does not answer", time.Now()
-			labtest.Until(t, 10*time.Second, "it is reported", func() error {
-				f := x.of(fx.addr("vip"))
-				return wrong(f != want, "fault %q", f)
-			})
+			x.becomes(want, 10*time.Second)
 			t.Logf("reported after %s", time.Since(start).Round(time.Millisecond))
-			if err := fx.peer.AddAddress("eth0", router); err != nil {
-				t.Fatal(err)
-			}
-			labtest.Until(t, 10*time.Second, "the report is withdrawn", func() error {
-				f := x.of(fx.addr("vip"))
-				return wrong(f != "", "fault %q", f)
-			})
+			must.Do(t, fx.peer.AddAddress("eth0", router))
+			x.becomes("", 10*time.Second)
 		})
 	}
 }
@@ -282,5 +253,77 @@ func TestRouterIgnoresUnicastRequests(t *testing.T) {
 	}
 	if n := fx.neighbourEntry(router.Addr()); n.Confirmed > 300 {
 		t.Errorf("confirmed %d ms ago", 10*n.Confirmed)
+	}
+}
+
+// watched is a verified service of b1 with a default route, whose answers about routes do not expire.
+func watchedRoutes(t *testing.T, to string) *fixture {
+	t.Helper()
+	fx, _ := verified(t, ModeTC, false, func(o *Options) { o.FollowRoutes = true }, func(fx *fixture) {
+		fx.do(func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(to)}) })
+	})
+	fx.service(lb.TCP, "b1")
+	fx.do(func() error { fx.d.verifier.Changed(route.Changes{Routes: true}); return nil })
+	fx.d.verifier.Routes.Until = time.Now().Add(time.Hour)
+	return fx
+}
+
+// ticks verifies again and again, each time also the routers.
+func (fx *fixture) ticks(n int) {
+	fx.t.Helper()
+	fx.do(func() error {
+		for range n {
+			fx.d.verifier.Routers.At = time.Time{}
+			fx.d.verifier.Tick()
+		}
+		return nil
+	})
+}
+
+// While a router does not answer, routes are asked for again: the kernel may use another one without a report.
+func TestRoutesAreAskedForAgainWhileARouterIsSilent(t *testing.T) {
+	t.Parallel()
+	fx := watchedRoutes(t, "192.0.2.99")
+	since := fx.d.verifier.Routes.Since
+	fx.ticks(4)
+	if !fx.d.verifier.Routes.Since.After(since) {
+		t.Error("the answers are kept")
+	}
+}
+
+// While nothing changes the kernel is not asked again. A change that is not reported is found when the answers expire.
+func TestRoutesExpire(t *testing.T) {
+	t.Parallel()
+	fx := watchedRoutes(t, v4["router"])
+	v := fx.d.verifier
+	fx.ticks(1)
+	had := v.Clients.Had4
+	fx.do(func() error { return netlink.RouteDel(&netlink.Route{Gw: net.ParseIP(v4["router"])}) })
+	fx.ticks(2)
+	if v.Clients.Had4 != had || had != verify.ReachPublic {
+		t.Errorf("clients %d, then %d; want %d", had, v.Clients.Had4, verify.ReachPublic)
+	}
+	routed := func() (ok bool) {
+		fx.do(func() error { ok = v.Routes.Routed(route.Far4.Public[0]); return nil })
+		return ok
+	}
+	if !routed() {
+		t.Error("the kernel was asked again")
+	}
+	v.Routes.Until = time.Now()
+	fx.ticks(2)
+	if routed() || v.Clients.Chosen != v.Routes.Since {
+		t.Error("the kernel was not asked again")
+	}
+}
+
+// There may be many backends behind one router: while it answers, the kernel is not asked for the route to each.
+func TestRoutesToBackendsAreNotAskedFor(t *testing.T) {
+	t.Parallel()
+	fx := watchedRoutes(t, v4["router"])
+	fx.service(lb.TCP, "far")
+	fx.ticks(4)
+	if _, asked := fx.d.verifier.Routes.Routes[route.Question{To: fx.addr("far"), Entry: true}]; asked {
+		t.Error("the kernel was asked")
 	}
 }

@@ -25,10 +25,12 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // faults are those that a datapath has reported and not withdrawn.
 type faults struct {
+	fx  *fixture
 	mu  sync.Mutex // guards now
 	now map[netip.Addr]string
 }
@@ -51,6 +53,23 @@ func (x *faults) of(addr netip.Addr) string {
 	return x.now[addr]
 }
 
+// is checks the fault of the VIP: that it has this text, or with "" that there is none.
+func (x *faults) is(want string) {
+	x.fx.t.Helper()
+	if got := x.of(x.fx.addr("vip")); (got == "") != (want == "") || !strings.Contains(got, want) {
+		x.fx.t.Errorf("fault %q; want %q", got, want)
+	}
+}
+
+// becomes waits until the VIP has a fault with this text, or with "" none.
+func (x *faults) becomes(want string, within time.Duration) {
+	x.fx.t.Helper()
+	labtest.Until(x.fx.t, within, "the fault is "+want, func() error {
+		got := x.of(x.fx.addr("vip"))
+		return wrong((got == "") != (want == "") || !strings.Contains(got, want), "fault %q", got)
+	})
+}
+
 // verified is newFixture with a watched datapath, and with the faults that it reports.
 func verified(t *testing.T, mode Mode, isV6 bool, change func(*Options), prepare func(*fixture)) (*fixture, *faults) {
 	t.Helper()
@@ -60,7 +79,7 @@ func verified(t *testing.T, mode Mode, isV6 bool, change func(*Options), prepare
 			change(o)
 		}
 	}, prepare)
-	x := &faults{now: map[netip.Addr]string{}}
+	x := &faults{fx: fx, now: map[netip.Addr]string{}}
 	fx.d.OnFault(x.changed)
 	return fx, x
 }
@@ -161,13 +180,9 @@ func TestRepairs(t *testing.T) {
 		{"bpffs mounted over the pins", ModeXDP, tcx, func(fx *fixture) error {
 			return unix.Mount("bpf", filepath.Dir(fx.o.PinPath), "bpf", 0, "")
 		}},
-		{"clsact removed", ModeTC, !tcx, func(*fixture) error {
-			nic, err := netlink.LinkByName("eth0")
-			if err != nil {
-				return err
-			}
+		{"clsact removed", ModeTC, !tcx, ip(func(nic netlink.Link) error {
 			return netlink.QdiscDel(hook.ClsactQdisc(nic))
-		}},
+		})},
 		{"forwarding off", ModeTC, true, steps(setSysctl("ipv4/ip_forward", "1"), setSysctl("ipv4/ip_forward", "0"))},
 		{"IPv6 forwarding off", ModeTC, true, steps(
 			setSysctl("ipv6/conf/all/forwarding", "1"), setSysctl("ipv6/conf/all/forwarding", "0"))},
@@ -183,9 +198,7 @@ func TestRepairs(t *testing.T) {
 			fx, x := verified(t, tt.mode, false, nil, func(*fixture) {})
 			fx.service(lb.TCP, "b1")
 			fx.watch()
-			if err := fx.repaired(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, fx.repaired())
 			pins := len(fx.pinned())
 			fx.do(func() error { return tt.change(fx) })
 			if fx.repaired() == nil && len(fx.pinned()) == pins && fx.repairs() == 0 {
@@ -197,9 +210,7 @@ func TestRepairs(t *testing.T) {
 			if fx.repairs() == 0 {
 				t.Error("no repair is counted")
 			}
-			if f := x.of(fx.addr("vip")); f != "" {
-				t.Errorf("fault %q after the repair", f)
-			}
+			x.is("")
 			if e := fx.explainClient(); e.Fault != "" || e.Reply != forwarded {
 				t.Errorf("explain: reply %q, fault %q", e.Reply, e.Fault)
 			}
@@ -212,9 +223,7 @@ func TestChainIsRepaired(t *testing.T) {
 	t.Parallel()
 	fx, _ := verified(t, ModeTC, false, nil, func(*fixture) {})
 	fx.watch()
-	if err := fx.d.objects.SyProgs.Delete(uint32(0)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, fx.d.objects.SyProgs.Delete(uint32(0)))
 	var id uint32
 	labtest.Until(t, noticed, "it is restored", func() error { return fx.d.objects.SyProgs.Lookup(uint32(0), &id) })
 	labtest.Until(t, noticed, "the repair is counted",
@@ -268,20 +277,14 @@ func TestFaults(t *testing.T) {
 			})
 			fx.service(lb.TCP, "b1")
 			fx.watch()
-			vip := fx.addr("vip")
-			if f := x.of(vip); f != "" {
-				t.Fatalf("fault %q at the start", f)
-			}
+			x.is("")
 			fx.do(func() error { return tt.break_(fx) })
-			labtest.Until(t, noticed, "it is reported", func() error {
-				return wrong(!strings.Contains(x.of(vip), tt.want), "fault %q", x.of(vip))
-			})
+			x.becomes(tt.want, noticed)
 			if tt.it == nil {
 				return
 			}
 			fx.do(func() error { return tt.it(fx) })
-			labtest.Until(t, 3*time.Second, "the report is withdrawn",
-				func() error { return wrong(x.of(vip) != "", "%s", x.of(vip)) })
+			x.becomes("", 3*time.Second)
 		})
 	}
 }
@@ -291,9 +294,7 @@ func TestFaultsOfANewFrontendAreReportedAtOnce(t *testing.T) {
 	t.Parallel()
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
 	fx.service(lb.TCP, "unknown")
-	if f := x.of(fx.addr("vip")); !strings.Contains(f, "no_route") {
-		t.Errorf("fault %q; want no_route", f)
-	}
+	x.is("no_route")
 	e := fx.explainClient()
 	if e.Action != "drop" || e.Reason != "no_route" || !strings.Contains(e.Fault, "no_route") {
 		t.Errorf("explain: %s, %s, fault %q", e.Action, e.Reason, e.Fault)
@@ -308,9 +309,7 @@ func TestDeliveryHereIsNoFault(t *testing.T) {
 			delivers := func(o *Options) { acceptTunnels(o); o.Delivers = true }
 			fx, x := verified(t, ModeTC, false, delivers, func(*fixture) {})
 			fx.spread(lb.TCP, policyLocal, nodes...)
-			if f := x.of(fx.addr("vip")); f != "" {
-				t.Errorf("nodes %v, Local %t: fault %q", nodes, policyLocal, f)
-			}
+			x.is("")
 			fx.close()
 		}
 	}
@@ -354,9 +353,7 @@ func TestInterfacesFollowRoutes(t *testing.T) {
 	t.Run("a new interface", func(t *testing.T) {
 		fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
 		fx.service(lb.TCP, "inside")
-		if f := x.of(fx.addr("vip")); f == "" {
-			t.Error("no fault without a route")
-		}
+		x.is("no_route")
 		fx.watch()
 		fx.secondNIC()
 		labtest.Until(t, 3*time.Second, "it is attached, and the fault is withdrawn", func() error {
@@ -373,13 +370,7 @@ func TestARoundOfManyFaultsIsShort(t *testing.T) {
 	const n = 100
 	var d lb.Delta
 	for i := range n {
-		s := &lb.Service{
-			Name: fmt.Sprint(i), VIPs: []netip.Addr{netip.AddrFrom4([4]byte{203, 0, 113, byte(100 + i)})},
-			Ports: lb.PortsOn([]lb.Backend{{Addr: fx.addr("unknown"), Weight: 1}},
-				lb.Port{Port: 80, Target: 8080, Protocol: lb.TCP}),
-			Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Check: lb.CheckSpec{Type: lb.CheckNone},
-		}
-		d.Put = append(d.Put, lb.Build(s, nil, lb.Drains{}).Frontends[0])
+		d.Put = append(d.Put, fx.numbered(i, 1))
 	}
 	fx.apply(d)
 	fx.do(func() error { fx.d.verifier.Changed(route.Changes{}); return nil })
@@ -390,4 +381,12 @@ func TestARoundOfManyFaultsIsShort(t *testing.T) {
 	if sum < n || sum > n+2*verify.MadeTries || len(x.now) != n {
 		t.Errorf("%d made packets for %d frontends, %d faults", sum, n, len(x.now))
 	}
+}
+
+// appears waits until the VIP has a fault.
+func (x *faults) appears() {
+	x.fx.t.Helper()
+	labtest.Until(x.fx.t, 10*time.Second, "there is a fault", func() error {
+		return wrong(x.of(x.fx.addr("vip")) == "", "no fault")
+	})
 }

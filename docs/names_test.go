@@ -233,7 +233,7 @@ func TestSizing(t *testing.T) {
 	if want := strings.Join(sizes[:last], ", ") + " and " + sizes[last]; !strings.Contains(page, want) {
 		t.Errorf("sizing.md lacks %q", want)
 	}
-	if !strings.Contains(read(t, "../datapath/memory_test.go"), "func BenchmarkMemory(") {
+	if !strings.Contains(read(t, "../datapath/bench_test.go"), "func BenchmarkMemory(") {
 		t.Error("the benchmark that sizing.md names does not exist")
 	}
 }

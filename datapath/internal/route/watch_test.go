@@ -1,16 +1,15 @@
 package route
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
+	"github.com/vishvananda/netlink"
 )
 
 // After an overrun of its socket the Watcher reports that everything may have changed, counts it, and goes on.
@@ -21,9 +20,7 @@ func TestWatcherSurvivesAnOverrun(t *testing.T) {
 	var w *Watcher
 	do := func(f func() error) {
 		t.Helper()
-		if err := h.Do(f); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, h.Do(f))
 	}
 	change := func(n int) func() error {
 		return func() error {
@@ -59,9 +56,7 @@ func TestWatcherSurvivesAnOverrun(t *testing.T) {
 		return err
 	})
 	do(change(200)) // nobody receives
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
+	must.Run(t, w.Run)
 	found := func(want Changes, what string) {
 		t.Helper()
 		var all Changes
@@ -91,8 +86,4 @@ func TestWatcherSurvivesAnOverrun(t *testing.T) {
 	})
 	do(change(1))
 	found(Changes{Routes: true}, "the next change is noticed")
-	stop()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
 }

@@ -1,6 +1,7 @@
 package sysctl
 
 import (
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 	"log/slog"
 	"maps"
 	"os"
@@ -14,19 +15,12 @@ func TestSysctlWithoutAStateFolder(t *testing.T) {
 	dir := t.TempDir()
 	file, setting := filepath.Join(dir, "file"), filepath.Join(dir, "forwarding")
 	for _, path := range []string{file, setting} {
-		if err := os.WriteFile(path, []byte("0\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, []byte("0\n"), 0o600))
 	}
-	s, err := Open(filepath.Join(dir, "missing"), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(Open(filepath.Join(dir, "missing"), nil))(t)
 	var log strings.Builder
 	s.file, s.log = filepath.Join(file, "sysctl.json"), slog.New(slog.NewTextHandler(&log, nil))
-	if err := s.change(setting, func(string) string { return "1" }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.change(setting, func(string) string { return "1" }))
 	if now, err := os.ReadFile(setting); err != nil || string(now) != "1\n" {
 		t.Errorf("the setting is %q, %v; want 1", now, err)
 	}
@@ -39,18 +33,13 @@ func TestSysctlWithoutAStateFolder(t *testing.T) {
 func TestSysctlThatCannotBeWritten(t *testing.T) {
 	const path = "/proc/sys/kernel/ostype" // nobody may write it
 	dir := t.TempDir()
-	s, err := Open(dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(Open(dir, nil))(t)
 	if err := s.change(path, func(string) string { return "x" }); err == nil || !strings.Contains(err.Error(), path) {
 		t.Fatalf("changed: %v", err)
 	}
 	for _, was := range []map[string]string{{}, {path: "Linux"}} { // recorded before, by an earlier version
 		maps.Copy(s.old, was)
-		if err := s.save(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.save())
 		again, err := Open(dir, nil)
 		if err != nil || len(again.old) != len(was) {
 			t.Fatalf("%v, recorded %v; want %v", err, again.old, was)
