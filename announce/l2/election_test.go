@@ -15,12 +15,8 @@ import (
 
 // Each VIP has one owner, another one takes over after its failure or end, and nothing moves back.
 func TestOneOwner(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		x := newSegment(t, 3)
-		x.run()
-		for _, h := range x.hosts {
-			h.set(shared...)
-		}
+	onSegment(t, 3, func(t *testing.T, x *segment) {
+		x.set(shared...)
 		x.pass(time.Second)
 		owners := map[string]int{}
 		for _, vip := range shared {
@@ -72,9 +68,7 @@ func TestOwnClaimChanges(t *testing.T) {
 	local := func(h *host, is bool) { must.Do(h.t, h.a.Set(h.t.Context(), []lb.Announcement{{VIP: vip, Local: is}})) }
 	for after := range 30 {
 		for first := range 2 {
-			synctest.Test(t, func(t *testing.T) {
-				x := newSegment(t, 2)
-				x.run()
+			onSegment(t, 2, func(t *testing.T, x *segment) {
 				one, two := x.hosts[first], x.hosts[1-first]
 				local(two, false)
 				local(one, true)
@@ -91,9 +85,7 @@ func TestOwnClaimChanges(t *testing.T) {
 
 // Without another member, nothing waits.
 func TestLastOneLeaves(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		x := newSegment(t, 2)
-		x.run()
+	onSegment(t, 2, func(t *testing.T, x *segment) {
 		x.hosts[0].set(shared...)
 		x.hosts[1].set()
 		x.pass(time.Second)
@@ -108,12 +100,8 @@ func TestLastOneLeaves(t *testing.T) {
 // Members that do not reach each other share the segment: who has a VIP keeps it, and the other one reports that. When
 // both have it, both decide alike.
 func TestSeparatedMembers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		x := newSegment(t, 2)
-		x.run()
-		for _, h := range x.hosts {
-			h.set(shared...)
-		}
+	onSegment(t, 2, func(t *testing.T, x *segment) {
+		x.set(shared...)
 		x.pass(time.Second)
 		before := map[netip.Addr]*host{}
 		for _, vip := range shared {
@@ -123,10 +111,7 @@ func TestSeparatedMembers(t *testing.T) {
 		x.pass(5 * time.Second)
 		for _, vip := range shared {
 			owner := x.owner(vip)
-			other := x.hosts[0]
-			if other == owner {
-				other = x.hosts[1]
-			}
+			other := x.but(owner)
 			i := slices.IndexFunc(other.a.Conflicts(), func(c Conflict) bool { return c.VIP == vip })
 			if owner != before[vip] || i < 0 {
 				t.Fatalf("%s: %s has it, and %s has conflicts %+v",
@@ -147,17 +132,11 @@ func TestSeparatedMembers(t *testing.T) {
 		}
 		x.pass(3 * time.Second)
 		for _, vip := range shared {
-			want := x.hosts[0]
-			if outranks(vip, x.hosts[1].self, want.self) {
-				want = x.hosts[1]
-			}
+			want := x.elected(vip)
 			if got := x.owner(vip); got != want {
 				t.Errorf("%s: %s has it; want %s", vip, got.name(), want.name())
 			}
-			other := x.hosts[0]
-			if other == want {
-				other = x.hosts[1]
-			}
+			other := x.but(want)
 			if !slices.ContainsFunc(other.a.Conflicts(), func(c Conflict) bool { return c.VIP == vip && c.Withheld }) {
 				t.Errorf("%s: %s does not report it: %+v", vip, other.name(), other.a.Conflicts())
 			}
@@ -177,12 +156,8 @@ func TestSeparatedMembers(t *testing.T) {
 
 // Frames with the MAC address of a member that is down, which any host can send, take no address from the other one.
 func TestForgedMember(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		x := newSegment(t, 2)
-		x.run()
-		for _, h := range x.hosts {
-			h.set(shared...)
-		}
+	onSegment(t, 2, func(t *testing.T, x *segment) {
+		x.set(shared...)
 		x.pass(time.Second)
 		down, up := x.hosts[0], x.hosts[1]
 		x.change(func() { down.down = true })
@@ -207,13 +182,9 @@ func TestForgedMember(t *testing.T) {
 // Frames with the MAC address of a live member, which does not have the VIP as it says, are reported and defended
 // against. They take no VIP from its owner. After that has failed, who is kept from taking it over reports it.
 func TestForgedLiveMember(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		x := newSegment(t, 3)
-		x.run()
+	onSegment(t, 3, func(t *testing.T, x *segment) {
 		vip := shared[0]
-		for _, h := range x.hosts {
-			h.set(vip)
-		}
+		x.set(vip)
 		x.pass(time.Minute)
 		owner := x.owner(vip)
 		i := slices.Index(x.hosts, owner)
@@ -310,14 +281,10 @@ func TestElect(t *testing.T) {
 // A member that is elected and does not have the VIP, because a host outside of the members has it, is not said to have
 // it.
 func TestElectedDoesNotHold(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		x := newSegment(t, 2)
-		x.run()
+	onSegment(t, 2, func(t *testing.T, x *segment) {
 		vip := shared[0]
-		elected, other := x.hosts[0], x.hosts[1]
-		if outranks(vip, other.self, elected.self) {
-			elected, other = other, elected
-		}
+		elected := x.elected(vip)
+		other := x.but(elected)
 		elected.set(vip)
 		other.set(vip)
 		for range 300 { // the host answers the probes
@@ -346,12 +313,8 @@ func TestElectedDoesNotHold(t *testing.T) {
 // A standby that receives nothing, and so hears no member, takes nothing from an owner, which is well. When it hears a
 // host again, it takes over what nobody has.
 func TestDeafStandby(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		x := newSegment(t, 2)
-		x.run()
-		for _, h := range x.hosts {
-			h.set(shared...)
-		}
+	onSegment(t, 2, func(t *testing.T, x *segment) {
+		x.set(shared...)
 		x.pass(2 * time.Second)
 		standby := x.hosts[1]
 		was := standby.a.all()

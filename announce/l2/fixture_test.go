@@ -2,6 +2,7 @@ package l2
 
 import (
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -12,10 +13,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
-
-	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The tests that need a network run in a child process in its own network namespace, because the announcer opens
@@ -188,4 +189,42 @@ func until(t testing.TB, what string, f func() bool) {
 			t.Fatalf("waited 10 s for %s", what)
 		}
 	}
+}
+
+// announced runs an announcer whose VIPs the neighbour resolves.
+func (n *neighbour) announced(log *lines, vips ...netip.Addr) *Announcer {
+	n.t.Helper()
+	a := newAnnouncer(n.t, log, "eth0")
+	must.Run(n.t, a.Run)
+	set(n.t, a, vips...)
+	n.resolves("the VIPs", vips...)
+	return a
+}
+
+// resolves waits until the neighbour resolves all of these addresses.
+func (n *neighbour) resolves(what string, vips ...netip.Addr) {
+	n.t.Helper()
+	until(n.t, what+" are resolved", func() bool { return len(n.resolveAll(vips)) == len(vips) })
+}
+
+func newAnnouncer(t testing.TB, log *lines, interfaces ...string) *Announcer {
+	a := must.Get(New(Options{
+		Interfaces: interfaces, Repeat: []time.Duration{50 * time.Millisecond}, Claim: true,
+		Log: slog.New(slog.NewTextHandler(log, nil)),
+	}))(t)
+	return a
+}
+
+func set(t testing.TB, a *Announcer, vips ...netip.Addr) {
+	t.Helper()
+	var list []lb.Announcement
+	for _, v := range vips {
+		list = append(list, lb.Announcement{VIP: v, Weight: 1})
+	}
+	must.Do(t, a.Set(t.Context(), list))
+}
+
+func ourMAC(t testing.TB) net.HardwareAddr {
+	ours := must.Get(netlink.LinkByName("eth0"))(t)
+	return ours.Attrs().HardwareAddr
 }

@@ -206,3 +206,31 @@ var shared = []netip.Addr{
 	netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("203.0.113.11"), netip.MustParseAddr("203.0.113.12"),
 	netip.MustParseAddr("203.0.113.13"), netip.MustParseAddr("203.0.113.14"), netip.MustParseAddr("203.0.113.15"),
 }
+
+// onSegment runs f in a bubble with n announcers that run on a segment.
+func onSegment(t *testing.T, n int, f func(t *testing.T, x *segment)) {
+	synctest.Test(t, func(t *testing.T) {
+		x := newSegment(t, n)
+		x.run()
+		f(t, x)
+	})
+}
+
+// set lets all announcers have these VIPs.
+func (x *segment) set(vips ...netip.Addr) {
+	x.t.Helper()
+	for _, h := range x.hosts {
+		h.set(vips...)
+	}
+}
+
+// elected is which of two hosts comes first in the order of a VIP.
+func (x *segment) elected(vip netip.Addr) *host {
+	if outranks(vip, x.hosts[1].self, x.hosts[0].self) {
+		return x.hosts[1]
+	}
+	return x.hosts[0]
+}
+
+// but is the other one of two hosts.
+func (x *segment) but(h *host) *host { return x.hosts[(slices.Index(x.hosts, h)+1)%2] }

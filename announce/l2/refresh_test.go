@@ -28,14 +28,10 @@ func (x *segment) wantRouter(what string, vips ...netip.Addr) {
 // before, when members there give them up, and when only it can serve them.
 func TestJoinedSegment(t *testing.T) {
 	for _, all := range []bool{true, false} {
-		for _, cut := range []time.Duration{time.Second, 3 * time.Second, 9 * time.Second, time.Hour} {
+		for _, cut := range []time.Duration{time.Second, 3 * time.Second, 9 * time.Second, 2 * refreshInterval} {
 			t.Run(fmt.Sprintf("all=%t/cut=%s", all, cut), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					x := newSegment(t, 3)
-					x.run()
-					for _, h := range x.hosts {
-						h.set(shared...)
-					}
+				onSegment(t, 3, func(t *testing.T, x *segment) {
+					x.set(shared...)
 					x.pass(10 * time.Second)
 					x.wantRouter("before", shared...)
 					far := x.hosts[0]
@@ -62,9 +58,7 @@ func TestJoinedSegment(t *testing.T) {
 // After a conflict with another member, whose frames came last, a VIP is announced again, and not while it lasts. A
 // member that is alive and not by turns does not cause more announcements than the limit.
 func TestAnnounceAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		x := newSegment(t, 2)
-		x.run()
+	onSegment(t, 2, func(t *testing.T, x *segment) {
 		owner, other := x.hosts[0], x.hosts[1]
 		owner.set(vip4)
 		x.pass(time.Minute)
@@ -79,9 +73,7 @@ func TestAnnounceAgain(t *testing.T) {
 		x.pass(time.Second)
 		x.wantRouter("after the conflict", vip4)
 	})
-	synctest.Test(t, func(t *testing.T) {
-		x := newSegment(t, 2)
-		x.run()
+	onSegment(t, 2, func(t *testing.T, x *segment) {
 		owner, other := x.hosts[0], x.hosts[1]
 		owner.set(vip4)
 		x.pass(10 * time.Second)
@@ -211,14 +203,10 @@ func TestStoppedProcess(t *testing.T) {
 // A member that did not run for a moment keeps its VIP, whoever comes first in the order of the VIP, and loses it when
 // another one has taken it over meanwhile.
 func TestOwnerThatPauses(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		x := newSegment(t, 2)
-		x.run()
+	onSegment(t, 2, func(t *testing.T, x *segment) {
 		vip := shared[0]
-		owner, other := x.hosts[0], x.hosts[1]
-		if outranks(vip, owner.self, other.self) {
-			owner, other = other, owner
-		}
+		other := x.elected(vip)
+		owner := x.but(other)
 		owner.set(vip)
 		x.pass(2 * silentTimeout)
 		other.set(vip)
