@@ -1,10 +1,15 @@
 package bfd_test
 
 import (
-	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"math"
+	"net"
 	"net/netip"
+	"regexp"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -14,6 +19,8 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
 )
 
 // Two routers with the same addresses, on different devices of the node: each has its own sessions, which fail and come
@@ -35,7 +42,6 @@ func TestDevices(t *testing.T) {
 		routers = append(routers, startRouter(t, h, kind, multiplier))
 	}
 	start(0, peers.BIRD, labtest.Host(t, l, "bird"))
-	m := must.Get(bfd.New(bfd.Options{Log: slog.New(slog.NewTextHandler(t.Output(), nil))}))(t)
 	var neighbors []bfd.Neighbor
 	for _, device := range []string{"eth0", "eth1"} {
 		for _, a := range []string{"192.0.2.1", "2001:db8::1"} {
@@ -44,10 +50,7 @@ func TestDevices(t *testing.T) {
 			neighbors = append(neighbors, n)
 		}
 	}
-	m.Set(neighbors)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- node.Do(func() error { return m.Run(ctx) }) }()
+	m, _ := monitor(t, node, bfd.Options{Log: slog.New(slog.NewTextHandler(t.Output(), nil))}, neighbors...)
 	var up []time.Time // of the sessions with the first router
 	are := func(first, second bfd.State, problem string) {
 		t.Helper()
@@ -73,15 +76,9 @@ func TestDevices(t *testing.T) {
 	second := labtest.Host(t, l, "frr")
 	start(1, peers.FRR, second)
 	are(bfd.Up, bfd.Up, "")
-	signal := func(r *peers.Router, s syscall.Signal) {
-		t.Helper()
-		for _, d := range r.Processes {
-			must.Do(t, d.Signal(s))
-		}
-	}
-	signal(routers[1], syscall.SIGSTOP)
+	signalAll(t, syscall.SIGSTOP, routers[1])
 	are(bfd.Up, bfd.Down, "")
-	signal(routers[1], syscall.SIGCONT)
+	signalAll(t, syscall.SIGCONT, routers[1])
 	are(bfd.Up, bfd.Up, "")
 	must.Get(node.Run(t.Context(), "ip", "link", "del", "eth1"))(t)
 	are(bfd.Up, bfd.Down, missing)
@@ -92,11 +89,203 @@ func TestDevices(t *testing.T) {
 			t.Errorf("session %d with the first router is up since %v, was since %v", i, up[i], since)
 		}
 	}
-	signal(routers[0], syscall.SIGSTOP)
+	signalAll(t, syscall.SIGSTOP, routers[0])
 	are(bfd.Down, bfd.Up, "")
-	signal(routers[0], syscall.SIGCONT)
-	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
+	signalAll(t, syscall.SIGCONT, routers[0])
+}
+
+// A changed interval and multiplier are in force on both sides, and the session does not end for them.
+func TestChangeWhileUp(t *testing.T) {
+	const multiplier = 10 // on a busy machine, 3 packets may be late
+	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
+		p := newPairOf(t, kind, multiplier)
+		child := p.start(t, "192.0.2.1", multiplier)
+		p.sees(t, "192.0.2.2", "up")
+		p.hears(t, 100*time.Millisecond, multiplier)
+		before := p.since(t)
+		change := func(s syscall.Signal, interval time.Duration, multiplier int) {
+			t.Helper()
+			send(t, s, child)
+			p.hears(t, interval, multiplier)
+			time.Sleep(2 * time.Second) // for a detection time that is too short
+			if p.ended(t, before) {
+				t.Errorf("%v × %d: the session has ended at the router", interval, multiplier)
+			}
+			if log := strings.Join(child.Log.Lines(), "\n"); strings.Contains(log, "bfd session down") {
+				t.Errorf("%v × %d: the session has ended:\n%s", interval, multiplier, log)
+			}
+		}
+		change(syscall.SIGUSR1, slowInterval, slowMultiplier)
+		change(syscall.SIGUSR2, 100*time.Millisecond, multiplier)
+		change(syscall.SIGUSR1, slowInterval, slowMultiplier)
+		// Before, both sides noticed a failure within a second.
+		signalAll(t, syscall.SIGSTOP, p.daemon)
+		took := labtest.Until(t, 20*time.Second, "the monitor notices", func() error {
+			log := strings.Join(child.Log.Lines(), "\n")
+			return labtest.ErrorIf(!strings.Contains(log, "bfd session down"), "log:\n%s", log)
+		})
+		if took < 3*time.Second {
+			t.Errorf("the monitor has noticed the router after %v", took)
+		}
+		t.Logf("%s frozen: noticed after %v", kind, took)
+		signalAll(t, syscall.SIGCONT, p.daemon)
+		labtest.Until(t, 20*time.Second, "the router notices that it was frozen", func() error {
+			return labtest.ErrorIf(!p.ended(t, before), "the session has not ended there")
+		})
+		p.sees(t, "192.0.2.2", "up")
+		p.hears(t, slowInterval, slowMultiplier)
+		send(t, syscall.SIGSTOP, child)
+		if took = p.sees(t, "192.0.2.2", "down"); took < 3*time.Second {
+			t.Errorf("%s has noticed the node after %v", kind, took)
+		}
+		t.Logf("node frozen: %s has noticed after %v", kind, took)
+		send(t, syscall.SIGCONT, child)
+	})
+}
+
+func send(t *testing.T, s syscall.Signal, to ...*lab.Process) {
+	t.Helper()
+	for _, p := range to {
+		must.Do(t, p.Signal(s))
 	}
+}
+
+// hears waits until the router has learned the interval and the multiplier of the node.
+func (p pair) hears(t *testing.T, interval time.Duration, multiplier int) {
+	t.Helper()
+	command, want := "show bfd peer 192.0.2.2 json", fmt.Sprintf(
+		`(?s)"remote-transmit-interval":%d,.*"remote-detect-multiplier":%d,`, interval.Milliseconds(), multiplier)
+	if p.daemon.Kind == peers.BIRD { // the last column is the detection time
+		command = "show bfd sessions"
+		want = fmt.Sprintf(`(?m)^192\.0\.2\.2 .* %.3f *$`, (time.Duration(multiplier) * interval).Seconds())
+	}
+	pattern := regexp.MustCompile(want)
+	what := fmt.Sprintf("%s hears of %v × %d", p.daemon.Kind, interval, multiplier)
+	labtest.Until(t, 20*time.Second, what, func() error {
+		out, err := p.daemon.Show(t.Context(), command)
+		return errors.Join(err, labtest.ErrorIf(!pattern.MatchString(out), "want %s:\n%s", want, out))
+	})
+}
+
+// since returns a number that changes by at least 1 when the session of the router has ended and is up again.
+func (p pair) since(t *testing.T) float64 {
+	t.Helper()
+	command, pattern := "show bfd peer 192.0.2.2 counters", `Session (down) (events): (\d+)`
+	if p.daemon.Kind == peers.BIRD { // the time since when it is up, in seconds
+		command, pattern = "show bfd sessions", `192\.0\.2\.2 +\S+ +\S+ +(\d+):(\d+):([0-9.]+)`
+	}
+	out, err := p.daemon.Show(t.Context(), command)
+	found := regexp.MustCompile(pattern).FindStringSubmatch(out)
+	if err != nil || found == nil {
+		t.Fatalf("%s: %v\n%s", command, err, out)
+	}
+	number := func(n int) float64 { x, _ := strconv.ParseFloat(found[n], 64); return x } // 0 for a word
+	return 3600*number(1) + 60*number(2) + number(3)
+}
+
+// ended reports whether the session of the router has ended since. BIRD derives the time of day from another clock, and
+// may print a time that differs by a millisecond.
+func (p pair) ended(t *testing.T, since float64) bool { return math.Abs(p.since(t)-since) > 0.5 }
+
+// A packet with the address of a neighbour counts only if it comes from the interface that leads to the neighbour, and
+// over several hops if its TTL is at least that of the session. Either way, it comes from the device of the session.
+func TestForeignPackets(t *testing.T) {
+	t.Parallel()
+	labtest.Root(t)
+	l := labtest.New(t)
+	node := labtest.Host(t, l, "node")
+	router, stranger := labtest.Host(t, l, "router"), labtest.Host(t, l, "stranger")
+	for n, other := range []*lab.Host{router, stranger} {
+		theirs := []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}
+		ours := []netip.Prefix{netip.MustParsePrefix("192.0.2.2/24"), netip.MustParsePrefix("2001:db8::2/64")}
+		if n == 1 {
+			ours = []netip.Prefix{netip.MustParsePrefix("203.0.113.2/24"), netip.MustParsePrefix("2001:db8:1::2/64")}
+		}
+		must.Do(t, l.Link(lab.End{Host: node, Name: fmt.Sprintf("eth%d", n), Addresses: ours},
+			lab.End{Host: other, Name: "eth0", Addresses: theirs}, lab.LinkOptions{}))
+	}
+	// The node does not answer solicitations for the address of another link.
+	must.Do(t, stranger.AddAddress("eth0", netip.MustParsePrefix("2001:db8:1::1/64")))
+	must.Do(t, stranger.AddRoute(netip.MustParsePrefix("2001:db8::2/128"), netip.MustParseAddr("2001:db8:1::2")))
+	neighbor := func(address string, minTTL uint8) bfd.Neighbor {
+		n := fast(netip.MustParseAddr(address))
+		n.Multihop, n.MinTTL = minTTL > 0, minTTL
+		return n
+	}
+	on := func(device string, n bfd.Neighbor) bfd.Neighbor {
+		n.Device = device
+		return n
+	}
+	for _, test := range []struct {
+		neighbor bfd.Neighbor
+		from     *lab.Host
+		ttl      int
+		reason   string
+	}{
+		{neighbor("192.0.2.1", 0), stranger, 255, "not from the interface of the neighbor"},
+		{neighbor("192.0.2.1", 0), router, 255, ""},
+		{neighbor("2001:db8::1", 0), stranger, 255, "not from the interface of the neighbor"},
+		{neighbor("2001:db8::1", 0), router, 255, ""},
+		{neighbor("192.0.2.1", 254), router, 253, "TTL below min_ttl"},
+		{neighbor("192.0.2.1", 254), router, 254, ""},
+		{neighbor("2001:db8::1", 254), router, 253, "TTL below min_ttl"},
+		{neighbor("2001:db8::1", 254), router, 254, ""},
+		{on("eth0", neighbor("192.0.2.1", 0)), stranger, 255, "not from the interface of the neighbor"},
+		{on("eth0", neighbor("192.0.2.1", 0)), router, 255, ""},
+		{on("eth1", neighbor("192.0.2.1", 0)), router, 255, "not from the interface of the neighbor"},
+		{on("eth1", neighbor("192.0.2.1", 0)), stranger, 255, ""},
+		{on("eth0", neighbor("192.0.2.1", 254)), stranger, 254, "not from the device of the session"},
+		{on("eth0", neighbor("192.0.2.1", 254)), router, 254, ""},
+		{on("eth0", neighbor("2001:db8::1", 254)), stranger, 254, "not from the device of the session"},
+		{on("eth0", neighbor("2001:db8::1", 254)), router, 254, ""},
+	} {
+		n := test.neighbor
+		name := fmt.Sprintf("%v on %q from %v with TTL %d", n.Addr, n.Device, test.from, test.ttl)
+		m, stop := monitor(t, node, bfd.Options{Log: slog.New(slog.DiscardHandler)}, n)
+		packet := bfd.Packet{State: bfd.Down, Multiplier: 255, MyDiscriminator: 7, DesiredMinTx: time.Second}
+		labtest.Until(t, 10*time.Second, name, func() error {
+			if err := sendFrom(t, test.from, test.neighbor, test.ttl, packet.Append(nil)); err != nil {
+				return err
+			}
+			time.Sleep(10 * time.Millisecond)
+			switch s := m.Sessions()[0]; {
+			case test.reason == "" && s.State != bfd.Init:
+				return fmt.Errorf("session %+v, discarded %v, want init", s, m.Discarded())
+			case test.reason != "" && (s.State != bfd.Down || s.Discarded != test.reason):
+				return fmt.Errorf("session %+v, discarded %v, want %s", s, m.Discarded(), test.reason)
+			case test.reason != "" && m.Discarded()[test.reason] == 0:
+				return fmt.Errorf("discarded %v", m.Discarded())
+			}
+			return nil
+		})
+		stop()
+	}
+}
+
+// sendFrom sends a packet with the address of the neighbour.
+func sendFrom(t *testing.T, h *lab.Host, n bfd.Neighbor, ttl int, b []byte) error {
+	t.Helper()
+	to := "192.0.2.2"
+	if n.Addr.Is6() {
+		to = "2001:db8::2"
+	}
+	port := "3784"
+	if n.Multihop {
+		port = "4784"
+	}
+	c, err := h.Dial(t.Context(), "udp", net.JoinHostPort(to, port))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if n.Addr.Is6() {
+		err = ipv6.NewConn(c).SetHopLimit(ttl)
+	} else {
+		err = ipv4.NewConn(c).SetTTL(ttl)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = c.Write(b)
+	return err
 }

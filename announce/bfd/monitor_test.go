@@ -1,16 +1,17 @@
 package bfd
 
 import (
+	"bytes"
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
-	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A discarded packet is the state of its session for some time only: the next one may be years later.
@@ -147,20 +148,76 @@ func TestPortInUse(t *testing.T) {
 	}
 }
 
-// A Source that the kernel has chosen already does not end the session, another one does.
-func TestSameSource(t *testing.T) {
-	m := must.Get(New(Options{}))(t)
-	n := Neighbor{Addr: netip.MustParseAddr("127.0.0.1"), Interval: time.Second, Multiplier: 3}
-	m.Set([]Neighbor{n})
-	session := m.sessions[0]
-	n.Source = n.Addr
-	m.Set([]Neighbor{n})
-	if m.sessions[0] != session || session.Source != n.Source {
-		t.Error("the session has ended")
+var sample = Packet{
+	State: Up, Diag: DiagTimeExpired, Poll: true, Independent: true, Multiplier: 3, MyDiscriminator: 0x01020304,
+	YourDiscriminator: 0x05060708, DesiredMinTx: 100 * time.Millisecond, RequiredMinRx: 300 * time.Millisecond,
+	RequiredMinEchoRx: 50 * time.Microsecond,
+}
+
+// The bytes are written down here: a decoder that only agrees with its encoder would prove nothing.
+var sampleBytes = []byte{
+	0x21, 0xe8, 3, 24, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 0x86, 0xa0, 0, 4, 0x93, 0xe0, 0, 0, 0, 50,
+}
+
+func TestPacketOnTheWire(t *testing.T) {
+	if got := sample.Append(nil); !bytes.Equal(got, sampleBytes) {
+		t.Errorf("Append: % x, want % x", got, sampleBytes)
 	}
-	n.Source = netip.MustParseAddr("127.0.0.2")
-	m.Set([]Neighbor{n})
-	if len(m.sessions) != 1 || m.sessions[0] == session {
-		t.Error("the session goes on with another source")
+	if got, err := Parse(append(bytes.Clone(sampleBytes), 1, 2, 3)); err != nil || got != sample {
+		t.Errorf("Parse: %+v, %v, want %+v", got, err, sample)
 	}
+	p := Packet{State: Down, Final: true, Demand: true, Multiplier: 1, MyDiscriminator: 1}
+	if got, err := Parse(p.Append(nil)); err != nil || got != p {
+		t.Errorf("Parse: %+v, %v, want %+v", got, err, p)
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	for name, c := range map[string]struct {
+		at    int
+		value byte
+		want  string
+	}{
+		"version 0":                        {0, 0x01, "version 0"},
+		"version 2":                        {0, 0x41, "version 2"},
+		"length below the header":          {3, 23, "length 23"},
+		"length beyond the datagram":       {3, 25, "length 25"},
+		"authentication":                   {1, 0xec, "authentication"},
+		"multipoint":                       {1, 0xe9, "multipoint"},
+		"multiplier 0":                     {2, 0, "multiplier"},
+		"up without a discriminator of us": {1, 0xc8, ""},
+	} {
+		b := bytes.Clone(sampleBytes)
+		b[c.at] = c.value
+		_, err := Parse(b)
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s: error %v, want %q", name, err, c.want)
+		}
+	}
+	for name, clear := range map[string][2]int{
+		"the sender's discriminator": {4, 8}, "without the receiver's": {8, 12},
+	} {
+		b := bytes.Clone(sampleBytes)
+		copy(b[clear[0]:clear[1]], make([]byte, 4))
+		if _, err := Parse(b); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+	if _, err := Parse(sampleBytes[:23]); err == nil {
+		t.Error("23 bytes were parsed")
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(sampleBytes)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		p, err := Parse(b)
+		if err != nil {
+			return
+		}
+		again, err := Parse(p.Append(nil))
+		if err != nil || again != p {
+			t.Errorf("%+v becomes %+v, %v", p, again, err)
+		}
+	})
 }

@@ -5,22 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"os/signal"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"golang.org/x/net/ipv4"
-
 	"github.com/steelyard-lb/steelyard/announce/bfd"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
 )
 
 // The monitor runs in a child process, which can be stopped and killed: the test binary with this variable set to the
@@ -174,15 +176,11 @@ func TestRouterNotices(t *testing.T) {
 		for router, node := range map[string]string{"192.0.2.1": "192.0.2.2", "2001:db8::1": "2001:db8::2"} {
 			child := p.start(t, router, 3)
 			p.sees(t, node, "up")
-			signal := func(s syscall.Signal) {
-				t.Helper()
-				must.Do(t, child.Signal(s))
-			}
-			signal(syscall.SIGSTOP)
+			send(t, syscall.SIGSTOP, child)
 			t.Logf("%s: frozen: down after %v", node, p.sees(t, node, "down"))
-			signal(syscall.SIGCONT)
+			send(t, syscall.SIGCONT, child)
 			t.Logf("%s: goes on: up after %v", node, p.sees(t, node, "up"))
-			signal(syscall.SIGTERM)
+			send(t, syscall.SIGTERM, child)
 			t.Logf("%s: ends: down after %v", node, p.sees(t, node, "down"))
 			if err := child.Wait(t.Context()); err != nil {
 				t.Errorf("the monitor ended with %v", err)
@@ -196,12 +194,8 @@ func TestRouterNotices(t *testing.T) {
 func TestMonitorNotices(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		p := newPair(t, kind)
-		m := must.Get(bfd.New(bfd.Options{Log: slog.New(slog.NewTextHandler(t.Output(), nil))}))(t)
-		router := netip.MustParseAddr("192.0.2.1")
-		m.Set([]bfd.Neighbor{fast(router)})
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- p.host.Do(func() error { return m.Run(ctx) }) }()
+		m, _ := monitor(t, p.host, bfd.Options{Log: slog.New(slog.NewTextHandler(t.Output(), nil))},
+			fast(netip.MustParseAddr("192.0.2.1")))
 		is := func(want bfd.State) {
 			t.Helper()
 			labtest.Until(t, 20*time.Second, fmt.Sprintf("the session is %v", want), func() error {
@@ -227,20 +221,145 @@ func TestMonitorNotices(t *testing.T) {
 			t.Errorf("after a forged packet: %+v", s)
 		}
 
-		for _, d := range p.daemon.Processes {
-			must.Do(t, d.Signal(syscall.SIGSTOP))
-		}
+		signalAll(t, syscall.SIGSTOP, p.daemon)
 		is(bfd.Down)
 		if s := m.Sessions()[0]; s.Diag != bfd.DiagTimeExpired {
 			t.Errorf("reason %v", s.Diag)
 		}
-		for _, d := range p.daemon.Processes {
-			must.Do(t, d.Signal(syscall.SIGCONT))
-		}
+		signalAll(t, syscall.SIGCONT, p.daemon)
 		is(bfd.Up)
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
+	})
+}
+
+// monitor runs a monitor on a host until stop is called or the test ends.
+func monitor(
+	t *testing.T, h *lab.Host, o bfd.Options, neighbors ...bfd.Neighbor,
+) (m *bfd.Monitor, stop func()) {
+	t.Helper()
+	m = must.Get(bfd.New(o))(t)
+	m.Set(neighbors)
+	return m, must.Run(t, func(ctx context.Context) error {
+		return h.Do(func() error { return m.Run(ctx) })
+	})
+}
+
+// signalAll sends a signal to the processes of a router.
+func signalAll(t *testing.T, s syscall.Signal, r *peers.Router) {
+	t.Helper()
+	send(t, s, r.Processes...)
+}
+
+// A flood from a host two hops away, which is no neighbour, reaches neither the queue of the sockets nor the thread,
+// and ends no session. BFD_TIME=30s floods that long, with 3 packets of 100 ms and all processors busy, alone on the
+// machine. Without BFD_TIME the machine runs other tests, and so there are 10 packets.
+func TestFlood(t *testing.T) {
+	duration, busy, multiplier := limits(t, 3*time.Second)
+	p := newPairOf(t, peers.BIRD, multiplier)
+	stranger := labtest.Host(t, p.lab, "stranger")
+	must.Do(t, p.lab.Link(
+		lab.End{Host: p.router, Name: "eth1", Addresses: []netip.Prefix{netip.MustParsePrefix("198.51.100.1/24")}},
+		lab.End{Host: stranger, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("198.51.100.7/24")}},
+		lab.LinkOptions{}))
+	must.Do(t, p.router.Forward())
+	must.Do(t, stranger.AddRoute(netip.MustParsePrefix("192.0.2.0/24"), netip.MustParseAddr("198.51.100.1")))
+	changes := make(chan bfd.Status, 100)
+	neighbor := fast(netip.MustParseAddr("192.0.2.1"))
+	neighbor.Multiplier = uint8(multiplier)
+	m, _ := monitor(t, p.host, bfd.Options{
+		Log: slog.New(slog.DiscardHandler), Changed: func(_ bfd.State, s bfd.Status) { changes <- s },
+	}, neighbor)
+	for up := false; !up; {
+		select {
+		case s := <-changes:
+			up = s.State == bfd.Up
+		case <-time.After(20 * time.Second):
+			t.Fatalf("not up after 20 s: %+v", m.Sessions())
+		}
+	}
+	if busy {
+		for _, daemon := range p.daemon.Processes { // a router has a processor of its own
+			must.Do(t, unix.Setpriority(unix.PRIO_PROCESS, daemon.Pid(), -20))
+		}
+		p.burn(t, runtime.NumCPU())
+	}
+	sent := flood(t, stranger, duration)
+	rate := float64(sent) / duration.Seconds()
+	t.Logf("%d datagrams, %.0f a second", sent, rate)
+	select {
+	case s := <-changes:
+		t.Errorf("the session changed: %+v", s)
+	default:
+	}
+	discarded := m.Discarded()
+	if n := discarded["no session"]; n > 0 {
+		t.Errorf("%d datagrams of the stranger were read", n)
+	}
+	if n := discarded["dropped by the kernel"]; n == 0 {
+		t.Error("none was dropped by the kernel")
+	}
+}
+
+// flood sends what looks like BFD for some time, and returns how many datagrams.
+func flood(t *testing.T, from *lab.Host, d time.Duration) (sent int) {
+	c := must.Get(from.Dial(t.Context(), "udp", "192.0.2.2:3784"))(t)
+	defer c.Close()
+	data := bfd.Packet{State: bfd.Down, Multiplier: 3, MyDiscriminator: 7, DesiredMinTx: time.Second}.Append(nil)
+	batch := make([]ipv4.Message, 256)
+	for i := range batch {
+		batch[i].Buffers = [][]byte{data}
+	}
+	out := ipv4.NewPacketConn(c.(*net.UDPConn))
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		n := must.Get(out.WriteBatch(batch, 0))(t)
+		sent += n
+	}
+	return sent
+}
+
+// TestNoFalseAlarm has a session without a failure for some time, which must not end. BFD_TIME=10m has 3 packets of 100
+// ms, as long as that says, with all processors busy; alone on the machine. Without BFD_TIME the machine runs other
+// tests, and so there are 10 packets and no load.
+func TestNoFalseAlarm(t *testing.T) {
+	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
+		duration, busy, multiplier := limits(t, 10*time.Second)
+		p := newPairOf(t, kind, multiplier)
+		child := p.start(t, "192.0.2.1", multiplier)
+		p.sees(t, "192.0.2.2", "up")
+		if busy {
+			p.burn(t, (runtime.NumCPU()+1)/2) // as many for the other router
+		}
+		time.Sleep(duration)
+		var alarms []string
+		for _, line := range child.Log.Lines() {
+			if strings.Contains(line, "bfd session down") {
+				alarms = append(alarms, line)
+			}
+		}
+		t.Logf("%s: %d false alarms in %v, %d × 100 ms", kind, len(alarms), duration, multiplier)
+		if len(alarms) > 0 {
+			t.Errorf("false alarms:\n%s", strings.Join(alarms, "\n"))
+		}
+		if state, err := p.state(t.Context(), "192.0.2.2"); err != nil || state != "up" {
+			t.Errorf("the session is %s at the router in the end, %v", state, err)
 		}
 	})
+}
+
+// limits returns how long a test lasts, whether all processors are busy meanwhile, and the multiplier.
+func limits(t *testing.T, short time.Duration) (d time.Duration, busy bool, multiplier int) {
+	t.Helper()
+	text := os.Getenv("BFD_TIME")
+	if text == "" {
+		return short, false, 10
+	}
+	return must.Get(time.ParseDuration(text))(t), true, 3
+}
+
+// burn keeps n processors busy until the test ends.
+func (p pair) burn(t *testing.T, n int) {
+	t.Helper()
+	for range n {
+		busy := lab.Command{Path: "/bin/sh", Args: []string{"-c", "while :; do :; done"}, Abrupt: true}
+		must.Get(p.host.Start(busy))(t)
+	}
 }

@@ -208,6 +208,13 @@ func TestSetKeepsSessions(t *testing.T) {
 	if m.sessions[0] != s || s.Neighbor != n || s.state != Up || s.interval != n.Interval || s.multiplier != 5 {
 		t.Errorf("%+v, %+v", s.Neighbor, s.machine)
 	}
+	near := Neighbor{Addr: netip.MustParseAddr("127.0.0.1"), Interval: time.Second, Multiplier: 3}
+	m.Set([]Neighbor{near})
+	s, near.Source = m.sessions[0], near.Addr // as the kernel has chosen
+	m.Set([]Neighbor{near})
+	if m.sessions[0] != s || s.Source != near.Source {
+		t.Error("the session has ended for the source that it has")
+	}
 	for _, change := range []func(*Neighbor){
 		func(n *Neighbor) { n.Source = netip.MustParseAddr("192.0.2.2") },
 		func(n *Neighbor) { n.Device = "eth0" },
