@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"net/netip"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -12,7 +14,182 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
+
+// setRouterKey sets the key for connections with the guard on a socket of the router.
+func setRouterKey(t *testing.T, c syscall.Conn, password string) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err == nil {
+		cfg := Config{Address: loopback, Password: password}
+		err = control(raw, func(fd int) error { return setKey(fd, &cfg) })
+	}
+	must.Do(t, err)
+}
+
+// A password that is changed on both sides ends no session, and is that of the next one.
+func TestPasswordRotation(t *testing.T) {
+	t.Parallel()
+	f := newTCPFixture(t, func(_ *Options, c *Config) { c.Passive = true })
+	with := f.cfg
+	with.Passive, with.Password = false, "old"
+	setRouterKey(t, f.router.(syscall.Conn), "old")
+	f.g.SetPeers([]Config{with})
+	l := f.accept()
+	backend := f.establish(l, theirs())
+	setRouterKey(t, f.router.(syscall.Conn), "new")
+	setRouterKey(t, l.Conn.(syscall.Conn), "new")
+	with.Password = "new"
+	f.g.SetPeers([]Config{with})
+	route := encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113})
+	must.Get(backend.Write(route))(t)
+	l.want(typeUpdate)
+	f.mu.Lock()
+	if len(f.faults) > 0 {
+		t.Errorf("faults %q", f.faults)
+	}
+	f.mu.Unlock()
+	l.Close()
+	f.establish(f.accept(), theirs())
+}
+
+// A router that has a new password before it has lost the session connects again with it. The connection replaces the
+// session, of which nothing arrives any more; without a password, any process of the router's address could do that.
+func TestNewConnectionReplacesTheSession(t *testing.T) {
+	route := encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113})
+	for _, row := range []struct {
+		name, before, password string
+		age                    time.Duration // of the session
+		replaces               bool
+	}{
+		{"new password", "old", "new", flapThreshold, true}, {"young session", "old", "old", 0, false},
+		{"no password", "", "", flapThreshold, false},
+	} {
+		bubble(t, row.name, func(t *testing.T) {
+			f := newFixture(t, func(_ *Options, c *Config) { c.Password, c.HoldTime = row.before, time.Minute })
+			with := f.cfg
+			before := f.accept()
+			backend := f.establish(before, theirs())
+			time.Sleep(row.age)
+			with.Password = row.password
+			f.g.SetPeers([]Config{with})
+
+			after := f.connect()
+			if row.replaces {
+				backend = f.establish(after, theirs())
+				must.Get(backend.Write(route))(t)
+				after.want(typeUpdate)
+				f.until("the reason", func() bool { return slices.Contains(f.faults, errReplaced.Error()) })
+				return
+			}
+			after.want(typeOpen)
+			after.send(open(func(*Open) {}), keepalive)
+			if b := after.want(typeNotification); b[0] != codeCease || b[1] != ceaseCollision {
+				t.Errorf("NOTIFICATION %v", b)
+			}
+			must.Get(backend.Write(route))(t)
+			before.want(typeUpdate)
+		})
+	}
+}
+
+// What needs another connection ends the session: with a NOTIFICATION, or without when graceful restart keeps the
+// routes. The rest does not.
+func TestSetPeers(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		start  func(*Config)
+		change func(*Config)
+		code   byte // of the CEASE; 0: none
+		stays  bool
+	}{
+		{"nothing", func(*Config) {}, func(*Config) {}, 0, true},
+		{"TTL", func(c *Config) { c.TTL = 1 }, func(c *Config) { c.TTL = 2 }, 0, true},
+		{"lowest TTL", func(c *Config) { c.TTL, c.MinTTL = 64, 2 }, func(c *Config) { c.MinTTL = 3 }, 0, true},
+		{"restart time", func(c *Config) { c.RestartTime = 30 * time.Second },
+			func(c *Config) { c.RestartTime = time.Minute }, 0, true},
+		{"hold time", func(*Config) {}, func(c *Config) { c.HoldTime = time.Minute }, ceaseChanged, false},
+		{"hold time, graceful restart", func(c *Config) { c.RestartTime = 30 * time.Second },
+			func(c *Config) { c.HoldTime = time.Minute }, 0, false},
+		{"source in use", func(*Config) {}, func(c *Config) { c.Source = sourceInUse }, 0, true},
+		{"another source", func(*Config) {}, func(c *Config) { c.Source = netip.MustParseAddr("192.0.2.99") },
+			ceaseChanged, false},
+		{"device", func(*Config) {}, func(c *Config) { c.Device = "lo" }, ceaseChanged, false},
+		{"graceful restart off", func(c *Config) { c.RestartTime = 30 * time.Second },
+			func(c *Config) { c.RestartTime = 0 }, ceaseChanged, false},
+		{"removed", func(*Config) {}, nil, ceaseDeconfigured, false},
+	} {
+		bubble(t, row.name, func(t *testing.T) {
+			f := newFixture(t, func(_ *Options, c *Config) { row.start(c) })
+			l, o := f.accept(), theirs()
+			o.GracefulRestart = true
+			backend := f.establish(l, o)
+			f.until("established", func() bool { return f.states[len(f.states)-1] == Established })
+			list := []Config{f.cfg}
+			if row.change == nil {
+				list = nil
+			} else {
+				row.change(&list[0])
+			}
+			f.g.SetPeers(list)
+			f.g.SetPeers(list)
+			if row.stays {
+				must.Get(backend.Write(encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113})))(t)
+				l.want(typeUpdate)
+				return
+			}
+			if row.code == 0 {
+				if m := l.next(); m != nil {
+					t.Errorf("%v %x", m.kind, m.body())
+				}
+			} else if b := l.want(typeNotification); b[0] != codeCease || b[1] != row.code {
+				t.Errorf("NOTIFICATION %v", b)
+			}
+			f.until("a reason", func() bool {
+				return slices.ContainsFunc(f.faults, func(s string) bool { return strings.Contains(s, "the peer is ") })
+			})
+			if row.change != nil {
+				f.establish(f.accept(), o)
+			}
+		})
+	}
+}
+
+func TestEndpoints(t *testing.T) {
+	addr := netip.MustParseAddr
+	v4, other4, v6 := addr("192.0.2.1"), addr("192.0.2.5"), addr("2001:db8::1")
+	for _, row := range []struct {
+		name  string
+		port  int
+		on    []netip.Addr
+		peers []Config
+		want  string
+	}{
+		{"no peers", 179, nil, nil, ""},
+		{"IPv4 peers", 179, nil, []Config{{Address: v4}, {Address: other4}}, "0.0.0.0:179 "},
+		{"IPv6 peer", 179, nil, []Config{{Address: v6}}, "[::]:179 "},
+		{"both", 1790, nil, []Config{{Address: v6}, {Address: v4}, {Address: other4}}, "[::]:1790 0.0.0.0:1790 "},
+		{"only connect", -1, nil, []Config{{Address: v4}}, ""},
+		{"configured", 179, []netip.Addr{other4}, []Config{{Address: v4}, {Address: v6}}, "192.0.2.5:179 "},
+		{"devices", 179, nil, []Config{{Address: v4, Device: "eth0"}, {Address: v6, Device: "red"}},
+			"0.0.0.0:179 [::]:179%red "},
+	} {
+		g := New(Options{ListenPort: row.port, ListenAddresses: row.on})
+		g.own = map[string]int{"red": 7}
+		got := ""
+		for _, at := range g.endpoints(row.peers) {
+			got += at.String()
+			if at.Device != "" {
+				got += "%" + at.Device
+			}
+			got += " "
+		}
+		if got != row.want {
+			t.Errorf("%s: %q, want %q", row.name, got, row.want)
+		}
+	}
+}
 
 // A passive guard does not connect, until it is passive no more.
 func TestPassive(t *testing.T) {
