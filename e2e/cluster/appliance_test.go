@@ -1,16 +1,23 @@
 package cluster
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
-	core "k8s.io/api/core/v1"
-
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
+	coordination "k8s.io/api/coordination/v1"
+	core "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 )
 
 var (
@@ -130,4 +137,170 @@ func TestApplianceInFrontOfACluster(t *testing.T) {
 		c.waitRouted(t, vips)
 		c.waitRouted(t, second, 0)
 	})
+}
+
+// proxyHealth: an agent that is the service proxy of its node serves /healthz and /livez on port 10256, as kube-proxy
+// does.
+func (c *cluster) proxyHealth(t *testing.T, node int, vips []netip.Addr) {
+	t.Helper()
+	answers := func(path string, status int, eligible any) func() error {
+		return func() error {
+			at := netip.AddrPortFrom(c.Balancers[node].V4, 10256)
+			got, err := c.Client().Get(t.Context(), fmt.Sprintf("http://%s%s", at, path))
+			if err != nil {
+				return err
+			}
+			var body map[string]any
+			err = json.Unmarshal([]byte(got.Body), &body)
+			healthy := body["healthy"] == true && body["lastUpdated"] != nil
+			return labtest.ErrorIf(err != nil || got.Status != status || body["nodeEligible"] != eligible || !healthy,
+				"%d %s (%v)", got.Status, got.Body, err)
+		}
+	}
+	labtest.Until(t, 5*time.Second, "/healthz", answers("/healthz", 200, true))
+	labtest.Until(t, 5*time.Second, "/livez", answers("/livez", 200, nil))
+	c.patchNode(t, node, deletionTaint)
+	labtest.Until(t, 5*time.Second, "/healthz of a node that will be deleted", answers("/healthz", 503, false))
+	labtest.Until(t, 5*time.Second, "/livez of a node that will be deleted", answers("/livez", 200, nil))
+	c.waitRouted(t, vips, 0, 1)
+	c.patchNode(t, node, noTaint)
+	labtest.Until(t, 5*time.Second, "/healthz of a node without the taint", answers("/healthz", 200, true))
+	c.waitRouted(t, vips, 0, 1, 2)
+}
+
+// nodePortAnswer is the body that kube-proxy sends on a health check node port
+// (pkg/proxy/healthcheck/service_health.go).
+const nodePortAnswer = `{
+	"service": {
+		"namespace": "default",
+		"name": "web"
+	},
+	"localEndpoints": %d,
+	"serviceProxyHealthy": true
+}`
+
+// TestKubernetesWithoutProxy: without a service proxy the agent serves the health check node ports, and its own probes
+// use them.
+func TestKubernetesWithoutProxy(t *testing.T) {
+	c := newCluster(t, "nat", false)
+	a, b := c.startPod(t, "pod-a", 0), c.startPod(t, "pod-b", 1)
+	vips := c.startService(t, "web", local, []int{0}, a)
+	c.checkClientAddress(t, a)
+	s := must.Get(c.api.CoreV1().Services("default").Get(t.Context(), "web", meta.GetOptions{}))(t)
+	at := func(node int) string {
+		return fmt.Sprintf("http://%s/", netip.AddrPortFrom(c.Balancers[node].V4, uint16(s.Spec.HealthCheckNodePort)))
+	}
+	answers := func(node, status, endpoints int) func() error {
+		return func() error {
+			want := fmt.Sprintf(nodePortAnswer, endpoints)
+			got, err := c.Client().Get(t.Context(), at(node))
+			return errors.Join(err, labtest.ErrorIf(got.Status != status || got.Body != want,
+				"%d %s", got.Status, got.Body))
+		}
+	}
+	labtest.Until(t, 5*time.Second, "node 0 has an endpoint", answers(0, 200, 1))
+	labtest.Until(t, 5*time.Second, "node 1 has none", answers(1, 503, 0))
+	c.setEndpoints(t, "web", a, b)
+	c.waitRouted(t, vips, 0, 1)
+	labtest.Until(t, 5*time.Second, "node 1 has one", answers(1, 200, 1))
+	b.terminating = true
+	c.setEndpoints(t, "web", a, b)
+	c.waitRouted(t, vips, 0)
+	labtest.Until(t, 5*time.Second, "a terminating endpoint does not count", answers(1, 503, 0))
+	b.terminating = false
+	d := c.startPod(t, "pod-d", 2)
+	c.setEndpoints(t, "web", a, b, d)
+	c.waitRouted(t, vips, 0, 1, 2)
+	labtest.Until(t, 5*time.Second, "a node whose agent is the service proxy responds, too", answers(2, 200, 1))
+	c.proxyHealth(t, 2, vips)
+	c.updateService(t, "web", func(s *core.Service) {
+		s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyCluster
+	})
+	c.waitRouted(t, vips, 0, 1, 2)
+	labtest.Until(t, 5*time.Second, "the port is closed", func() error {
+		_, err := c.Client().Get(t.Context(), at(0))
+		return labtest.ErrorIf(err == nil, "it responds")
+	})
+	c.waitAnswered(t, vips...)
+}
+
+// rights: who takes over a node can read Services and endpoints, and change none: neither their addresses nor anything
+// else in the cluster. Who takes over what assigns addresses cannot change where a Service sends traffic.
+func rights(t *testing.T, c *cluster, _ ...*pod) {
+	c.createService(t, "rights", func(*core.Service) {})
+	t.Cleanup(func() { c.deleteService(t, "rights") })
+	c.waitAddresses(t, "rights")
+	dry, merge := meta.PatchOptions{DryRun: []string{meta.DryRunAll}}, types.MergePatchType
+	patchService := func(api kubernetes.Interface, sub ...string) error {
+		_, err := api.CoreV1().Services("default").Patch(t.Context(), "rights", merge, []byte(`{}`), dry, sub...)
+		return err
+	}
+	requests := []struct {
+		name            string
+		node, allocator bool // is permitted
+		send            func(api kubernetes.Interface) error
+	}{
+		{"list Services", true, true, func(api kubernetes.Interface) error {
+			_, err := api.CoreV1().Services("").List(t.Context(), meta.ListOptions{})
+			return err
+		}},
+		{"patch the status of a Service", false, true, func(api kubernetes.Interface) error {
+			return patchService(api, "status")
+		}},
+		{"patch a Service", false, false, func(api kubernetes.Interface) error { return patchService(api) }},
+		{"patch a Node", false, false, func(api kubernetes.Interface) error {
+			_, err := api.CoreV1().Nodes().Patch(t.Context(), c.Balancers[0].Name(), merge, []byte(`{}`), dry)
+			return err
+		}},
+		{"read the keys of the tunnels", true, true, func(api kubernetes.Interface) error {
+			_, err := api.CoreV1().Secrets("steelyard").Get(t.Context(), "steelyard-tunnel-keys", meta.GetOptions{})
+			return err
+		}},
+		{"change the keys of the tunnels", false, false, func(api kubernetes.Interface) error { // by update only
+			secrets := api.CoreV1().Secrets("steelyard")
+			_, err := secrets.Patch(t.Context(), "steelyard-tunnel-keys", merge, []byte(`{}`), dry)
+			return err
+		}},
+		{"create a Secret", false, false, func(api kubernetes.Interface) error { // it could be another account's token
+			secret := &core.Secret{ObjectMeta: meta.ObjectMeta{Name: "token"}}
+			_, err := api.CoreV1().Secrets("steelyard").Create(t.Context(), secret,
+				meta.CreateOptions{DryRun: []string{meta.DryRunAll}})
+			return err
+		}},
+		{"list Secrets", false, false, func(api kubernetes.Interface) error {
+			_, err := api.CoreV1().Secrets("").List(t.Context(), meta.ListOptions{})
+			return err
+		}},
+		{"change the configuration of the nodes", false, false, func(api kubernetes.Interface) error {
+			m := &core.ConfigMap{ObjectMeta: meta.ObjectMeta{Name: "steelyard"}}
+			_, err := api.CoreV1().ConfigMaps("steelyard").Update(t.Context(), m,
+				meta.UpdateOptions{DryRun: []string{meta.DryRunAll}})
+			return err
+		}},
+		{"create a Lease", false, true, func(api kubernetes.Interface) error {
+			_, err := api.CoordinationV1().Leases("steelyard").Create(t.Context(),
+				&coordination.Lease{ObjectMeta: meta.ObjectMeta{Name: "test"}},
+				meta.CreateOptions{DryRun: []string{meta.DryRunAll}})
+			return err
+		}},
+		{"patch an EndpointSlice", false, false, func(api kubernetes.Interface) error {
+			_, err := api.DiscoveryV1().EndpointSlices("default").Patch(t.Context(), "x", merge, []byte(`{}`), dry)
+			return err
+		}},
+	}
+	for _, account := range []string{"steelyard", "steelyard-allocator"} {
+		api := c.apiOf(t, account)
+		for _, r := range requests {
+			permitted := r.node
+			if account == "steelyard-allocator" {
+				permitted = r.allocator
+			}
+			switch err := r.send(api); {
+			case permitted && err != nil:
+				t.Errorf("%s: %s: %v", account, r.name, err)
+			case !permitted && !apierrors.IsForbidden(err):
+				t.Errorf("%s: %s: error %v; want forbidden", account, r.name, err)
+			}
+		}
+	}
 }

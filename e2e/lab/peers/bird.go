@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
@@ -36,7 +35,7 @@ func (b *bird) start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.P
 		return nil, err
 	}
 	all := []*lab.Process{p}
-	_, err = lab.Until(ctx, 10*time.Second, "bird responds", func() error {
+	_, err = lab.Until(ctx, lab.Ready, "bird responds", func() error {
 		if err := ended(all); err != nil {
 			return err
 		}

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
@@ -56,7 +55,7 @@ func (f *frr) start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.Pr
 			return nil, err
 		}
 		all = append(all, p)
-		_, err = lab.Until(ctx, 10*time.Second, name+" responds", func() error {
+		_, err = lab.Until(ctx, lab.Ready, name+" responds", func() error {
 			if err := ended(all); err != nil {
 				return err
 			}
