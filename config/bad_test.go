@@ -84,9 +84,7 @@ func TestBad(t *testing.T) {
 			}
 		})
 	}
-	if mistakes < 60 {
-		t.Errorf("%d mistakes are covered, want at least 60", mistakes)
-	}
+	must.True(t, mistakes >= 60, "%d mistakes are covered, want at least 60", mistakes)
 	t.Logf("%d mistakes in %d files", mistakes, len(files))
 }
 
@@ -100,9 +98,7 @@ func errorsOf(t *testing.T, dir string, text []byte) string {
 		t.Fatalf("got %v and error %v, want only Errors", c, err)
 	}
 	for _, e := range errs {
-		if e.Hint == "" || e.Problem == "" || e.Line < 1 {
-			t.Errorf("incomplete error: %#v", e)
-		}
+		must.True(t, e.Hint != "" && e.Problem != "" && e.Line >= 1, "incomplete error: %#v", e)
 	}
 	got := strings.ReplaceAll(errs.Error()+"\n", file+":", "")
 	return strings.ReplaceAll(got, dir, "DIR")

@@ -13,20 +13,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-var exact = cmp.Options{
-	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
-	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
-	cmp.Comparer(func(a, b Community) bool { return a == b }),
-	cmp.Comparer(func(a, b Secret) bool { return a == b }),
-	cmpopts.EquateEmpty(), cmpopts.IgnoreFields(Config{}, "Text"),
-}
+var exact = cmpopts.IgnoreFields(Config{}, "Text")
 
 // mustParse parses a file of this package, with its secrets in a directory of the test.
 func mustParse(t *testing.T, file string) *Config {
@@ -189,9 +182,7 @@ func TestForms(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			long, short := mustParseText(t, c.long), mustParseText(t, c.short)
 			long.Warnings, short.Warnings = nil, nil
-			if diff := cmp.Diff(long, short, exact); diff != "" {
-				t.Errorf("long -, short +:\n%s", diff)
-			}
+			must.Equal(t, long, short, exact)
 		})
 	}
 }
@@ -252,9 +243,7 @@ func TestCheckDefaults(t *testing.T) {
 			for _, p := range s.Ports {
 				names = append(names, p.Name())
 			}
-			if got, want := strings.Join(names, " "), portNames(c.ports); got != want {
-				t.Errorf("ports %s; want %s, the order of the file", got, want)
-			}
+			must.Equal(t, portNames(c.ports), strings.Join(names, " "))
 		})
 	}
 }
@@ -324,13 +313,10 @@ func TestSNAT(t *testing.T) {
 		{"snat = false\nforward = \"dsr\"", false, `has no effect with forward = "dsr"`},
 	} {
 		c := mustParseText(t, service+x.keys)
-		if got := c.Services[0].SNAT; got != x.want {
-			t.Errorf("%q: %t; want %t", x.keys, got, x.want)
-		}
+		must.Row(t, x.keys, x.want, c.Services[0].SNAT)
 		got := strings.Join(c.Warnings, "")
-		if strings.Contains(got, "snat") != (x.warning != "") || !strings.Contains(got, x.warning) {
-			t.Errorf("%q: warnings %q; want %q", x.keys, got, x.warning)
-		}
+		must.True(t, strings.Contains(got, "snat") == (x.warning != "") && strings.Contains(got, x.warning),
+			"%q: warnings %q; want %q", x.keys, got, x.warning)
 	}
 }
 
@@ -346,12 +332,8 @@ func TestLoad(t *testing.T) {
 	_, err := Load(filepath.Join(dir, "none.toml"))
 	want := Errors{{File: filepath.Join(dir, "none.toml"), Problem: "cannot be read: no such file or directory",
 		Hint: "name the file with -c"}}
-	if err == nil || err.Error() != want.Error() {
-		t.Errorf("got %v, want %v", err, want)
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%v is not fs.ErrNotExist", err)
-	}
+	must.True(t, err != nil && err.Error() == want.Error(), "got %v, want %v", err, want)
+	must.True(t, errors.Is(err, fs.ErrNotExist), "%v is not fs.ErrNotExist", err)
 	denied := unreadable("a.toml", &fs.PathError{Op: "open", Path: "a.toml", Err: syscall.EACCES})
 	if want := "a.toml: cannot be read: permission denied; use sudo"; denied.Error() != want {
 		t.Errorf("got %v, want %s", denied, want)
@@ -362,9 +344,7 @@ func TestLoad(t *testing.T) {
 	text := "[bgp]\nasn = 1\npeers = [{ address = \"192.0.2.1\", asn = 2, password_file = \"peer.key\" }]\n"
 	must.Do(t, os.WriteFile(file, []byte(text), 0o644))
 	c, err := Load(file)
-	if err != nil || c.BGP.Peers[0].Password.Reveal() != "good password" {
-		t.Errorf("got %+v, %v", c, err)
-	}
+	must.True(t, err == nil && c.BGP.Peers[0].Password.Reveal() == "good password", "got %+v, %v", c, err)
 }
 
 // An endless file is an error, not a machine without memory.

@@ -154,9 +154,8 @@ listen = ":9911"
 level = "warn"
 `)
 	p := c.BGP.Peers[0]
-	if !slices.Equal(c.Datapath.SNATPorts, []PortRange{{2000, 3000}}) || c.Datapath.TunnelPort != 1 {
-		t.Errorf("datapath %+v", c.Datapath)
-	}
+	must.True(t, slices.Equal(c.Datapath.SNATPorts, []PortRange{{2000, 3000}}) && c.Datapath.TunnelPort == 1,
+		"datapath %+v", c.Datapath)
 	if c.BGP.ListenPort != -1 || c.BGP.Weighted != lb.WeightedNever || p.HoldTime != 0 || p.GracefulRestart ||
 		p.BFD != (BFD{Interval: 100 * time.Millisecond, Multiplier: 3}) {
 		t.Errorf("bgp %+v", c.BGP)
@@ -165,9 +164,7 @@ level = "warn"
 		!slices.Equal(c.Kubernetes.ExcludeNodes, []string{NodeUnschedulable}) {
 		t.Errorf("kubernetes %+v", c.Kubernetes)
 	}
-	if c.Admin.Listen != ":9911" || c.Log.Level.String() != "WARN" {
-		t.Errorf("admin %+v, log %+v", c.Admin, c.Log)
-	}
+	must.True(t, c.Admin.Listen == ":9911" && c.Log.Level.String() == "WARN", "admin %+v, log %+v", c.Admin, c.Log)
 }
 
 // A timeout that is not given follows the interval down, not up.
@@ -200,9 +197,7 @@ func TestOverlap(t *testing.T) {
 			t.Errorf("%s and %s: overlap %t, want %t", c.a, c.b, overlap(a, b), c.want)
 		}
 	}
-	if got := formatRange(parse("0.0.0.0-255.255.255.255")); got != "0.0.0.0/0" {
-		t.Errorf("got %s, want 0.0.0.0/0", got)
-	}
+	must.Equal(t, "0.0.0.0/0", formatRange(parse("0.0.0.0-255.255.255.255")))
 	if _, ok := prefixOf(parse("192.0.2.1-192.0.2.1")); !ok {
 		t.Error("a single address is a prefix")
 	}
@@ -220,9 +215,7 @@ func TestSpecialAddresses(t *testing.T) {
 		"ff00::": "multicast",
 	} {
 		a := netip.MustParseAddr(addr)
-		if got := specialIn(lb.AddrRange{From: a, To: a}); got != want {
-			t.Errorf("%s: %q, want %q", addr, got, want)
-		}
+		must.Row(t, addr, want, specialIn(lb.AddrRange{From: a, To: a}))
 	}
 }
 
@@ -235,9 +228,7 @@ func TestScanPaths(t *testing.T) {
 	}
 	want := []string{"1 a[0]", "2 a[0].b", "3 a[0].b.c", `4 a[0].b."d\\e"`, "5 a[1]", "6 a[1].f[0]", "7 a[1].f[0].g",
 		`8 a[1].f[0].g."h\"i"`, `8 a[1].f[0].g."h\"i".j`, `8 a[1].f[0].g."h\"i".j[0]`, `8 a[1].f[0].g."h\"i".k`}
-	if !slices.Equal(got, want) {
-		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-	}
+	must.Equal(t, want, got)
 }
 
 // The characters of a bare key are those of TOML; all others make the path quote the key.
@@ -246,9 +237,7 @@ func TestJoinKey(t *testing.T) {
 		"azAZ09_-": "t.azAZ09_-", "": `t.""`, "a.b": `t."a.b"`, "a`": "t.\"a`\"", "a{": `t."a{"`, "a@": `t."a@"`,
 		"a[": `t."a["`, "a/": `t."a/"`, "a:": `t."a:"`,
 	} {
-		if got := joinKey("t", key); got != want {
-			t.Errorf("%s, want %s", got, want)
-		}
+		must.Equal(t, want, joinKey("t", key))
 	}
 }
 
@@ -275,9 +264,7 @@ func TestParentPath(t *testing.T) {
 func TestNoWarningWithoutKeys(t *testing.T) {
 	text := "[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.1\", asn = 64500 }]\n" +
 		"[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/28\"]\n" + fmt.Sprintf(withService, "")
-	if got := mustParseText(t, text).Warnings; len(got) > 0 {
-		t.Errorf("warnings %q", got)
-	}
+	must.Equal(t, nil, mustParseText(t, text).Warnings)
 }
 
 // A file of secrets has up to three, in its order.
@@ -307,9 +294,7 @@ func TestSecretsOfMembers(t *testing.T) {
 			got = append(got, s.Reveal())
 		}
 		want := slices.DeleteFunc(tt.lines, func(s string) bool { return s == "" })
-		if !slices.Equal(got, want) {
-			t.Errorf("%q: read %q", tt.lines, got)
-		}
+		must.Row(t, tt.lines, want, got)
 	}
 }
 
@@ -335,9 +320,7 @@ func TestSecretLengths(t *testing.T) {
 	} {
 		must.Do(t, os.WriteFile(filepath.Join(dir, "s"), []byte(strings.Repeat("x", c.size)), 0o600))
 		_, err := Parse(filepath.Join(dir, "steelyard.toml"), []byte(c.text))
-		if (err == nil) != c.ok {
-			t.Errorf("%d bytes in %q: %v, want accepted: %t", c.size, c.text, err, c.ok)
-		}
+		must.True(t, (err == nil) == c.ok, "%d bytes in %q: %v, want accepted: %t", c.size, c.text, err, c.ok)
 	}
 }
 
@@ -357,7 +340,6 @@ func TestBrokenPoolIsReportedAlone(t *testing.T) {
 	const text = "[[pool]]\nname = \"p\"\naddresses = [\"198.51.100.0/28\", \"x\"]\n"
 	_, err := Parse("steelyard.toml", []byte(text+fmt.Sprintf(withService, "")))
 	var errs Errors
-	if !errors.As(err, &errs) || len(errs) != 1 || errs[0].Key != "pool[0].addresses[1]" {
-		t.Errorf("errors %v, want one about the address", err)
-	}
+	must.True(t, errors.As(err, &errs) && len(errs) == 1 && errs[0].Key == "pool[0].addresses[1]",
+		"errors %v, want one about the address", err)
 }

@@ -91,9 +91,8 @@ func TestPositionsAreOfFindings(t *testing.T) {
 	}{{"", "", 1}, {"check = 1\n", "", 7}, {"", "weighted = 1\n", 12}} {
 		d := newDecoder("f")
 		c, err := d.decode(fmt.Appendf(nil, valid, tt.service, tt.peer))
-		if d.scanner.line != tt.lines {
-			t.Errorf("%q, %q: scanned to line %d; %v, %v", tt.service, tt.peer, d.scanner.line, c, err)
-		}
+		must.True(t, d.scanner.line == tt.lines,
+			"%q, %q: scanned to line %d; %v, %v", tt.service, tt.peer, d.scanner.line, c, err)
 	}
 }
 

@@ -131,9 +131,7 @@ func TestScanLongStrings(t *testing.T) {
 		for _, p := range scan(text) {
 			got = append(got, fmt.Sprintf("%d %s", p.Line, p.Path))
 		}
-		if s := strings.Join(got, ", "); s != want {
-			t.Errorf("%q: positions %s, want %s", text, s, want)
-		}
+		must.Row(t, text, want, strings.Join(got, ", "))
 	}
 }
 
@@ -154,9 +152,7 @@ func TestSecretMax(t *testing.T) {
 	} {
 		must.Do(t, os.WriteFile(filepath.Join(dir, "s"), []byte(strings.Repeat("x", size)), 0o600))
 		_, err := Parse(filepath.Join(dir, "steelyard.toml"), []byte("[l2]\nsecret_file = \"s\""))
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%d bytes: %v, want %s", size, err, want)
-		}
+		must.True(t, err != nil && strings.Contains(err.Error(), want), "%d bytes: %v, want %s", size, err, want)
 	}
 }
 
@@ -186,12 +182,10 @@ check = { type = "https", host = "www.example.com", tls_ca_file = "/nowhere/ca.p
 	c := must.Get(ParseElsewhere("steelyard.toml", []byte(text)))(t)
 	said := strings.Join(c.Warnings, "\n")
 	for _, name := range []string{"tunnel.key", "peer.key", "gossip.key", "token", "tls.key", "ca.pem"} {
-		if !strings.Contains(said, "/nowhere/"+name+" is not on this machine: its content is not checked") {
-			t.Errorf("%s is not named in the warnings:\n%s", name, said)
-		}
+		must.True(t, strings.Contains(said, "/nowhere/"+name+" is not on this machine: its content is not checked"),
+			"%s is not named in the warnings:\n%s", name, said)
 	}
 	_, err := Parse("steelyard.toml", []byte(text))
-	if err == nil || strings.Count(err.Error(), "cannot be read") != 6 {
-		t.Errorf("here: %v; want an error about each of 6 files", err)
-	}
+	must.True(t, err != nil && strings.Count(err.Error(), "cannot be read") == 6,
+		"here: %v; want an error about each of 6 files", err)
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/BurntSushi/toml"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // Each reader of an address or a community reports failure together with one error.
@@ -86,9 +88,8 @@ func TestSyntaxErrorPosition(t *testing.T) {
 		d := newDecoder("")
 		d.text = text
 		got := d.syntaxError(err)
-		if got.Line != c.line || got.Key != c.want || got.Problem != "not TOML: m" {
-			t.Errorf("%d %q: %d %q, %s; want %d %q", c.start, c.last, got.Line, got.Key, got.Problem, c.line, c.want)
-		}
+		must.True(t, got.Line == c.line && got.Key == c.want && got.Problem == "not TOML: m",
+			"%d %q: %d %q, %s; want %d %q", c.start, c.last, got.Line, got.Key, got.Problem, c.line, c.want)
 	}
 }
 
@@ -144,9 +145,8 @@ func TestMinHealthyByFamily(t *testing.T) {
 		for n := c.most; n <= c.most+1; n++ {
 			_, err := Parse("steelyard.toml", fmt.Appendf(nil, "[[service]]\nname = \"s\"\nports = [\"80\"]\n"+
 				"address = [%s]\nbackends = [%s]\nforward = %q\nmin_healthy = %d", c.address, c.backends, c.forward, n))
-			if (err == nil) != (n == c.most) {
-				t.Errorf("%d of %s for %s by %s: %v", n, c.backends, c.address, c.forward, err)
-			}
+			must.True(t, (err == nil) == (n == c.most),
+				"%d of %s for %s by %s: %v", n, c.backends, c.address, c.forward, err)
 		}
 	}
 }

@@ -36,9 +36,8 @@ func TestTunnelKeyFile(t *testing.T) {
 		must.Do(t, os.WriteFile(filepath.Join(dir, "k"), []byte(tt.text), 0o600))
 		cfg, err := Parse(filepath.Join(dir, "steelyard.toml"), []byte("[datapath]\ntunnel_key_file = \"k\"\n"))
 		if tt.err != "" {
-			if err == nil || !strings.Contains(err.Error(), tt.err) || strings.Contains(err.Error(), a) {
-				t.Errorf("%q: error %v; want %q and no key", tt.text, err, tt.err)
-			}
+			must.True(t, err != nil && strings.Contains(err.Error(), tt.err) && !strings.Contains(err.Error(), a),
+				"%q: error %v; want %q and no key", tt.text, err, tt.err)
 			continue
 		}
 		if err != nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A number where a text is expected is one error at that key, whatever the key is.
@@ -39,9 +40,7 @@ func TestTextIsRequired(t *testing.T) {
 	} {
 		_, err := Parse("steelyard.toml", []byte(c.text))
 		errs, _ := err.(Errors)
-		if len(errs) != 1 || errs[0].Key != c.key {
-			t.Errorf("%s: %v, want one error at %s", c.text, err, c.key)
-		}
+		must.True(t, len(errs) == 1 && errs[0].Key == c.key, "%s: %v, want one error at %s", c.text, err, c.key)
 	}
 }
 
@@ -51,9 +50,8 @@ func TestServiceOfAPool(t *testing.T) {
 		"[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/28\"]\nannounce = [\"l2\"]\n" +
 		"[[service]]\nname = \"s\"\npool = \"p\"\nports = [\"80\"]\nbackends = [%s]\n"
 	s := mustParseText(t, fmt.Sprintf(text, `"10.0.0.1"`)).Services[0]
-	if s.Pool != "p" || len(s.Addresses) > 0 || !slices.Equal(s.Announce, []lb.AnnouncerKind{lb.AnnounceL2}) {
-		t.Errorf("%+v", s)
-	}
+	must.True(t, s.Pool == "p" && len(s.Addresses) == 0 && slices.Equal(s.Announce, []lb.AnnouncerKind{lb.AnnounceL2}),
+		"%+v", s)
 	// The addresses of the pool decide which families the backends may have.
 	if _, err := Parse("steelyard.toml", []byte(fmt.Sprintf(text, `"2001:db8::1"`))); err == nil {
 		t.Error("an IPv6 backend of an IPv4 pool is accepted")
@@ -66,9 +64,7 @@ func TestCommunityText(t *testing.T) {
 		if err := c.UnmarshalText([]byte(text)); err != nil {
 			t.Errorf("%s: %v", text, err)
 		}
-		if got, err := c.MarshalText(); err != nil || string(got) != text {
-			t.Errorf("%s becomes %s, %v", text, got, err)
-		}
+		must.Equal(t, text, string(must.Get(c.MarshalText())(t)))
 	}
 	for _, text := range []string{"", "1", "65536:1", "1:65536", "1:2:4294967296", "1:2:3:4", "-1:1", "no-exports"} {
 		if c, err := ParseCommunity(text); err == nil || c != (Community{}) {

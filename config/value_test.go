@@ -32,18 +32,15 @@ func TestCommunity(t *testing.T) {
 		{"rt:4200000000:7", Community{kind: extended, extended: [8]byte{2, 2, 250, 86, 234, 0, 0, 7}}},
 	} {
 		got, err := ParseCommunity(c.text)
-		if err != nil || got != c.want || got.String() != c.text {
-			t.Errorf("%s: got %#v (%s), %v", c.text, got, got, err)
-		}
+		must.True(t, err == nil && got == c.want && got.String() == c.text,
+			"%s: got %#v (%s), %v", c.text, got, got, err)
 		_, standard := got.Standard()
 		_, large := got.Large()
 		if _, extended := got.Extended(); count(standard)+count(large)+count(extended) != 1 {
 			t.Errorf("%s: is standard %t, large %t, extended %t", c.text, standard, large, extended)
 		}
 	}
-	if got, err := ParseCommunity("65535:65281"); err != nil || got.String() != "no-export" {
-		t.Errorf("got %s, %v; want no-export", got, err)
-	}
+	must.Equal(t, "no-export", must.Get(ParseCommunity("65535:65281"))(t).String())
 }
 
 func count(b bool) int {
@@ -61,18 +58,14 @@ func TestRange(t *testing.T) {
 		{"2001:db8::", "2001:db8::ffff:ffff:ffff:ffff", "2001:db8::/64"},
 	} {
 		r := lb.AddrRange{From: netip.MustParseAddr(c.from), To: netip.MustParseAddr(c.to)}
-		if got := formatRange(r); got != c.want {
-			t.Errorf("got %s, want %s", got, c.want)
-		}
+		must.Equal(t, c.want, formatRange(r))
 		if !r.Contains(r.From) || !r.Contains(r.To) || r.Contains(r.From.Prev()) || r.Contains(r.To.Next()) {
 			t.Errorf("%s has other limits", c.want)
 		}
 	}
 	v4 := lb.AddrRange{From: netip.MustParseAddr("0.0.0.0"), To: netip.MustParseAddr("255.255.255.255")}
 	v6 := lb.AddrRange{From: netip.IPv6Unspecified(), To: netip.IPv6Unspecified()}
-	if v4.Contains(v6.From) || overlap(v4, v6) {
-		t.Error("an IPv4 range has IPv6 addresses")
-	}
+	must.True(t, !v4.Contains(v6.From) && !overlap(v4, v6), "an IPv4 range has IPv6 addresses")
 }
 
 func TestShort(t *testing.T) {
@@ -93,9 +86,7 @@ func TestSelector(t *testing.T) {
 		"example.net/rack=a,b":    true, "cpus>4": true, "rack=": true,
 		"rack=a b": false, ",": false, "a in b": false, "a=b,": false, "=a": false, "(a)": false, "-a=b": false,
 	} {
-		if got := selectorSyntax.MatchString(s); got != want {
-			t.Errorf("%q: got %t, want %t", s, got, want)
-		}
+		must.Row(t, s, want, selectorSyntax.MatchString(s))
 	}
 }
 
@@ -107,9 +98,7 @@ func TestSuggest(t *testing.T) {
 		"tiemout": "timeout", "port": "ports", "path": "check.path", "password": "password_file", "as": "asn",
 		"colour": "", "x": "", "": "",
 	} {
-		if got := suggest(written, words); got != want {
-			t.Errorf("%q: got %q, want %q", written, got, want)
-		}
+		must.Row(t, written, want, suggest(written, words))
 	}
 }
 
@@ -157,23 +146,15 @@ func TestSecretDoesNotPrint(t *testing.T) {
 	}
 	must.Do(t, json.NewEncoder(&out).Encode(p))
 	for _, form := range []string{hidden, fmt.Sprintf("%x", hidden)} {
-		if strings.Contains(out.String(), form) {
-			t.Errorf("%q is in:\n%s", form, &out)
-		}
+		must.True(t, !strings.Contains(out.String(), form), "%q is in:\n%s", form, &out)
 	}
-	if got := fmt.Sprint(p.Password); got != "[redacted]" {
-		t.Errorf("got %q, want [redacted]", got)
-	}
+	must.Equal(t, "[redacted]", fmt.Sprint(p.Password))
 }
 
 func TestSecretIsAValue(t *testing.T) {
 	a, b := NewSecret("x"), NewSecret(strings.Repeat("x", 1))
-	if a != b {
-		t.Error("equal secrets are not equal")
-	}
-	if a == NewSecret("y") || a == (Secret{}) {
-		t.Error("different secrets are equal")
-	}
+	must.True(t, a == b, "equal secrets are not equal")
+	must.True(t, a != NewSecret("y") && a != (Secret{}), "different secrets are equal")
 	if a.Reveal() != "x" || !a.IsSet() {
 		t.Errorf("got %q", a.Reveal())
 	}
@@ -188,11 +169,8 @@ func TestSecretOpenToAllWorksWithAWarning(t *testing.T) {
 	const text = "[bgp]\nasn = 64512\n" +
 		"peers = [{ address = \"192.0.2.1\", asn = 64500, password_file = \"open.key\" }]\n"
 	c := must.Get(Parse(filepath.Join(dir, "steelyard.toml"), []byte(text)))(t)
-	if got := c.BGP.Peers[0].Password.Reveal(); got != "password" {
-		t.Errorf("password %q", got)
-	}
+	must.Equal(t, "password", c.BGP.Peers[0].Password.Reveal())
 	const warning = "open to every user of this machine (mode 0644)"
-	if !slices.ContainsFunc(c.Warnings, func(w string) bool { return strings.Contains(w, warning) }) {
-		t.Errorf("warnings %q; want one about the mode", c.Warnings)
-	}
+	must.True(t, slices.ContainsFunc(c.Warnings, func(w string) bool { return strings.Contains(w, warning) }),
+		"warnings %q; want one about the mode", c.Warnings)
 }

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func addrs(s ...string) (out []netip.Addr) {
@@ -76,9 +78,7 @@ func TestAllocate(t *testing.T) {
 			if msg := errText(err); msg != tt.err || !slices.Equal(got, tt.want) {
 				t.Errorf("Assign = %v, %q; want %v, %q", got, msg, tt.want, tt.err)
 			}
-			if given := a.Given("web"); !slices.Equal(given, tt.want) {
-				t.Errorf("Given = %v; want %v", given, tt.want)
-			}
+			must.Equal(t, tt.want, a.Given("web"))
 		})
 	}
 }
@@ -99,15 +99,13 @@ func TestAllocationIsSticky(t *testing.T) {
 	second, _ := a.Assign(request("second", "", "4"))
 	a.Release("first")
 	again, err := a.Assign(request("second", "", "4"))
-	if err != nil || !slices.Equal(again, second) {
-		t.Errorf("second has %v (%v) after first was released; want %v as before", again, err, second)
-	}
+	must.True(t, err == nil && slices.Equal(again, second),
+		"second has %v (%v) after first was released; want %v as before", again, err, second)
 	a = NewAllocator([]Pool{pool("other", "198.51.100.1", "198.51.100.9")})
 	a.Take(Holder{Service: "second"}, second)
 	moved, err := a.Assign(request("second", "", "4"))
-	if err != nil || !slices.Equal(moved, addrs("198.51.100.1")) {
-		t.Errorf("second has %v (%v) after its pool is gone; want 198.51.100.1", moved, err)
-	}
+	must.True(t, err == nil && slices.Equal(moved, addrs("198.51.100.1")),
+		"second has %v (%v) after its pool is gone; want 198.51.100.1", moved, err)
 }
 
 // A service keeps its address in a pool that is no longer auto_assign or no longer for it, also beside another holder,
@@ -243,9 +241,7 @@ func TestFailureChangesNothing(t *testing.T) {
 	if _, err := a.Assign(request("web", "", "46")); err == nil {
 		t.Fatal("an IPv6 address from an IPv4 pool")
 	}
-	if got := a.Given("web"); !slices.Equal(got, addrs("203.0.113.1")) {
-		t.Errorf("web has %v; want what it had", got)
-	}
+	must.Equal(t, addrs("203.0.113.1"), a.Given("web"))
 	wantAssigned(t, a, "a new one", request("b", "", "4"), "[203.0.113.2]")
 }
 
@@ -301,9 +297,8 @@ func TestShare(t *testing.T) {
 	for service := range a.assigned {
 		a.Release(service)
 	}
-	if len(a.shared)+len(a.holders)+len(a.assigned) != 0 {
-		t.Errorf("after all are released: %v, %v, %v", a.shared, a.holders, a.assigned)
-	}
+	must.True(t, len(a.shared)+len(a.holders)+len(a.assigned) == 0,
+		"after all are released: %v, %v, %v", a.shared, a.holders, a.assigned)
 }
 
 // A service with a share key is assigned an address that it has reserved, also after the address was found in use for

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A panic loses one object. It is counted each time, and logged with its stack once; the trouble of an object that
@@ -34,18 +34,13 @@ func TestBoundary(t *testing.T) {
 			t.Errorf("panics %v; want 2 each", n)
 		}
 		want := []string{"service a/web panic: odd", "frame eth0 panic: odd"}
-		if !slices.Equal(told, want) {
-			t.Errorf("told %q; want %q", told, want)
-		}
+		must.Equal(t, want, told)
 		if n := strings.Count(text.String(), "stack="); n != 2 {
 			t.Errorf("%d stacks in the log; want one for each object:\n%s", n, text.String())
 		}
-		if !b.Do(lb.PartService, "a/web", func() {}) || !b.Do(lb.PartFrame, "eth0", func() {}) {
-			t.Error("no success after a panic")
-		}
-		if got := b.Troubles(); !slices.Equal(got, []string{"frame eth0: panic: odd"}) {
-			t.Errorf("troubles %q; want that of the frame", got)
-		}
+		must.True(t, b.Do(lb.PartService, "a/web", func() {}) && b.Do(lb.PartFrame, "eth0", func() {}),
+			"no success after a panic")
+		must.Equal(t, []string{"frame eth0: panic: odd"}, b.Troubles())
 		if time.Sleep(11 * time.Minute); len(b.Troubles()) > 0 {
 			t.Errorf("troubles %q; want none after a while", b.Troubles())
 		}
@@ -112,9 +107,7 @@ func TestPanicOfAPlan(t *testing.T) {
 		on.Store(false)
 		e.Delete("bad")
 		wantAnnounced(t, fx, others[1:]...)
-		if len(b.Troubles()) > 0 {
-			t.Errorf("troubles %q after the service was deleted", b.Troubles())
-		}
+		must.Equal(t, nil, b.Troubles())
 	}, func(o *lb.EngineOptions) { o.Boundary = b })
 }
 
@@ -144,8 +137,7 @@ func TestPanicOfAStatus(t *testing.T) {
 		e.Put(service("bad", []netip.Addr{vip1}, "10.0.0.1"))
 		e.Put(service("good", []netip.Addr{vip2}, "10.0.0.1"))
 		st, err := e.Status(t.Context())
-		if err != nil || len(st.Services) != 1 || st.Services[0].Service != "good" {
-			t.Errorf("services %+v, %v; want the good one", st.Services, err)
-		}
+		must.True(t, err == nil && len(st.Services) == 1 && st.Services[0].Service == "good",
+			"services %+v, %v; want the good one", st.Services, err)
 	}, func(o *lb.EngineOptions) { o.Boundary = b })
 }

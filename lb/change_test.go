@@ -4,9 +4,10 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
-	"slices"
 	"testing"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // changed returns a service as a file has it, after f.
@@ -66,9 +67,7 @@ func TestChanges(t *testing.T) {
 			for _, c := range Changes([]*Service{changed(func(*Service) {})}, []*Service{changed(tt.f)}) {
 				got = append(got, c.String()+ending(c.Ends))
 			}
-			if !slices.Equal(got, tt.want) {
-				t.Errorf("got\n%q\nwant\n%q", got, tt.want)
-			}
+			must.Equal(t, tt.want, got)
 		})
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 var (
@@ -81,16 +83,11 @@ func TestChecks(t *testing.T) {
 				}
 				got = append(got, text)
 				keys[c.Key] = true
-				if c.Key.Service != "web" || c.Key.Backend.Addr() != c.Target.Addr() || c.Method != s.Method {
-					t.Errorf("check %+v is not of %s", c, s.Name)
-				}
+				must.True(t, c.Key.Service == "web" && c.Key.Backend.Addr() == c.Target.Addr() && c.Method == s.Method,
+					"check %+v is not of %s", c, s.Name)
 			}
-			if fmt.Sprint(got) != tt.want {
-				t.Errorf("checks %v; want %s", got, tt.want)
-			}
-			if len(keys) != len(got) {
-				t.Errorf("%d keys for %d checks", len(keys), len(got))
-			}
+			must.True(t, fmt.Sprint(got) == tt.want, "checks %v; want %s", got, tt.want)
+			must.Equal(t, len(got), len(keys))
 		})
 	}
 }
@@ -106,13 +103,10 @@ func TestStatusRange(t *testing.T) {
 
 func TestDrainsWith(t *testing.T) {
 	d := Drains{}.With("a", true).With("b", true).With("a", true)
-	if !slices.Equal(d.Services, []string{"b", "a"}) || d.Node {
-		t.Errorf("drains %+v; want b and a", d)
-	}
+	must.True(t, slices.Equal(d.Services, []string{"b", "a"}) && !d.Node, "drains %+v; want b and a", d)
 	e := d.With("b", false)
-	if !slices.Equal(e.Services, []string{"a"}) || !slices.Equal(d.Services, []string{"b", "a"}) {
-		t.Errorf("without b: %+v; want a; before: %+v; want b and a", e, d)
-	}
+	must.True(t, slices.Equal(e.Services, []string{"a"}) && slices.Equal(d.Services, []string{"b", "a"}),
+		"without b: %+v; want a; before: %+v; want b and a", e, d)
 	for name, tt := range map[string]struct {
 		d    Drains
 		want string
@@ -134,8 +128,6 @@ func TestBackendName(t *testing.T) {
 		} else {
 			b.Addr = netip.MustParseAddr(want)
 		}
-		if got := (CheckKey{Backend: b.ID()}).BackendName(); got != want {
-			t.Errorf("%q; want %q", got, want)
-		}
+		must.Equal(t, want, (CheckKey{Backend: b.ID()}).BackendName())
 	}
 }

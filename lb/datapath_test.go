@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 var (
@@ -88,27 +90,17 @@ func TestDatapathStateDrop(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			d := newTestState()
 			old, other := testPlan("web", 1, 80, 81, 90), testPlan("other", 1, 90)
-			if refused := d.want(other); len(refused) > 0 {
-				t.Fatalf("refused %v", refused)
-			}
-			if refused := d.want(old); !slices.Equal(refused, []Frontend{at(90)}) {
-				t.Fatalf("refused %v; want port 90 of the other service", refused)
-			}
+			must.Equal(t, nil, d.want(other))
+			must.Equal(t, []Frontend{at(90)}, d.want(old))
 			d.step(t, testStart, "+80 +81 +90")
 			if tt.next != nil {
 				d.want(tt.next)
 			}
-			if got := d.drop(old, tt.next); got != tt.dropped {
-				t.Errorf("dropped: %t; want %t", got, tt.dropped)
-			}
+			must.Equal(t, tt.dropped, d.drop(old, tt.next))
 			delta, _ := d.next(testStart, true)
 			d.complete(delta, nil, testStart)
-			if got := d.held(); !slices.Equal(got, tt.want) {
-				t.Errorf("held %v; want %v", got, tt.want)
-			}
-			if got, want := d.vips.get(testVIP).wanted, len(tt.want); got != want {
-				t.Errorf("%d frontends wanted; want %d", got, want)
-			}
+			must.Equal(t, tt.want, d.held())
+			must.Equal(t, len(tt.want), d.vips.get(testVIP).wanted)
 		})
 	}
 }
@@ -118,9 +110,7 @@ func TestDatapathStateRetries(t *testing.T) {
 	d, now := newTestState(), testStart
 	d.want(testPlan("web", 1, 80, 81))
 	d.step(t, now, "+80 +81", 81)
-	if got := d.held(); !slices.Equal(got, []uint16{80}) {
-		t.Fatalf("held %v; want 80", got)
-	}
+	must.Equal(t, []uint16{80}, d.held())
 	for _, delay := range []time.Duration{1, 2, 4, 8, 16, 32, 32} {
 		delay *= time.Second
 		if got := d.retryAt(); !got.Equal(now.Add(delay)) {
@@ -130,12 +120,8 @@ func TestDatapathStateRetries(t *testing.T) {
 			t.Errorf("reasons %q and %q; want one for port 81", d.reason(at(80)), d.reason(at(81)))
 		}
 		d.step(t, now.Add(delay-1), "")
-		if !d.idle(now.Add(delay - 1)) {
-			t.Error("not idle before the retry is due")
-		}
-		if d.idle(now.Add(delay)) {
-			t.Error("idle when the retry is due")
-		}
+		must.True(t, d.idle(now.Add(delay-1)), "not idle before the retry is due")
+		must.True(t, !d.idle(now.Add(delay)), "idle when the retry is due")
 		if got := d.behind; !got.Equal(testStart) {
 			t.Errorf("behind since %s; want %s", got, testStart)
 		}
@@ -218,9 +204,7 @@ func TestDatapathStateInFlight(t *testing.T) {
 				t.Fatalf("delta: %t, idle: %t; want a call in flight", ok, d.idle(testStart))
 			}
 			v := d.vips.get(testVIP)
-			if got := v.datapath.Surely(); got != tt.surely {
-				t.Errorf("surely served: %t; want %t", got, tt.surely)
-			}
+			must.Equal(t, tt.surely, v.datapath.Surely())
 			d.complete(delta, nil, testStart)
 			d.step(t, testStart, "")
 			if !d.idle(testStart) || v.datapath.Busy || v.datapath.Done != (v.serving > 0) {
@@ -233,9 +217,8 @@ func TestDatapathStateInFlight(t *testing.T) {
 func TestVIPsAreOfOneTable(t *testing.T) {
 	table := &vipTable{byAddr: map[vipKey]*vip{}}
 	v := table.get(testVIP)
-	if table.get(testVIP) != v || table.get(netip.MustParseAddr("203.0.113.99")) == v {
-		t.Error("an entry is not of its address")
-	}
+	must.True(t, table.get(testVIP) == v && table.get(netip.MustParseAddr("203.0.113.99")) != v,
+		"an entry is not of its address")
 	for _, busy := range []vip{{wanted: 1}, {held: 1}, {announce: Known{Done: true}}, {datapath: Known{Done: true}}} {
 		busy.addr = testVIP
 		table.byAddr[testVIP] = &busy

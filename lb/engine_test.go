@@ -76,18 +76,14 @@ func answer(e *lb.Engine, s *lb.Service, state lb.State, which ...int) {
 func wantAnnounced(t *testing.T, fx *lbtest.Fixture, want ...netip.Addr) {
 	t.Helper()
 	synctest.Wait()
-	if got := fx.Announced(); !slices.Equal(got, want) {
-		t.Errorf("announced %v; want %v", got, want)
-	}
+	must.Equal(t, want, fx.Announced())
 }
 
 func wantTargets(t *testing.T, fx *lbtest.Fixture, f lb.Frontend, want int) {
 	t.Helper()
 	synctest.Wait()
 	p, ok := fx.Served(f)
-	if !ok || p == nil || len(p.Targets) != want {
-		t.Errorf("%s is served as %+v; want %d targets", f, p, want)
-	}
+	must.True(t, ok && p != nil && len(p.Targets) == want, "%s is served as %+v; want %d targets", f, p, want)
 }
 
 func TestServiceIsServedThenAnnouncedThenFollowsHealth(t *testing.T) {
@@ -112,9 +108,7 @@ func TestServiceIsServedThenAnnouncedThenFollowsHealth(t *testing.T) {
 			t.Errorf("down backends %v; want one", p.Down)
 		}
 		st := must.Get(e.Status(t.Context()))(t)
-		if got, want := st.Routes[0].Reason, "1 of 2 backends healthy, min_healthy is 2"; got != want {
-			t.Errorf("reason %q; want %q", got, want)
-		}
+		must.Equal(t, "1 of 2 backends healthy, min_healthy is 2", st.Routes[0].Reason)
 		answer(e, s, lb.StateHealthy, 1)
 		wantAnnounced(t, fx, vip1)
 
@@ -123,9 +117,7 @@ func TestServiceIsServedThenAnnouncedThenFollowsHealth(t *testing.T) {
 		if _, ok := fx.Served(frontend(vip1)); ok {
 			t.Error("still served after deletion")
 		}
-		if len(fx.Checks("web")) > 0 {
-			t.Error("still checked after deletion")
-		}
+		must.Equal(t, nil, fx.Checks("web"))
 	})
 }
 
@@ -159,9 +151,7 @@ func TestShutdownWithdraws(t *testing.T) {
 		answer(e, s, lb.StateHealthy)
 		wantAnnounced(t, fx, vip1)
 	})
-	if got := fx.Announced(); len(got) > 0 {
-		t.Errorf("announced %v after the end; want none", got)
-	}
+	must.Equal(t, nil, fx.Announced())
 	if _, ok := fx.Served(frontend(vip1)); !ok {
 		t.Error("no longer served after the end; flows would break")
 	}
@@ -286,9 +276,7 @@ func TestBehind(t *testing.T) {
 			return time.Since(since)
 		}
 		e.Complete("file")
-		if d := behind(); d != 0 {
-			t.Errorf("behind for %s without services", d)
-		}
+		must.Equal(t, 0, behind())
 		fx.SetFail(1)
 		s := service("web", []netip.Addr{vip1}, "10.0.0.1")
 		e.Put(s)
@@ -299,9 +287,7 @@ func TestBehind(t *testing.T) {
 		}
 		fx.SetFail(0)
 		time.Sleep(time.Minute)
-		if d := behind(); d != 0 {
-			t.Errorf("behind for %s when all is in force", d)
-		}
+		must.Equal(t, 0, behind())
 	})
 }
 

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestParseQuestion(t *testing.T) {
@@ -22,9 +24,7 @@ func TestParseQuestion(t *testing.T) {
 		if err != nil {
 			got = ""
 		}
-		if got != tt.want {
-			t.Errorf("%q, %q: %q (%v); want %q", tt.client, tt.to, got, err, tt.want)
-		}
+		must.True(t, got == tt.want, "%q, %q: %q (%v); want %q", tt.client, tt.to, got, err, tt.want)
 	}
 }
 
@@ -46,17 +46,14 @@ func TestSurround(t *testing.T) {
 	}
 	e := Explanation{Address: testVIP, Port: 80, Protocol: TCP, Steps: []string{"first"}}
 	e.Surround(s, []PeerStatus{{Peer: testVIP, State: "active", LastError: "connection refused"}})
-	if len(e.Out) != 2 || e.Route.Reason != drained || len(e.Peers) != 1 {
-		t.Errorf("%+v", e)
-	}
+	must.True(t, len(e.Out) == 2 && e.Route.Reason == drained && len(e.Peers) == 1, "%+v", e)
 	want := []string{
 		"first", "gets no new flows: unhealthy: HTTP 503", "gets no new flows: draining",
 		"is not announced: withheld: drained by the operator", "active, 0 routes: connection refused",
 	}
 	for i, text := range want {
-		if i >= len(e.Steps) || !strings.Contains(e.Steps[i], text) {
-			t.Errorf("step %d of %q; want %q", i, e.Steps, text)
-		}
+		must.True(t, i < len(e.Steps) && strings.Contains(e.Steps[i], text),
+			"step %d of %q; want %q", i, e.Steps, text)
 	}
 }
 
@@ -66,9 +63,7 @@ func TestSurroundWithALowerPreference(t *testing.T) {
 	e.Surround(Status{Routes: []RouteStatus{
 		{Address: testVIP, State: RouteAnnounced, Reason: "with a lower preference: " + drained}}}, nil)
 	want := testVIP.String() + " is announced with a lower preference: drained by the operator"
-	if got := strings.Join(e.Steps, "\n"); got != want {
-		t.Errorf("steps %q; want %q", got, want)
-	}
+	must.Equal(t, want, strings.Join(e.Steps, "\n"))
 }
 
 // Reasons may change with every probe ("HTTP 503, request 4711"). A plan depends on states and weights only.

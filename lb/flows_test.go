@@ -45,9 +45,7 @@ func TestFlowFilterSet(t *testing.T) {
 			var f FlowFilter
 			switch err := f.Set(tt.name, tt.value); {
 			case tt.err != "":
-				if err == nil || err.Error() != tt.err {
-					t.Errorf("error %v; want %s", err, tt.err)
-				}
+				must.Equal(t, tt.err, fmt.Sprint(err))
 			case err != nil:
 				t.Error(err)
 			case fmt.Sprint(f) != tt.want:
@@ -82,7 +80,5 @@ func TestFlowFilterMatch(t *testing.T) {
 			}
 		})
 	}
-	if !(FlowFilter{}).Match(flow) {
-		t.Error("the zero filter does not match; want every flow")
-	}
+	must.True(t, (FlowFilter{}).Match(flow), "the zero filter does not match; want every flow")
 }

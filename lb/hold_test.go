@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // aged is a request of a service that was created n minutes after the first.
@@ -46,9 +48,7 @@ func TestFirstHolderKeeps(t *testing.T) {
 			tt.change(&first, &second)
 			tt.change = func(_, _ *Request) {}
 		}
-		if got := fmt.Sprint(a.Denied(first.Holder), a.Denied(second.Holder)); got != tt.denied {
-			t.Errorf("%s: denied %s; want %s", tt.name, got, tt.denied)
-		}
+		must.Row(t, tt.name, tt.denied, fmt.Sprint(a.Denied(first.Holder), a.Denied(second.Holder)))
 		third := sharer("third", "x", 443)
 		third.Addresses = addrs("203.0.113.1")
 		if got := outcome(a.Assign(third)); got == same {
@@ -69,9 +69,7 @@ func TestDeniedPortIsFreed(t *testing.T) {
 	if a.Assign(first); a.Freed() {
 		t.Error("the same request again has freed something")
 	}
-	if !a.Shares("first") || a.Shares("third") {
-		t.Error("first shares its address, and third has none")
-	}
+	must.True(t, a.Shares("first") && !a.Shares("third"), "first shares its address, and third has none")
 	a.Release("second")
 	if !a.Freed() || len(a.Denied(first.Holder)) > 0 || a.Shares("first") {
 		t.Errorf("after the release: denied %v", a.Denied(first.Holder))
@@ -103,9 +101,7 @@ func TestPortOfTwoHolders(t *testing.T) {
 					has = append(has, r.Service)
 				}
 			}
-			if fmt.Sprint(has) != "["+tt.want+"]" {
-				t.Errorf("%v have the port; want %s", has, tt.want)
-			}
+			must.True(t, fmt.Sprint(has) == "["+tt.want+"]", "%v have the port; want %s", has, tt.want)
 		}
 	}
 }

@@ -52,9 +52,8 @@ func TestGracefulWithdrawal(t *testing.T) {
 		e.Drain(lb.Drains{}.With("one", true))
 		lowered(true, false)
 		st, err := e.Status(t.Context())
-		if err != nil || st.Routes[0].Reason != "with a lower preference: drained by the operator" {
-			t.Errorf("status %+v, %v", st.Routes, err)
-		}
+		must.True(t, err == nil && st.Routes[0].Reason == "with a lower preference: drained by the operator",
+			"status %+v, %v", st.Routes, err)
 		time.Sleep(grace - time.Millisecond)
 		lowered(true, false)
 		time.Sleep(2 * time.Millisecond)
@@ -83,9 +82,7 @@ func TestGracefulWithdrawal(t *testing.T) {
 		}
 		time.Sleep(2 * time.Millisecond)
 		lowered()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
+		must.Do(t, <-done)
 		if v := fx.Violations(); len(v) > 0 {
 			t.Errorf("order violated %d times, first: %s", len(v), v[0])
 		}

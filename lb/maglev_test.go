@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func targets(weights ...int) []Target {
@@ -36,18 +38,15 @@ func TestTablesGiveEveryTargetItsShare(t *testing.T) {
 		for _, ts := range sets {
 			t.Run(fmt.Sprintf("%s/%d", algorithm, len(ts)), func(t *testing.T) {
 				table := tableFor(algorithm, ts, true)
-				if !slices.Equal(table, tableFor(algorithm, ts, true)) {
-					t.Fatal("two calls gave different tables")
-				}
+				must.Equal(t, tableFor(algorithm, ts, true), table)
 				total := 0
 				for _, x := range ts {
 					total += x.Weight
 				}
 				for i, n := range shares(table, len(ts)) {
 					want := float64(len(table)) * float64(ts[i].Weight) / float64(total)
-					if math.Abs(float64(n)-want) > 2+want*0.02 {
-						t.Errorf("target %d has %d of %d slots; want about %.0f", i, n, len(table), want)
-					}
+					must.True(t, math.Abs(float64(n)-want) <= 2+want*0.02,
+						"target %d has %d of %d slots; want about %.0f", i, n, len(table), want)
 				}
 			})
 		}
@@ -82,9 +81,7 @@ func TestMaglevMovesLittle(t *testing.T) {
 func TestTableSizesArePrimes(t *testing.T) {
 	for _, size := range tablePrimes {
 		for d := 2; d*d <= size; d++ {
-			if size%d == 0 {
-				t.Errorf("%d is %d × %d", size, d, size/d)
-			}
+			must.True(t, size%d != 0, "%d is %d × %d", size, d, size/d)
 		}
 	}
 	for n, want := range map[int]int{1: 1009, 10: 1009, 11: 2039, 650: 65521, 5000: MaxTableSize} {

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // planText is one line per frontend (targets with weight and "!" for local ones, then down backends) and per VIP.
@@ -122,9 +124,7 @@ func TestBuild(t *testing.T) {
 				Check: CheckSpec{Type: CheckTCP},
 			}
 			tt.change(s)
-			if got := planText(Build(s, states(s, tt.results), tt.drains)); got != tt.want {
-				t.Errorf("plan:\n%swant:\n%s", got, tt.want)
-			}
+			must.Equal(t, tt.want, planText(Build(s, states(s, tt.results), tt.drains)))
 		})
 	}
 }
@@ -149,13 +149,10 @@ func TestBuildNodeForwarding(t *testing.T) {
 203.0.113.10:80/udp tunnel 192.0.2.1:0*1! 192.0.2.2:0*2 nodes 0 any false
 203.0.113.10: 3 ""
 `
-	if got := planText(p); got != want {
-		t.Errorf("plan:\n%swant:\n%s", got, want)
-	}
+	must.Equal(t, want, planText(p))
 	decap, node := p.Frontends[0], p.Frontends[1]
-	if len(decap.Allow) != 1 || !decap.DropWhenEmpty || decap.Affinity != time.Hour {
-		t.Errorf("decap frontend %+v; want the list of sources, dropping, affinity", decap)
-	}
+	must.True(t, len(decap.Allow) == 1 && decap.DropWhenEmpty && decap.Affinity == time.Hour,
+		"decap frontend %+v; want the list of sources, dropping, affinity", decap)
 	if len(node.Allow) != 1 || node.DropWhenEmpty || node.Affinity != time.Hour ||
 		node.Encap != EncapGUE || node.Algorithm != AlgorithmSourceHash {
 		t.Errorf("node frontend %+v; want the list of sources, GUE by the source's hash without affinity", node)
@@ -197,9 +194,7 @@ func TestReportedWeight(t *testing.T) {
 		for _, x := range Build(s, h, Drains{}).Frontends[0].Targets {
 			got += fmt.Sprintf("%s*%d", x.Addr, x.Weight)
 		}
-		if got != tt.want {
-			t.Errorf("%s reports %d: targets %q; want %q", tt.check, tt.reported, got, tt.want)
-		}
+		must.True(t, got == tt.want, "%s reports %d: targets %q; want %q", tt.check, tt.reported, got, tt.want)
 	}
 }
 
@@ -233,9 +228,7 @@ func TestReportedWeightsAreBounded(t *testing.T) {
 		for _, x := range Build(s, h, Drains{}).Frontends[0].Targets {
 			got = append(got, x.Weight)
 		}
-		if fmt.Sprint(got) != tt.want {
-			t.Errorf("reported %v: weights %v; want %s", tt.reported, got, tt.want)
-		}
+		must.True(t, fmt.Sprint(got) == tt.want, "reported %v: weights %v; want %s", tt.reported, got, tt.want)
 	}
 }
 
@@ -288,9 +281,7 @@ func TestFrontendPlanEqual(t *testing.T) {
 			Down: []netip.AddrPort{netip.AddrPortFrom(testVIP, 1)},
 		}
 	}
-	if !full().Equal(full()) {
-		t.Error("a plan is not equal to itself")
-	}
+	must.True(t, full().Equal(full()), "a plan is not equal to itself")
 	for name, change := range map[string]func(*FrontendPlan){
 		"frontend":        func(f *FrontendPlan) { f.Decap = true },
 		"service":         func(f *FrontendPlan) { f.Service = "mail" },
@@ -388,10 +379,6 @@ func TestRulePerVIP(t *testing.T) {
 	}
 	plan := Build(s, nil, Drains{})
 	got := fmt.Sprintf("%q %q %q", plan.VIPs[0].Reason, plan.VIPs[1].Reason, plan.VIPs[2].Reason)
-	if got != `"" "no pool" ""` {
-		t.Errorf("reasons %s", got)
-	}
-	if got := fmt.Sprint(s.announcers(a), s.announcers(b), s.announcers(c)); got != "[bgp] [] [l2]" {
-		t.Errorf("announcers %s", got)
-	}
+	must.Equal(t, `"" "no pool" ""`, got)
+	must.Equal(t, "[bgp] [] [l2]", fmt.Sprint(s.announcers(a), s.announcers(b), s.announcers(c)))
 }

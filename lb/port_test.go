@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestPortOverlaps(t *testing.T) {
@@ -49,9 +51,7 @@ func TestFrontendText(t *testing.T) {
 		{Frontend{v4, 80, 0, TCP, true}, "203.0.113.10:80/tcp (decap)", "80", "80/tcp"},
 		{Frontend{v6, 80, 89, TCP, true}, "[2001:db8::10]:80-89/tcp (decap)", "80-89", "80-89/tcp"},
 	} {
-		if got := tt.f.String(); got != tt.text {
-			t.Errorf("String: %q; want %q", got, tt.text)
-		}
+		must.Equal(t, tt.text, tt.f.String())
 		if got := tt.f.Ports(); got != tt.ports {
 			t.Errorf("Ports of %s: %q; want %q", tt.text, got, tt.ports)
 		}

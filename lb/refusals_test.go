@@ -11,6 +11,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // An address that moves from one service to another is no error, in whatever order the two are put. One that two
@@ -70,9 +71,7 @@ func TestRefusedFrontends(t *testing.T) {
 				after = strings.Replace(after, "frontend=", "", 1)
 				got = append(got, strings.Join(strings.Fields(after)[:2], " "))
 			}
-			if !slices.Equal(got, tt.errors) {
-				t.Errorf("errors %q; want %q\n%s", got, tt.errors, log.String())
-			}
+			must.True(t, slices.Equal(got, tt.errors), "errors %q; want %q\n%s", got, tt.errors, log.String())
 		})
 	}
 }
@@ -91,8 +90,6 @@ func TestNoService(t *testing.T) {
 		if err := lb.NoService(name, rows); err != nil {
 			got = err.Error()
 		}
-		if got != want {
-			t.Errorf("%s: %q; want %q", name, got, want)
-		}
+		must.Row(t, name, want, got)
 	}
 }

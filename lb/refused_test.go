@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestRefuse(t *testing.T) {
@@ -19,9 +21,8 @@ func TestRefuse(t *testing.T) {
 	}
 	s := &Service{Name: "web", VIPs: []netip.Addr{own, free}, Ports: []ServicePort{{Port: Port{Port: 80}}}}
 	got := s.Refuse(taken)
-	if !slices.Equal(got.VIPs, []netip.Addr{free}) || len(got.Refused) != 1 || len(s.VIPs) != 2 {
-		t.Errorf("%v without %v", got.VIPs, got.Refused)
-	}
+	must.True(t, slices.Equal(got.VIPs, []netip.Addr{free}) && len(got.Refused) == 1 && len(s.VIPs) == 2,
+		"%v without %v", got.VIPs, got.Refused)
 	if same := got.Refuse(taken); same != got {
 		t.Error("a service was copied although it has no such address")
 	}
@@ -30,9 +31,8 @@ func TestRefuse(t *testing.T) {
 	out.addRefused(got)
 	got.Name = "mail"
 	out.addRefused(got)
-	if len(out.Services) != 2 || out.Services[0].Address != own || out.Services[0].Reason != reason {
-		t.Errorf("services %+v", out.Services)
-	}
+	must.True(t, len(out.Services) == 2 && out.Services[0].Address == own && out.Services[0].Reason == reason,
+		"services %+v", out.Services)
 	if r := out.Routes[0]; len(out.Routes) != 3 || r.Address != own || r.Reason != reason || r.Announced ||
 		!slices.Equal(r.Services, []string{"web", "mail"}) {
 		t.Errorf("routes %+v", out.Routes)
@@ -43,9 +43,7 @@ func TestRefuse(t *testing.T) {
 func (d *datapathState) refuse(t *testing.T, now time.Time, want string) {
 	t.Helper()
 	delta, _ := d.next(now, true)
-	if got := deltaText(delta); got != want {
-		t.Fatalf("delta %q; want %q", got, want)
-	}
+	must.Equal(t, want, deltaText(delta))
 	errs := map[Frontend]error{}
 	for _, f := range delta.Put {
 		errs[f.Frontend] = fmt.Errorf("%w: no room", ErrRefused)
@@ -124,9 +122,7 @@ func TestSlices(t *testing.T) {
 	d.want(update)
 	d.step(t, now, "+70 +83")
 	d.step(t, now, "+80")
-	if d.behind.IsZero() {
-		t.Error("not behind while targets are left")
-	}
+	must.True(t, !d.behind.IsZero(), "not behind while targets are left")
 	d.step(t, now, "+81")
 	d.step(t, now, "+82")
 	if d.step(t, now, ""); !d.behind.IsZero() {

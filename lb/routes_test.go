@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // routesFixture has routes whose log is kept, and VIPs that the datapath serves.
@@ -42,9 +44,7 @@ func (fx *routesFixture) logged() string {
 // wantLog fails the test unless these lines are logged since the last call.
 func (fx *routesFixture) wantLog(t *testing.T, want string) {
 	t.Helper()
-	if got := fx.logged(); got != want {
-		t.Errorf("logged %q; want %q", got, want)
-	}
+	must.Equal(t, want, fx.logged())
 }
 
 // put makes a service claim VIPs with this number of healthy backends; 0 gives a reason not to announce.
@@ -102,9 +102,8 @@ func TestRoutesLogChanges(t *testing.T) {
 	fx.adopt(plan, nil)
 	fx.step(t, "", nil)
 	fx.wantLog(t, "msg=\"route withdrawn\" vip=203.0.113.10 services=\"\" reason=\"no service has it\"\n")
-	if !since.Equal(testStart) || len(fx.since) > 0 {
-		t.Errorf("announced since %s, then kept %v; want %s, nothing", since, fx.since, testStart)
-	}
+	must.True(t, since.Equal(testStart) && len(fx.since) == 0,
+		"announced since %s, then kept %v; want %s, nothing", since, fx.since, testStart)
 }
 
 // The first set after a start logs the routes that an earlier run announced, too.
@@ -141,17 +140,14 @@ func TestRoutesAfterErrors(t *testing.T) {
 		if got := fx.status(testVIP6); got.Announced || got.Reason != "injected" {
 			t.Errorf("status %+v; want the error", got)
 		}
-		if got, want := fx.retryAt.Sub(fx.now), delay*time.Second; got != want {
-			t.Fatalf("retry after %s; want %s", got, want)
-		}
+		must.Equal(t, delay*time.Second, fx.retryAt.Sub(fx.now))
 		fx.now = fx.retryAt.Add(-1)
 		fx.none(t)
 		fx.now = fx.retryAt
 	}
 	fx.step(t, "2001:db8::10*1[]", nil)
-	if fx.vips.get(testVIP).announce.Maybe() || !fx.vips.get(testVIP6).announce.Surely() {
-		t.Error("after the call succeeded: want the first VIP withdrawn, the second announced")
-	}
+	must.True(t, !fx.vips.get(testVIP).announce.Maybe() && fx.vips.get(testVIP6).announce.Surely(),
+		"after the call succeeded: want the first VIP withdrawn, the second announced")
 	if got := fx.status(testVIP6); !got.Announced || got.Reason != "" || !fx.retryAt.IsZero() {
 		t.Errorf("status %+v, retry at %s; want announced and no retry", got, fx.retryAt)
 	}
@@ -208,9 +204,8 @@ func TestLowerPreference(t *testing.T) {
 			r.adopt(nil, &Plan{Service: &Service{Name: string(rune('a' + i))}, VIPs: []VIPPlan{plan}})
 		}
 		set, ok := r.next(time.Now())
-		if !ok || len(set) != 1 || set[0].LowerPreference != tt.want {
-			t.Errorf("%q: %+v; want %t", tt.lower, set, tt.want)
-		}
+		must.True(t, ok && len(set) == 1 && set[0].LowerPreference == tt.want,
+			"%q: %+v; want %t", tt.lower, set, tt.want)
 		r.complete(nil, time.Now())
 		reason := ""
 		if tt.want {
@@ -240,9 +235,7 @@ func TestAnnouncementEqual(t *testing.T) {
 		},
 		"movable": {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2, false, false, nil, true}, false},
 	} {
-		if got := a.equal(tt.b); got != tt.want {
-			t.Errorf("%s: equal %t; want %t", name, got, tt.want)
-		}
+		must.Row(t, name, tt.want, a.equal(tt.b))
 	}
 }
 
@@ -260,25 +253,20 @@ func TestRoutesAfterErrorsOfVIPs(t *testing.T) {
 		t.Errorf("status %+v; want the error", got)
 	}
 	four, six := fx.vips.get(testVIP).announce, fx.vips.get(testVIP6).announce
-	if !four.Surely() || !six.Maybe() {
-		t.Errorf("known: %+v, %+v", four, six)
-	}
+	must.True(t, four.Surely() && six.Maybe(), "known: %+v, %+v", four, six)
 
 	// A withdrawal that fails stays announced, and the other VIP is none of its concern.
 	fx.put("web", 0, nil, testVIP)
 	fx.put("six", 0, nil, testVIP6)
 	fx.step(t, "", VIPErrors{testVIP: errTest})
-	if !fx.vips.get(testVIP).announce.Maybe() || fx.vips.get(testVIP6).announce.Maybe() {
-		t.Error("want the first VIP announced, the second withdrawn")
-	}
+	must.True(t, fx.vips.get(testVIP).announce.Maybe() && !fx.vips.get(testVIP6).announce.Maybe(),
+		"want the first VIP announced, the second withdrawn")
 	if got := fx.status(testVIP); !got.Announced {
 		t.Errorf("status %+v; want announced", got)
 	}
 	fx.now = fx.retryAt
 	fx.step(t, "", nil)
-	if fx.vips.get(testVIP).announce.Maybe() {
-		t.Error("the withdrawal was not retried")
-	}
+	must.True(t, !fx.vips.get(testVIP).announce.Maybe(), "the withdrawal was not retried")
 }
 
 // A change does not wait for the retry of another one that failed.
@@ -294,9 +282,7 @@ func TestWithdrawalDoesNotWaitForARetry(t *testing.T) {
 	fx.step(t, "203.0.113.10*1[] 2001:db8::10*1[]", VIPErrors{testVIP6: errTest})
 	fx.put("web", 0, nil, testVIP)
 	fx.step(t, "2001:db8::10*1[]", VIPErrors{testVIP6: errTest}) // at once
-	if fx.vips.get(testVIP).announce.Maybe() {
-		t.Error("the address is announced")
-	}
+	must.True(t, !fx.vips.get(testVIP).announce.Maybe(), "the address is announced")
 	fx.none(t)
 }
 

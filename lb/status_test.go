@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,9 +24,8 @@ func TestStatusHasThePolicy(t *testing.T) {
 				e.Put(s)
 				synctest.Wait()
 				st := must.Get(e.Status(t.Context()))(t)
-				if len(st.Services) != 1 || st.Services[0].Policy != policy {
-					t.Errorf("services %+v; want one with policy %s", st.Services, policy)
-				}
+				must.True(t, len(st.Services) == 1 && st.Services[0].Policy == policy,
+					"services %+v; want one with policy %s", st.Services, policy)
 			})
 		})
 	}
@@ -58,9 +55,8 @@ func TestStatusHasTheTunnelBetweenNodes(t *testing.T) {
 			synctest.Wait()
 			st := must.Get(e.Status(t.Context()))(t)
 			for _, x := range st.Services {
-				if x.Forward != tt.want {
-					t.Errorf("%s: %s is forwarded by %s; want %s", tt.name, x.Address, x.Forward, tt.want)
-				}
+				must.True(t, x.Forward == tt.want,
+					"%s: %s is forwarded by %s; want %s", tt.name, x.Address, x.Forward, tt.want)
 			}
 		})
 	}
@@ -80,9 +76,8 @@ func TestStatusHasNoDeletedBackends(t *testing.T) {
 		for _, b := range st.Backends {
 			got = append(got, fmt.Sprint(b.Address, " ", b.State))
 		}
-		if fmt.Sprint(got) != want || len(st.Services) != 1 || len(st.Services[0].Backends) != 1 {
-			t.Errorf("backends %s, services %+v; want %s", got, st.Services, want)
-		}
+		must.True(t, fmt.Sprint(got) == want && len(st.Services) == 1 && len(st.Services[0].Backends) == 1,
+			"backends %s, services %+v; want %s", got, st.Services, want)
 	})
 }
 
@@ -116,9 +111,7 @@ func TestStatusOfEachPort(t *testing.T) {
 			`80 healthy true "" 2`, `443 unhealthy true "0 of 2 backends healthy, min_healthy is 1" 2`,
 			"10.0.0.1:8080 healthy", "10.0.0.2:8080 healthy", "10.0.0.1:8443 unhealthy", "10.0.0.2:8443 unhealthy",
 		}
-		if !slices.Equal(got, want) {
-			t.Errorf("status\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-		}
+		must.Equal(t, want, got)
 	})
 }
 
@@ -188,17 +181,11 @@ func TestSettled(t *testing.T) {
 					answer(e, s, lb.StateHealthy)
 				}
 				time.Sleep(tt.wait)
-				if got := settled(e); got != tt.want {
-					t.Errorf("settled: %t; want %t", got, tt.want)
-				}
-				if st, err := e.Status(t.Context()); err != nil || st.Settled != tt.want {
-					t.Errorf("Status: settled %t, %v; want %t", st.Settled, err, tt.want)
-				}
+				must.Equal(t, tt.want, settled(e))
+				must.Equal(t, tt.want, must.Get(e.Status(t.Context()))(t).Settled)
 				if tt.want {
 					e.Put(service("more", []netip.Addr{vip2}, "10.0.0.2"))
-					if !settled(e) {
-						t.Error("not settled after another service; want settled for good")
-					}
+					must.True(t, settled(e), "not settled after another service; want settled for good")
 				}
 			})
 		})

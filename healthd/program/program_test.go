@@ -74,9 +74,7 @@ func TestFind(t *testing.T) {
 		if err != nil {
 			got = err.Error()
 		}
-		if !strings.Contains(got, tt.want) {
-			t.Errorf("%s: %s; want %s", name, got, tt.want)
-		}
+		must.True(t, strings.Contains(got, tt.want), "%s: %s; want %s", name, got, tt.want)
 	}
 	do(os.Symlink(good, filepath.Join(filepath.Dir(open), "link"))) // anybody can make it another one
 	if got, err := Find(filepath.Join(filepath.Dir(open), "link"), nobody); err == nil {

@@ -84,9 +84,7 @@ func TestHistoryIsBounded(t *testing.T) {
 			seen += len(list)
 		}
 	}
-	if seen != 3*most {
-		t.Errorf("a reader saw %d of %d", seen, 3*most)
-	}
+	must.Equal(t, 3*most, seen)
 	list, err := Read(dir, Filter{})
 	if err != nil || len(list) < most/2 || len(list) > most || list[len(list)-1].Text != fmt.Sprint(3*most-1) {
 		t.Errorf("%d events in the files, %v", len(list), err)
@@ -112,7 +110,5 @@ func TestHistoryWithoutDisk(t *testing.T) {
 			break
 		}
 	}
-	if list, err := Read(dir, Filter{}); err != nil || len(list) != 1 {
-		t.Errorf("%v, %v", list, err)
-	}
+	must.Equal(t, 1, len(must.Get(Read(dir, Filter{}))(t)))
 }

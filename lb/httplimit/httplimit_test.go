@@ -54,10 +54,8 @@ func TestIdleConnectionsGiveWay(t *testing.T) {
 	l.mu.Lock()
 	open := len(l.open)
 	l.mu.Unlock()
-	if closed != 9*most || open > most {
-		t.Errorf("%d of the %d oldest connections are closed, %d are open; want all, at most %d",
-			closed, 9*most, open, most)
-	}
+	must.True(t, closed == 9*most && open <= most,
+		"%d of the %d oldest connections are closed, %d are open; want all, at most %d", closed, 9*most, open, most)
 }
 
 // A connection with a request is not closed for another one.
@@ -110,7 +108,5 @@ func TestPanicOfARequest(t *testing.T) {
 			t.Errorf("%s: status %d; want %d", path, resp.StatusCode, want)
 		}
 	}
-	if n := b.Panics()[lb.PartHTTP]; n != 1 {
-		t.Errorf("%d panics; want 1", n)
-	}
+	must.Equal(t, 1, b.Panics()[lb.PartHTTP])
 }

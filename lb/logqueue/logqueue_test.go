@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 
@@ -50,9 +49,7 @@ func TestNeverBlocks(t *testing.T) {
 			next++
 		}
 	}
-	if lost == 0 || next != lines {
-		t.Errorf("%d of %d lines are lost, %d accounted for", lost, lines, next)
-	}
+	must.True(t, lost != 0 && next == lines, "%d of %d lines are lost, %d accounted for", lost, lines, next)
 }
 
 // refusing is a writer that refuses lines, as the pipe of a reader that has ended.
@@ -74,15 +71,11 @@ func TestRefusedLinesAreReported(t *testing.T) {
 	q := New(out, report)
 	fmt.Fprint(q, "1\n2\n")
 	q.Flush()
-	if p := q.Problems(); !slices.Equal(p, []string{Lost(2)}) {
-		t.Errorf("problem %q", p)
-	}
+	must.Equal(t, []string{Lost(2)}, q.Problems())
 	out.err = nil
 	fmt.Fprint(q, "3\n")
 	q.Flush()
-	if got := out.String(); got != Lost(2)+"\n3\n" {
-		t.Errorf("%q", got)
-	}
+	must.Equal(t, Lost(2)+"\n3\n", out.String())
 	q.lostAt = q.lostAt.Add(-recent)
 	if p := q.Problems(); p != nil {
 		t.Errorf("problem %q after %s", p, recent)

@@ -20,9 +20,7 @@ func TestText(t *testing.T) {
 		"\u009b2J \u202egnp.exe\xff":       "�2J �gnp.exe�",
 		"Straße 東京 👍":                      "Straße 東京 👍",
 	} {
-		if got := Text(in); got != want {
-			t.Errorf("%q: %q; want %q", in, got, want)
-		}
+		must.Row(t, in, want, Text(in))
 	}
 }
 

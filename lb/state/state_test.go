@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -85,14 +84,10 @@ func TestPrivate(t *testing.T) {
 			}
 			err := Private(dir)
 			if tt.want != "" {
-				if err == nil || !strings.Contains(err.Error(), tt.want) {
-					t.Errorf("error %v; want %q", err, tt.want)
-				}
+				must.Fail(t, err, tt.want)
 				return
 			}
-			if err != nil {
-				t.Error(err)
-			}
+			must.Do(t, err)
 			if info, err := os.Stat(dir); err == nil && info.Mode().Perm() != 0o700 {
 				t.Errorf("mode %04o", info.Mode().Perm())
 			}
@@ -119,12 +114,9 @@ func TestHistory(t *testing.T) {
 		}
 	}
 	names, err := h.names()
-	if err != nil || len(names) != historyMax || names[9] != "000012-20260102T025305Z.toml" {
-		t.Errorf("files %q, %v", names, err)
-	}
-	if info, err := os.Stat(filepath.Join(h.dir, names[0])); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("%v, %v; want mode 0600", info, err)
-	}
+	must.True(t, err == nil && len(names) == historyMax && names[9] == "000012-20260102T025305Z.toml",
+		"files %q, %v", names, err)
+	must.Equal(t, 0o600, must.Get(os.Stat(filepath.Join(h.dir, names[0])))(t).Mode().Perm())
 	if err := NewHistory("/proc/none", ".toml").Add("x", at); err == nil {
 		t.Error("a text was kept where none can be")
 	}

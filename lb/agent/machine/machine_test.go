@@ -77,9 +77,7 @@ func TestTaken(t *testing.T) {
 
 func TestLinks(t *testing.T) {
 	n := network(t)
-	if !n.HasLink("eth0") || n.HasLink("eth1") {
-		t.Error("links")
-	}
+	must.True(t, n.HasLink("eth0") && !n.HasLink("eth1"), "links")
 	for text, want := range map[string]string{
 		"192.0.2.200": "eth0", "2001:db8::7": "eth0", "198.51.100.9": "", "203.0.113.1": "", "fe80::2": "",
 	} {
@@ -94,15 +92,11 @@ func TestLinks(t *testing.T) {
 		t.Errorf("tun0 is %q", is)
 	}
 	n = network(t)
-	if !n.Equal(network(t)) || n.Equal(nil) || n.Equal(New(nil, nil, nil)) {
-		t.Error("Equal")
-	}
+	must.True(t, n.Equal(network(t)) && !n.Equal(nil) && !n.Equal(New(nil, nil, nil)), "Equal")
 }
 
 // The loopback interface is everywhere.
 func TestRead(t *testing.T) {
 	n, err := Read()
-	if err != nil || !n.HasLink("lo") {
-		t.Errorf("%+v, %v", n, err)
-	}
+	must.True(t, err == nil && n.HasLink("lo"), "%+v, %v", n, err)
 }

@@ -1,12 +1,15 @@
-// Package must ends a test at once where a step that it needs fails.
+// Package must ends a test at once where a step that it needs fails, and compares what a test wants with what it got.
 package must
 
 import (
 	"context"
+	"reflect"
+	"strings"
 	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 // Do ends the test if err is not nil.
@@ -26,12 +29,42 @@ func Get[T any](value T, err error) func(t testing.TB) T {
 	}
 }
 
-// Equal ends the test, with the difference, unless got is what the test wants.
-func Equal(t testing.TB, want, got any, opts ...cmp.Option) {
+// Fail ends the test unless err is an error whose text contains text.
+func Fail(t testing.TB, err error, text string) {
 	t.Helper()
-	if d := cmp.Diff(want, got, opts...); d != "" {
+	if err == nil || !strings.Contains(err.Error(), text) {
+		t.Fatalf("error: %v\nwant: %s", err, text)
+	}
+}
+
+// Equal ends the test, with the difference, unless got is what the test wants. An empty slice or map equals a nil one,
+// and unexported fields count.
+func Equal[T any](t testing.TB, want, got T, opts ...cmp.Option) {
+	t.Helper()
+	if d := diff(want, got, opts); d != "" {
 		t.Fatalf("-want +got:\n%s", d)
 	}
+}
+
+// Row is Equal for a row of a table: it names the row and lets the test go on with the next one.
+func Row[T any](t testing.TB, row any, want, got T, opts ...cmp.Option) {
+	t.Helper()
+	if d := diff(want, got, opts); d != "" {
+		t.Errorf("%v: -want +got:\n%s", row, d)
+	}
+}
+
+// True reports what is wrong, and lets the test go on, unless ok.
+func True(t testing.TB, ok bool, format string, args ...any) {
+	t.Helper()
+	if !ok {
+		t.Errorf(format, args...)
+	}
+}
+
+func diff(want, got any, opts cmp.Options) string {
+	all := cmp.Exporter(func(reflect.Type) bool { return true })
+	return cmp.Diff(want, got, append(opts, cmpopts.EquateEmpty(), all)...)
 }
 
 // Run runs f, which must not fail, until the test calls stop or ends. stop waits for the end of f.
