@@ -15,11 +15,12 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
-	"github.com/steelyard-lb/steelyard/lb"
-	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestEveryTypeHasAChecker(t *testing.T) {
@@ -43,9 +44,7 @@ func probeFor(t *testing.T, c lb.Check, want string) string {
 // wantProbe fails the test unless a probe has this result.
 func wantProbe(t *testing.T, c lb.Check, want string) {
 	t.Helper()
-	if got := probeFor(t, c, want); got != want {
-		t.Errorf("%s; want %s", got, want)
-	}
+	must.Equal(t, want, probeFor(t, c, want))
 }
 
 // probeOnce probes as the Prober does. It returns "ok: reason", or the reason of the failure.
@@ -293,9 +292,7 @@ func TestGRPC(t *testing.T) {
 			spec := lb.CheckSpec{Type: lb.CheckGRPC, Path: tt.path}
 			got := probeFor(t, lb.Check{Target: tt.at, Spec: spec}, tt.want)
 			got, _, _ = strings.Cut(got, ": connection error")
-			if got != tt.want {
-				t.Errorf("%s; want %s", got, tt.want)
-			}
+			must.Equal(t, tt.want, got)
 		})
 	}
 }
@@ -305,9 +302,7 @@ func TestNodePortWithoutWeight(t *testing.T) {
 	t.Cleanup(s.Close)
 	c := lb.Check{Target: targetOf(s.Listener.Addr()), Spec: lb.CheckSpec{Type: lb.CheckNodePort, Path: "/"}}
 	r, err := checkers[lb.CheckNodePort](target{Check: c}).Probe(t.Context())
-	if err != nil || r != (Result{Reason: "HTTP 200", Weight: -1}) {
-		t.Errorf("%+v, %v; want no weight", r, err)
-	}
+	must.True(t, err == nil && r == (Result{Reason: "HTTP 200", Weight: -1}), "%+v, %v; want no weight", r, err)
 }
 
 // The servers respond with the protocol and the name of the TLS handshake. Their certificate is for example.com.

@@ -41,9 +41,7 @@ func TestEnvironmentOfPrograms(t *testing.T) {
 	t.Setenv("WATCHDOG_USEC", "30000000")
 	t.Setenv("SECRET", "x")
 	c, dir := execCheck(t, `env >"${0%/*}/out/env"`)
-	if got := probeFor(t, c, "ok"); got != "ok: exit status 0" {
-		t.Fatal(got)
-	}
+	must.Equal(t, "ok: exit status 0", probeFor(t, c, "ok"))
 	text := must.Get(os.ReadFile(dir + "/env"))(t)
 	var names []string
 	for line := range strings.Lines(string(text)) {
@@ -51,14 +49,10 @@ func TestEnvironmentOfPrograms(t *testing.T) {
 		names = append(names, name)
 	}
 	for _, want := range []string{"PATH", "STEELYARD_SERVICE", "STEELYARD_ADDRESS", "STEELYARD_PORT"} {
-		if !slices.Contains(names, want) {
-			t.Errorf("no %s in %v", want, names)
-		}
+		must.True(t, slices.Contains(names, want), "no %s in %v", want, names)
 	}
 	for _, bad := range []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "SECRET"} {
-		if slices.Contains(names, bad) {
-			t.Errorf("%s is passed on", bad)
-		}
+		must.True(t, !slices.Contains(names, bad), "%s is passed on", bad)
 	}
 }
 
@@ -99,9 +93,7 @@ func TestExec(t *testing.T) {
 		case "unknown user":
 			c.Spec.User = "nowhere"
 		}
-		if got, want := probeFor(t, c, ""), fmt.Sprintf(want, c.Spec.Path); got != want {
-			t.Errorf("%s; want %s", got, want)
-		}
+		must.Equal(t, fmt.Sprintf(want, c.Spec.Path), probeFor(t, c, ""))
 	}
 }
 
@@ -111,18 +103,14 @@ func TestProgramsHaveNoPrivileges(t *testing.T) {
 		t.Skip("needs root")
 	}
 	c, dir := execCheck(t, `cat /proc/self/status >"${0%/*}/out/status"`)
-	if got := probeFor(t, c, ""); got != "ok: exit status 0" {
-		t.Fatal(got)
-	}
+	must.Equal(t, "ok: exit status 0", probeFor(t, c, ""))
 	text := must.Get(os.ReadFile(dir + "/status"))(t)
 	for _, want := range []string{
 		"\nUid:\t65534\t65534\t65534\t65534\n", "\nGid:\t65534\t65534\t65534\t65534\n", "\nGroups:\t \n",
 		"\nCapInh:\t0000000000000000\n", "\nCapPrm:\t0000000000000000\n", "\nCapEff:\t0000000000000000\n",
 		"\nCapAmb:\t0000000000000000\n", "\nNoNewPrivs:\t1\n",
 	} {
-		if !strings.Contains(string(text), want) {
-			t.Errorf("no %q in\n%s", want, text)
-		}
+		must.True(t, strings.Contains(string(text), want), "no %q in\n%s", want, text)
 	}
 }
 
@@ -156,9 +144,7 @@ func TestProgramsAreEndedAsAWhole(t *testing.T) {
 			}
 		})
 	}
-	if err := own.Process.Signal(syscall.Signal(0)); err != nil {
-		t.Errorf("another child of this process: %v", err)
-	}
+	must.Do(t, own.Process.Signal(syscall.Signal(0)))
 }
 
 // processes returns the processes with an argument.
@@ -197,7 +183,5 @@ func TestProgramsOfProcessOne(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "unshare", "--pid", "--fork", "--mount-proc",
 		"setpriv", "--no-new-privs", "--bounding-set=-all,+setuid,+setgid,+kill",
 		os.Args[0], "-test.run", tests, "-test.v").CombinedOutput()
-	if err != nil || strings.Count(string(out), "\n--- PASS") != 2 {
-		t.Errorf("%v\n%s", err, out)
-	}
+	must.True(t, err == nil && strings.Count(string(out), "\n--- PASS") == 2, "%v\n%s", err, out)
 }

@@ -148,9 +148,8 @@ func TestHostileAnswers(t *testing.T) {
 			if !strings.HasPrefix(got, tt.want) || utf8.RuneCountInString(got) > 201 {
 				t.Errorf("%q (%d runes); want %q", got, utf8.RuneCountInString(got), tt.want)
 			}
-			if strings.ContainsFunc(got, func(r rune) bool { return !unicode.IsPrint(r) }) {
-				t.Errorf("%q is not printable", got)
-			}
+			must.True(t, !strings.ContainsFunc(got, func(r rune) bool { return !unicode.IsPrint(r) }),
+				"%q is not printable", got)
 		})
 	}
 }

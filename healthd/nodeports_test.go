@@ -30,18 +30,12 @@ func TestHealthAddresses(t *testing.T) {
 		return err
 	}
 	must.Do(t, n.Serve("default/web", port, 1, false))
-	if err := dial("127.0.0.1"); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, dial("127.0.0.1"))
 	for _, other := range []string{"127.0.0.2", "::1"} {
-		if dial(other) == nil {
-			t.Errorf("%s is open", other)
-		}
+		must.True(t, dial(other) != nil, "%s is open", other)
 	}
 	n.Stop("default/web")
-	if dial("127.0.0.1") == nil {
-		t.Error("the port is open after Stop")
-	}
+	must.True(t, dial("127.0.0.1") != nil, "the port is open after Stop")
 	n.Addresses = n.Addresses[:1]
 	if err := n.Serve("default/web", port, 1, false); err == nil {
 		t.Error("a node without such an address serves")
@@ -93,16 +87,13 @@ func TestNodePorts(t *testing.T) {
 			resp.Body.Close()
 			want := fmt.Sprintf("{\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t},\n"+
 				"\t\"localEndpoints\": %d,\n\t\"serviceProxyHealthy\": %t\n}", tt.endpoints, tt.healthy)
-			if err != nil || resp.StatusCode != tt.status || string(body) != want {
-				t.Errorf("%d, %v\n%s\nwant %d\n%s", resp.StatusCode, err, body, tt.status, want)
-			}
+			must.True(t, err == nil && resp.StatusCode == tt.status && string(body) == want,
+				"%d, %v\n%s\nwant %d\n%s", resp.StatusCode, err, body, tt.status, want)
 			for name, want := range map[string]string{
 				"Content-Type": "application/json", "X-Content-Type-Options": "nosniff",
 				"X-Load-Balancing-Endpoint-Weight": fmt.Sprint(tt.endpoints),
 			} {
-				if got := resp.Header.Get(name); got != want {
-					t.Errorf("%s: %q; want %q", name, got, want)
-				}
+				must.Row(t, name, want, resp.Header.Get(name))
 			}
 		}
 	}
@@ -145,12 +136,8 @@ func TestNodePortsChange(t *testing.T) {
 		return n.services[service].server
 	}
 	first := serve("default/web", p[0])
-	if first.ReadHeaderTimeout != 5*time.Second {
-		t.Errorf("ReadHeaderTimeout is %s; want 5 s", first.ReadHeaderTimeout)
-	}
-	if serve("default/web", p[0]) != first {
-		t.Error("the same port was opened again")
-	}
+	must.Equal(t, 5*time.Second, first.ReadHeaderTimeout)
+	must.True(t, serve("default/web", p[0]) == first, "the same port was opened again")
 	serve("default/api", p[2])
 	serve("default/web", p[1])
 	for i, want := range []bool{false, true, true} {
@@ -161,12 +148,8 @@ func TestNodePortsChange(t *testing.T) {
 	n.Stop("default/unknown")
 	stop()
 	for i := range p {
-		if isOpen(p[i]) {
-			t.Errorf("port %d of 3 is open after Run", i+1)
-		}
+		must.True(t, !isOpen(p[i]), "port %d of 3 is open after Run", i+1)
 	}
 	n.Stop("default/api") // Run has released its lock
-	if out.Len() > 0 {
-		t.Errorf("logged %s", &out)
-	}
+	must.True(t, out.Len() == 0, "logged %s", &out)
 }

@@ -42,9 +42,7 @@ func TestInconclusive(t *testing.T) {
 		{context.DeadlineExceeded, false}, {io.EOF, false},
 		{errors.New("HTTP 500"), false},
 	} {
-		if got := inconclusive(tt.err); got != tt.want {
-			t.Errorf("%v: inconclusive %t; want %t", tt.err, got, tt.want)
-		}
+		must.Row(t, tt.err, tt.want, inconclusive(tt.err))
 	}
 }
 
@@ -102,9 +100,7 @@ func TestWithoutDescriptors(t *testing.T) {
 	time.Sleep(200 * time.Millisecond) // ten probes of each
 	must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before))
 	eventually("no problem", func() bool { return len(lbtest.Texts(p.Findings())) == 0 })
-	if !healthy() {
-		t.Errorf("reports %v; want three of healthy backends", reports)
-	}
+	must.True(t, healthy(), "reports %v; want three of healthy backends", reports)
 }
 
 // A program that cannot be started says nothing about the backend; why it has no state is reported.
@@ -119,9 +115,8 @@ func TestMissingProgramIsInconclusive(t *testing.T) {
 	must.Run(t, p.Run)
 	select {
 	case h := <-reports:
-		if h.State != lb.StateUnknown || !strings.Contains(h.Reason, "no such file") {
-			t.Errorf("%s: %q; want unknown, without the file", h.State, h.Reason)
-		}
+		must.True(t, h.State == lb.StateUnknown && strings.Contains(h.Reason, "no such file"),
+			"%s: %q; want unknown, without the file", h.State, h.Reason)
 	case <-time.After(time.Minute):
 		t.Error("no report")
 	}

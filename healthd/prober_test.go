@@ -72,9 +72,7 @@ func bubble(t *testing.T, checker Checker, f func(t *testing.T, p *Prober, repor
 // wantReports fails the test unless these are the reports so far.
 func wantReports(t *testing.T, reports func() []string, want ...string) {
 	t.Helper()
-	if got := reports(); !slices.Equal(got, want) {
-		t.Fatalf("reports %q; want %q", got, want)
-	}
+	must.Equal(t, want, reports())
 }
 
 func TestFirstProbeThenRiseAndFall(t *testing.T) {
@@ -90,9 +88,7 @@ func TestFirstProbeThenRiseAndFall(t *testing.T) {
 		expect("healthy: fine") // 2 failures, Fall is 3
 		time.Sleep(time.Second)
 		expect("healthy: fine", "unhealthy: broken")
-		if got := len(f.startTimes()) - n; got != 3 {
-			t.Errorf("%d probes in 3 s; want 3", got)
-		}
+		must.Equal(t, 3, len(f.startTimes())-n)
 		f.set(nil)
 		time.Sleep(2 * time.Second)
 		expect("healthy: fine", "unhealthy: broken", "healthy: fine")
@@ -136,16 +132,12 @@ func TestProbesSpreadAndDoNotOverlap(t *testing.T) {
 				same++
 			}
 		}
-		if same > 50 {
-			t.Errorf("%d of 1000 checks fired in the same millisecond", same)
-		}
+		must.True(t, same <= 50, "%d of 1000 checks fired in the same millisecond", same)
 		time.Sleep(9 * time.Second)
 		f.mu.Lock()
 		n := len(f.started)
 		f.mu.Unlock()
-		if n < 9500 || n > 11000 {
-			t.Errorf("%d probes in ten seconds of 1000 checks a second; want about 10,300", n)
-		}
+		must.True(t, n >= 9500 && n <= 11000, "%d probes in ten seconds of 1000 checks a second; want about 10,300", n)
 	})
 }
 
@@ -161,9 +153,7 @@ func TestPut(t *testing.T) {
 		f.mu.Lock()
 		n := len(f.started)
 		f.mu.Unlock()
-		if n != 1 {
-			t.Errorf("%d probes; want 1", n)
-		}
+		must.Equal(t, 1, n)
 		f.set(nil)
 		c.Spec.Rise = 1
 		p.Put("web", []lb.Check{c})

@@ -5,16 +5,18 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http/httptest"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The cases are those of kube-proxy (pkg/proxy/healthcheck/healthcheck_test.go).
@@ -48,9 +50,7 @@ func TestProxyHealth(t *testing.T) {
 		for path, want := range map[string]int{"/healthz": tt.healthz, "/livez": tt.livez, "/": 404} {
 			r := httptest.NewRecorder()
 			p.Handler().ServeHTTP(r, httptest.NewRequest("GET", path, nil))
-			if r.Code != want {
-				t.Errorf("%s: %s: %d; want %d", tt.name, path, r.Code, want)
-			}
+			must.True(t, r.Code == want, "%s: %s: %d; want %d", tt.name, path, r.Code, want)
 			if path == "/" {
 				continue
 			}
@@ -67,14 +67,12 @@ func TestProxyHealth(t *testing.T) {
 			family := got["status"].(map[string]any)["IPv6"].(map[string]any)
 			for _, at := range []any{got["lastUpdated"], family["lastUpdated"]} {
 				updated, err := time.Parse(time.RFC3339, at.(string))
-				if err != nil || time.Since(updated) < 10*time.Second != tt.recent {
-					t.Errorf("%s: %s: last updated %v, %v", tt.name, path, at, err)
-				}
+				must.True(t, err == nil && time.Since(updated) < 10*time.Second == tt.recent,
+					"%s: %s: last updated %v, %v", tt.name, path, at, err)
 			}
 			h := r.Header()
-			if h.Get("Content-Type") != "application/json" || h.Get("X-Content-Type-Options") != "nosniff" {
-				t.Errorf("%s: %s: headers %v", tt.name, path, h)
-			}
+			must.True(t, h.Get("Content-Type") == "application/json" && h.Get("X-Content-Type-Options") == "nosniff",
+				"%s: %s: headers %v", tt.name, path, h)
 		}
 	}
 }
@@ -87,15 +85,11 @@ func TestSyncTimeout(t *testing.T) {
 		for _, want := range []int{200, 503} {
 			r := httptest.NewRecorder()
 			p.Handler().ServeHTTP(r, httptest.NewRequest("GET", "/livez", nil))
-			if r.Code != want {
-				t.Errorf("after %s: %d; want %d", time.Since(begin), r.Code, want)
-			}
+			must.True(t, r.Code == want, "after %s: %d; want %d", time.Since(begin), r.Code, want)
 			time.Sleep(time.Minute - time.Since(begin))
 		}
 	})
-	if ProxyHealthPort != 10256 {
-		t.Errorf("port %d; want that of kube-proxy", ProxyHealthPort)
-	}
+	must.Equal(t, 10256, ProxyHealthPort)
 }
 
 // While the port is in use Run logs that once, retries every 5 s, and then serves until its context ends.
@@ -117,16 +111,12 @@ func TestProxyHealthRetries(t *testing.T) {
 		}()
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if want := []time.Duration{0, 5 * time.Second, 10 * time.Second}; !slices.Equal(tries, want) {
-			t.Errorf("tried after %v; want %v", tries, want)
-		}
+		must.Equal(t, []time.Duration{0, 5 * time.Second, 10 * time.Second}, tries)
 		if n := strings.Count(out.String(), "proxy health port not served"); n != 1 {
 			t.Errorf("logged %d times; want once: %s", n, &out)
 		}
 		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("run: %v", err)
-		}
+		must.Do(t, <-done)
 	})
 }
 
@@ -135,14 +125,10 @@ func TestProxyHealthEnds(t *testing.T) {
 		p := &ProxyHealth{Log: slog.New(slog.DiscardHandler)}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if err := p.run(ctx, func() (net.Listener, error) { return nil, syscall.EADDRINUSE }); err != nil {
-			t.Errorf("the port is in use until the end: %v", err)
-		}
+		must.Do(t, p.run(ctx, func() (net.Listener, error) { return nil, syscall.EADDRINUSE }))
 		broken := &listener{closed: make(chan struct{}), err: errors.New("broken")}
 		err := p.run(t.Context(), func() (net.Listener, error) { return broken, nil })
-		if err == nil || err.Error() != "serve the proxy health port: broken" {
-			t.Errorf("a listener that fails: %v", err)
-		}
+		must.Equal(t, "serve the proxy health port: broken", fmt.Sprint(err))
 	})
 }
 

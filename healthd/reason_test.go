@@ -39,9 +39,7 @@ func TestReason(t *testing.T) {
 		{errors.New("readLoopPeekFailLocked: %!w(<nil>)"), "sent before the request"}, // of net/http
 		{errors.New(strings.Repeat("x", 1<<20)), strings.Repeat("x", 200) + "…"},
 	} {
-		if got := reason(tt.err, time.Second); got != tt.want {
-			t.Errorf("%v: %q; want %q", tt.err, got, tt.want)
-		}
+		must.Row(t, tt.err, tt.want, reason(tt.err, time.Second))
 	}
 }
 

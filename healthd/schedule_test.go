@@ -52,9 +52,7 @@ func TestPhaseOf(t *testing.T) {
 	}
 	a, b := check(1, spec()).Key, check(1, spec()).Key
 	b.Service = "api"
-	if phaseOf(a) == phaseOf(b) {
-		t.Error("two services check one backend at the same phase")
-	}
+	must.True(t, phaseOf(a) != phaseOf(b), "two services check one backend at the same phase")
 }
 
 // The first probes are spread over a tenth of the interval, and over 200 ms at most.
@@ -82,9 +80,8 @@ func TestFirstProbesAreSpread(t *testing.T) {
 				slots[at.Sub(begin)/(want/10)]++
 			}
 			for slot, n := range slots {
-				if n > 150 {
-					t.Errorf("interval %s: %d probes in tenth %d of %s; want about 100", interval, n, slot, want)
-				}
+				must.True(t, n <= 150,
+					"interval %s: %d probes in tenth %d of %s; want about 100", interval, n, slot, want)
 			}
 		})
 	}
@@ -137,9 +134,7 @@ func TestOverrunIsNotMadeUp(t *testing.T) {
 			t.Errorf("the next probe started after %s; want its next slot after 3.5 s", gaps[0])
 		}
 		for _, gap := range gaps[2:] {
-			if gap != time.Second {
-				t.Errorf("a gap of %s; want 1 s", gap)
-			}
+			must.Equal(t, time.Second, gap)
 		}
 	})
 }
@@ -160,9 +155,7 @@ func TestConcurrentProbesAreBounded(t *testing.T) {
 		}
 		p.Put("web", all)
 		time.Sleep(350 * time.Millisecond)
-		if got := running.Load(); got != 1024 {
-			t.Errorf("%d probes run; want 1024", got)
-		}
+		must.Equal(t, 1024, running.Load())
 		time.Sleep(time.Second)
 		if got := len(reports()); got != 1100 || most.Load() != 1024 {
 			t.Errorf("%d checks reported, %d at most ran at once; want 1100 and 1024", got, most.Load())
@@ -226,9 +219,7 @@ func TestReportsWithinAState(t *testing.T) {
 			{State: lb.StateHealthy, Reason: "b", Weight: 2, At: at(1)},
 			{State: lb.StateUnhealthy, Reason: "x", Weight: -1, At: at(9)},
 		}
-		if !slices.Equal(got, want) {
-			t.Errorf("got  %+v\nwant %+v", got, want)
-		}
+		must.True(t, slices.Equal(got, want), "got  %+v\nwant %+v", got, want)
 	})
 }
 
@@ -292,12 +283,8 @@ func TestPutOutsideRun(t *testing.T) {
 		stop()
 		p.Put("late", []lb.Check{check(3, spec())})
 		time.Sleep(time.Minute)
-		if n := len(f.startTimes()); n != 1 {
-			t.Errorf("%d probes; want 1", n)
-		}
-		if len(p.checks) != 2 || p.checks["removed"] != nil {
-			t.Errorf("services %v; want web and late", p.checks)
-		}
+		must.Equal(t, 1, len(f.startTimes()))
+		must.True(t, len(p.checks) == 2 && p.checks["removed"] == nil, "services %v; want web and late", p.checks)
 	})
 }
 

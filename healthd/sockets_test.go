@@ -16,18 +16,17 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
+
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
-	"golang.org/x/sys/unix"
 )
 
 // The connection is reset, so that the server does not keep it.
 func TestTCPResets(t *testing.T) {
 	l := listen(t)
 	c := lb.Check{Target: targetOf(l.Addr()), Spec: lb.CheckSpec{Type: lb.CheckTCP}}
-	if got := probeFor(t, c, ""); got != "ok: connected" {
-		t.Fatal(got)
-	}
+	must.Equal(t, "ok: connected", probeFor(t, c, ""))
 	conn := must.Get(l.Accept())(t)
 	defer conn.Close()
 	conn.SetReadDeadline(time.Now().Add(10 * time.Second))
@@ -74,9 +73,7 @@ func TestDNSQuestion(t *testing.T) {
 			t.Cleanup(func() { s.Shutdown() })
 		}
 		spec := lb.CheckSpec{Type: lb.CheckDNS, Host: "web.example", Body: "over-tcp-" + record + "\""}
-		if got := probeFor(t, lb.Check{Target: targetOf(u.LocalAddr()), Spec: spec}, ""); got != "ok: DNS NOERROR" {
-			t.Errorf("%s: %s", host, got)
-		}
+		must.Row(t, host, "ok: DNS NOERROR", probeFor(t, lb.Check{Target: targetOf(u.LocalAddr()), Spec: spec}, ""))
 	}
 }
 
@@ -85,9 +82,7 @@ func TestFirstKiB(t *testing.T) {
 	text := strings.Repeat("0123456789", 200)
 	for _, r := range []io.Reader{strings.NewReader(text), iotest.OneByteReader(strings.NewReader(text))} {
 		var k firstKiB
-		if n, err := io.Copy(&k, r); err != nil || n != 2000 {
-			t.Errorf("%d bytes, %v; want 2000", n, err)
-		}
+		must.Equal(t, 2000, must.Get(io.Copy(&k, r))(t))
 		if got := k.kept.String(); got != text[:1024] {
 			t.Errorf("%d bytes kept; want the first 1024", len(got))
 		}
@@ -163,13 +158,9 @@ func TestAnswersOfRootOnly(t *testing.T) {
 			t.Errorf("user %d at %s, probed at %s: %s", tt.uid, tt.listens, tt.target, got)
 		}
 		c.ByRoot = false
-		if got := probeFor(t, c, ""); got != "ok: HTTP 200" {
-			t.Errorf("a check that believes everybody: %s", got)
-		}
+		must.Equal(t, "ok: HTTP 200", probeFor(t, c, ""))
 		s.Close()
 	}
 	closed := closedPort(t)
-	if err := byRoot(closed); err != nil {
-		t.Errorf("nobody listens: %v", err)
-	}
+	must.Do(t, byRoot(closed))
 }

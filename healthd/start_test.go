@@ -213,11 +213,9 @@ func TestLateProbeIsInconclusive(t *testing.T) {
 	stop := must.Run(t, p.Run)
 	h := <-reports
 	stop()
-	if h.State != lb.StateUnhealthy || h.Reason != "no response within 200ms" || server.probes < 2 {
-		t.Errorf("%s (%s) after %d probes; want unhealthy, after the first", h.State, h.Reason, server.probes)
-	}
+	must.True(t, h.State == lb.StateUnhealthy && h.Reason == "no response within 200ms" && server.probes >= 2,
+		"%s (%s) after %d probes; want unhealthy, after the first", h.State, h.Reason, server.probes)
 	want := "1 health checks are inconclusive, and their backends keep their states: " + errLate.Error()
-	if len(server.found) != 1 || server.found[0] != want {
-		t.Errorf("problems after the first probe: %q; want %q", server.found, want)
-	}
+	must.True(t, len(server.found) == 1 && server.found[0] == want,
+		"problems after the first probe: %q; want %q", server.found, want)
 }

@@ -36,13 +36,10 @@ func TestDialer(t *testing.T) {
 		local := "<nil>"
 		if d.LocalAddr != nil {
 			local = d.LocalAddr.String()
-			if d.LocalAddr.Network() != tt.network {
-				t.Errorf("%s: local address of %s", tt.name, d.LocalAddr.Network())
-			}
+			must.Row(t, tt.name, tt.network, d.LocalAddr.Network())
 		}
-		if local != tt.local || (d.Control != nil) != tt.vip.IsValid() {
-			t.Errorf("%s: from %s, sets a mark: %t", tt.name, local, d.Control != nil)
-		}
+		must.True(t, local == tt.local && (d.Control != nil) == tt.vip.IsValid(),
+			"%s: from %s, sets a mark: %t", tt.name, local, d.Control != nil)
 	}
 }
 
@@ -56,9 +53,7 @@ func TestDialerWithoutPath(t *testing.T) {
 		}
 		way := func(lb.Check) (Way, error) { return Way{}, broken }
 		_, err := checker(target{Check: c, way: way}).Probe(t.Context())
-		if !errors.Is(err, broken) {
-			t.Errorf("%s: error %v; want %v", typ, err, broken)
-		}
+		must.True(t, errors.Is(err, broken), "%s: error %v; want %v", typ, err, broken)
 	}
 }
 
@@ -72,9 +67,7 @@ func TestMarkIsSet(t *testing.T) {
 	must.Do(t, err)
 	conn, err := d.DialContext(t.Context(), "tcp", to.String())
 	if os.Geteuid() != 0 {
-		if !errors.Is(err, syscall.EPERM) {
-			t.Errorf("error %v; want EPERM", err)
-		}
+		must.True(t, errors.Is(err, syscall.EPERM), "error %v; want EPERM", err)
 		return
 	}
 	must.Do(t, err)
@@ -144,9 +137,7 @@ func TestSecondaryPorts(t *testing.T) {
 			if tt.typ == lb.CheckGRPC {
 				c.Spec.Path = ""
 			}
-			if got := probeFor(t, c, tt.want); got != tt.want {
-				t.Errorf("secondary port: %q; want %q", got, tt.want)
-			}
+			must.Equal(t, tt.want, probeFor(t, c, tt.want))
 			want := tt.first
 			if want == "" {
 				want = tt.want

@@ -70,22 +70,18 @@ func TestContentSecurityPolicy(t *testing.T) {
 		for _, want := range []string{
 			"default-src 'none'", "script-src 'sha256-", "style-src 'sha256-", "frame-ancestors 'none'",
 		} {
-			if !strings.Contains(policy, want) {
-				t.Errorf("%s: policy %q lacks %s", path, policy, want)
-			}
+			must.True(t, strings.Contains(policy, want), "%s: policy %q lacks %s", path, policy, want)
 		}
-		if strings.Contains(policy, "unsafe") || w.Header().Get("X-Content-Type-Options") != "nosniff" {
-			t.Errorf("%s: headers %v", path, w.Header())
-		}
+		must.True(t, !strings.Contains(policy, "unsafe") && w.Header().Get("X-Content-Type-Options") == "nosniff",
+			"%s: headers %v", path, w.Header())
 	}
 	for _, tag := range []string{"<script", "<style", "</script", "</style"} {
 		if n := strings.Count(page, tag); n != 1 {
 			t.Errorf("the page has %d of %s; the policy has a hash of one", n, tag)
 		}
 	}
-	if strings.Contains(page, " style=") || strings.Contains(page, " onclick=") {
-		t.Error("the page has attributes that the policy does not allow")
-	}
+	must.True(t, !strings.Contains(page, " style=") && !strings.Contains(page, " onclick="),
+		"the page has attributes that the policy does not allow")
 }
 
 // pairs writes certificates and keys to two files.
@@ -152,9 +148,7 @@ func TestTLSAndSources(t *testing.T) {
 	wait("the second certificate", serves(2))
 	must.Do(t, os.WriteFile(files.cert, []byte("no certificate"), 0o600))
 	wait("the problem", func() bool { return problem() != nil })
-	if serial, err := served(); err != nil || serial != "2" {
-		t.Errorf("with a bad certificate: %s, %v; want the second", serial, err)
-	}
+	must.Equal(t, "2", must.Get(served())(t))
 	files.write(t, 3)
 	wait("the third certificate", serves(3))
 
@@ -163,7 +157,5 @@ func TestTLSAndSources(t *testing.T) {
 		t.Error("a source that is not allowed is served")
 	}
 	s.SetAccess(Access{Allow: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}})
-	if _, err := served(); err != nil {
-		t.Errorf("a source that is allowed: %v", err)
-	}
+	must.Get(served())(t)
 }

@@ -128,9 +128,7 @@ func TestAPI(t *testing.T) {
 func TestOnlyGET(t *testing.T) {
 	w := httptest.NewRecorder()
 	New(options(t)).Handler(true).ServeHTTP(w, httptest.NewRequest("POST", "/v1/status", nil))
-	if w.Code != http.StatusMethodNotAllowed {
-		t.Errorf("POST: %d; want %d", w.Code, http.StatusMethodNotAllowed)
-	}
+	must.Equal(t, http.StatusMethodNotAllowed, w.Code)
 }
 
 // Requests that change something are served on the socket only.
@@ -187,9 +185,8 @@ func TestReload(t *testing.T) {
 			w := httptest.NewRecorder()
 			New(o).Handler(tt.writable).ServeHTTP(w, httptest.NewRequest(tt.method, "/v1/reload", nil))
 			got := strings.NewReplacer(" ", "", "\n", "").Replace(w.Body.String())
-			if w.Code != tt.code || got != tt.want || calls != tt.calls {
-				t.Errorf("%d %s, %d calls; want %d %s, %d", w.Code, got, calls, tt.code, tt.want, tt.calls)
-			}
+			must.True(t, w.Code == tt.code && got == tt.want && calls == tt.calls,
+				"%d %s, %d calls; want %d %s, %d", w.Code, got, calls, tt.code, tt.want, tt.calls)
 		})
 	}
 }
@@ -224,9 +221,8 @@ func TestDiff(t *testing.T) {
 		w := httptest.NewRecorder()
 		New(o).Handler(tt.writable).ServeHTTP(w, httptest.NewRequest(tt.method, tt.path, strings.NewReader("body")))
 		got := strings.NewReplacer(" ", "", "\n", "").Replace(w.Body.String())
-		if w.Code != tt.code || got != tt.want {
-			t.Errorf("%s %s: %d %s; want %d %s", tt.method, tt.path, w.Code, got, tt.code, tt.want)
-		}
+		must.True(t, w.Code == tt.code && got == tt.want,
+			"%s %s: %d %s; want %d %s", tt.method, tt.path, w.Code, got, tt.code, tt.want)
 	}
 }
 
@@ -234,9 +230,8 @@ func TestDashboard(t *testing.T) {
 	w := httptest.NewRecorder()
 	New(options(t)).Handler(true).ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
 	body, _ := io.ReadAll(w.Body)
-	if w.Code != 200 || !strings.Contains(string(body), "<title>Steelyard</title>") {
-		t.Errorf("GET /: %d %.60s", w.Code, body)
-	}
+	must.True(t, w.Code == 200 && strings.Contains(string(body), "<title>Steelyard</title>"),
+		"GET /: %d %.60s", w.Code, body)
 }
 
 func TestStuckEngineIsUnhealthy(t *testing.T) {
@@ -254,9 +249,7 @@ func TestServerAndClient(t *testing.T) {
 	c := NewClient(o.Socket)
 	var info Info
 	err := c.Get(t.Context(), "/v1/status", &info)
-	if err == nil || !strings.Contains(err.Error(), "no agent listens on") {
-		t.Errorf("without a server: %v", err)
-	}
+	must.Fail(t, err, "no agent listens on")
 	for range 2 { // the second run finds the socket of the first
 		must.Do(t, os.WriteFile(o.Socket+".stale", nil, 0o600))
 		stop := must.Run(t, New(o).Run)
@@ -267,9 +260,7 @@ func TestServerAndClient(t *testing.T) {
 		if info.Node != "lb1" {
 			t.Fatalf("answer %+v; want node lb1", info)
 		}
-		if fi, err := os.Stat(o.Socket); err != nil || fi.Mode().Perm() != 0o660 {
-			t.Errorf("socket: %v %v; want mode 0660", fi, err)
-		}
+		must.Equal(t, 0o660, must.Get(os.Stat(o.Socket))(t).Mode().Perm())
 		if _, err := listenUnix(o.Socket); err == nil || !strings.Contains(err.Error(), "another agent runs there") {
 			t.Errorf("second server: %v", err)
 		}
@@ -284,16 +275,10 @@ func TestMetrics(t *testing.T) {
 	r := prometheus.NewRegistry()
 	r.MustRegister(m, NewStateMetrics(status))
 	problems, err := testutil.GatherAndLint(r)
-	if err != nil || len(problems) > 0 {
-		t.Errorf("lint: %v %v", problems, err)
-	}
+	must.True(t, err == nil && len(problems) == 0, "lint: %v %v", problems, err)
 	want := "# HELP steelyard_announce_vip_announced 1 while a VIP is announced, else 0.\n" +
 		"# TYPE steelyard_announce_vip_announced gauge\n" +
 		"steelyard_announce_vip_announced{vip=\"203.0.113.10\"} 1\n"
-	if err := testutil.GatherAndCompare(r, strings.NewReader(want), "steelyard_announce_vip_announced"); err != nil {
-		t.Error(err)
-	}
-	if got := testutil.ToFloat64(m.errors.WithLabelValues("datapath")); got != 1 {
-		t.Errorf("errors: %v; want 1", got)
-	}
+	must.Do(t, testutil.GatherAndCompare(r, strings.NewReader(want), "steelyard_announce_vip_announced"))
+	must.Equal(t, 1, testutil.ToFloat64(m.errors.WithLabelValues("datapath")))
 }

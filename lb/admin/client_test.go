@@ -47,14 +47,10 @@ func TestClientErrors(t *testing.T) {
 				var v string
 				err := do(&v)
 				if tt.err == "" {
-					if err != nil || v != "x" {
-						t.Errorf("%q, %v", v, err)
-					}
+					must.True(t, err == nil && v == "x", "%q, %v", v, err)
 					continue
 				}
-				if err == nil || !strings.HasPrefix(err.Error(), tt.err) {
-					t.Errorf("error %v; want %s", err, tt.err)
-				}
+				must.True(t, err != nil && strings.HasPrefix(err.Error(), tt.err), "error %v; want %s", err, tt.err)
 				var refused *RefusedError
 				if errors.As(err, &refused) != (tt.code != 200) || refused != nil && refused.Code != tt.code {
 					t.Errorf("RefusedError %+v", refused)
@@ -64,9 +60,8 @@ func TestClientErrors(t *testing.T) {
 	}
 	c := NewClient(strings.Repeat("x", 200))
 	err := c.Get(t.Context(), "/v1/x", nil)
-	if err == nil || !strings.HasPrefix(err.Error(), "request to the agent on x") {
-		t.Errorf("a path too long for a socket: %v", err)
-	}
+	must.True(t, err != nil && strings.HasPrefix(err.Error(), "request to the agent on x"),
+		"a path too long for a socket: %v", err)
 	if err := c.Get(t.Context(), "/%", nil); err == nil || !strings.HasPrefix(err.Error(), "request /%: ") {
 		t.Errorf("a wrong path: %v", err)
 	}
@@ -79,9 +74,7 @@ func TestClientOfAnAgentThatHasEnded(t *testing.T) {
 	l.SetUnlinkOnClose(false)
 	l.Close()
 	err := NewClient(socket).Get(t.Context(), "/v1/x", nil)
-	if err == nil || !strings.HasPrefix(err.Error(), "no agent listens on "+socket) {
-		t.Errorf("error %v", err)
-	}
+	must.True(t, err != nil && strings.HasPrefix(err.Error(), "no agent listens on "+socket), "error %v", err)
 }
 
 // A request to an agent that does not accept connections ends.
@@ -91,17 +84,14 @@ func TestClientTimeout(t *testing.T) {
 	defer l.Close()
 	c := NewClient(socket)
 	quick, slow := c.timeout("/v1/drain?node=true"), c.timeout("/v1/reload")
-	if quick > 5*time.Second || slow < 30*time.Second {
-		t.Errorf("timeouts %v and %v", quick, slow)
-	}
+	must.True(t, quick <= 5*time.Second && slow >= 30*time.Second, "timeouts %v and %v", quick, slow)
 	for path, bound := range map[string]*time.Duration{"/v1/status": &c.quick, "/v1/flows?limit=0": &c.slow} {
 		c.quick, c.slow = time.Hour, time.Hour
 		*bound = 50 * time.Millisecond
 		var v any
 		err := c.Get(t.Context(), path, &v)
-		if err == nil || !strings.Contains(err.Error(), "does not respond within 50ms") {
-			t.Errorf("%s: error %v", path, err)
-		}
+		must.True(t, err != nil && strings.Contains(err.Error(), "does not respond within 50ms"),
+			"%s: error %v", path, err)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
@@ -23,9 +24,7 @@ func get(t *testing.T, o Options, path string) (code int, body string) {
 	t.Helper()
 	w := httptest.NewRecorder()
 	New(o).Handler(true).ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
-	if !json.Valid(w.Body.Bytes()) {
-		t.Errorf("%s: not JSON: %s", path, w.Body)
-	}
+	must.True(t, json.Valid(w.Body.Bytes()), "%s: not JSON: %s", path, w.Body)
 	return w.Code, strings.Join(strings.Fields(w.Body.String()), "")
 }
 
@@ -93,9 +92,7 @@ func TestInfoCounts(t *testing.T) {
 	if want := [8]int{3, 1, 4, 2, 5, 1, 3, 2}; got != want || i.Settled || !i.Behind.Equal(time.Unix(1, 0)) {
 		t.Errorf("%v; want %v; %+v", got, want, i)
 	}
-	if len(i.Interfaces) != 1 {
-		t.Errorf("interfaces %+v", i.Interfaces)
-	}
+	must.True(t, len(i.Interfaces) == 1, "interfaces %+v", i.Interfaces)
 }
 
 // Services that an operator has drained are no failures: they are counted as drained, whatever their checks say.
@@ -113,9 +110,8 @@ func TestDrainedServicesAreCounted(t *testing.T) {
 	} {
 		o.Info = func() Info { return Info{Drained: tt.drained} }
 		i := New(o).info(lb.Status{Services: services})
-		if i.Services != 4 || i.Healthy != tt.healthy || i.DrainedServices != tt.drains {
-			t.Errorf("%+v: %d services, %d healthy, %d drained", tt.drained, i.Services, i.Healthy, i.DrainedServices)
-		}
+		must.True(t, i.Services == 4 && i.Healthy == tt.healthy && i.DrainedServices == tt.drains,
+			"%+v: %d services, %d healthy, %d drained", tt.drained, i.Services, i.Healthy, i.DrainedServices)
 	}
 }
 
@@ -143,9 +139,7 @@ func TestHandlersBoundTheirRequests(t *testing.T) {
 	if h := w.Header(); h.Get("Content-Type") != "application/json" || h.Get("X-Content-Type-Options") != "nosniff" {
 		t.Errorf("header %v", h)
 	}
-	if drained == nil || drained.Err() == nil {
-		t.Error("the context of the request is not ended with it")
-	}
+	must.True(t, drained != nil && drained.Err() != nil, "the context of the request is not ended with it")
 }
 
 func TestStateMetrics(t *testing.T) {
@@ -180,9 +174,7 @@ func TestStateMetrics(t *testing.T) {
 	}
 	must.Equal(t, want, gauges(t, m))
 	failure = errors.New("no answer")
-	if n := testutil.CollectAndCount(m); n != 0 {
-		t.Errorf("without an answer of the engine: %d metrics; want none", n)
-	}
+	must.Equal(t, 0, testutil.CollectAndCount(m))
 }
 
 func TestCallMetrics(t *testing.T) {
@@ -207,9 +199,7 @@ steelyard_engine_apply_duration_seconds_count{consumer="datapath"} 2
 # TYPE steelyard_engine_apply_errors_total counter
 steelyard_engine_apply_errors_total{consumer="datapath"} 1
 `
-	if err := testutil.CollectAndCompare(m, strings.NewReader(want)); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, testutil.CollectAndCompare(m, strings.NewReader(want)))
 }
 
 func TestMetricsHandler(t *testing.T) {
@@ -217,9 +207,7 @@ func TestMetricsHandler(t *testing.T) {
 	o.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("up 1\n")) })
 	w := httptest.NewRecorder()
 	New(o).Handler(false).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-	if w.Code != http.StatusOK || w.Body.String() != "up 1\n" {
-		t.Errorf("%d %s", w.Code, w.Body)
-	}
+	must.True(t, w.Code == http.StatusOK && w.Body.String() == "up 1\n", "%d %s", w.Code, w.Body)
 }
 
 // People read the API with curl: answers are indented.
@@ -284,9 +272,7 @@ func TestFlowsAreLimited(t *testing.T) {
 		}
 		New(o).Handler(tt.writable).ServeHTTP(httptest.NewRecorder(),
 			httptest.NewRequest(http.MethodGet, "/v1/flows"+tt.query, nil))
-		if got.Limit != tt.want {
-			t.Errorf("%+v: limit %d", tt, got.Limit)
-		}
+		must.True(t, got.Limit == tt.want, "%+v: limit %d", tt, got.Limit)
 	}
 }
 

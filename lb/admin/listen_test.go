@@ -65,9 +65,7 @@ func TestListeners(t *testing.T) {
 		t.Fatalf("GET by TCP: %v, %v", resp, err)
 	}
 	resp.Body.Close()
-	if got := problem(); got != "" {
-		t.Errorf("problem %q; want none", got)
-	}
+	must.Equal(t, "", problem())
 	if resp, err = http.Post(url+"reload", "", nil); err != nil || resp.StatusCode != http.StatusNotFound {
 		t.Fatalf("POST by TCP: %v, %v; want 404", resp, err)
 	}
@@ -143,9 +141,8 @@ func TestSocketThatCannotBeReplaced(t *testing.T) {
 	o := options(t)
 	must.Do(t, os.MkdirAll(filepath.Join(o.Socket, "file"), 0o755))
 	_, err := listenUnix(o.Socket)
-	if err == nil || !strings.HasPrefix(err.Error(), "remove the API socket of an earlier run: ") {
-		t.Errorf("a directory in place of the socket: %v", err)
-	}
+	must.True(t, err != nil && strings.HasPrefix(err.Error(), "remove the API socket of an earlier run: "),
+		"a directory in place of the socket: %v", err)
 }
 
 // By TCP, only requests for an address or a known name are served: a page of another site must not read the API.
@@ -162,8 +159,6 @@ func TestHostIsChecked(t *testing.T) {
 		r.Host = host
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, r)
-		if w.Code != want {
-			t.Errorf("%q: status %d; want %d", host, w.Code, want)
-		}
+		must.Row(t, host, want, w.Code)
 	}
 }

@@ -32,9 +32,7 @@ func TestStatusWithoutDescriptors(t *testing.T) {
 	must.Do(t, cmd.Start())
 	lines := bufio.NewReader(out)
 	line, err := lines.ReadString('\n')
-	if err != nil || line != "full\n" {
-		t.Errorf("%q, %v; want full", line, err)
-	}
+	must.True(t, err == nil && line == "full\n", "%q, %v; want full", line, err)
 	c := NewClient(socket)
 	for n := range 3 {
 		var i Info

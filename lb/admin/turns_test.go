@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func request(path string) *http.Request {
@@ -37,9 +38,8 @@ func TestWalksOfReadersAreBounded(t *testing.T) {
 		go func() { h.ServeHTTP(first, request("/v1/flows?limit=1000000")); close(done) }()
 		synctest.Wait()
 		h.ServeHTTP(second, request("/v1/flows"))
-		if second.Code != 503 || second.Header().Get("Retry-After") == "" || time.Since(start) > 0 {
-			t.Errorf("the second walk: %d, %v, after %s", second.Code, second.Header(), time.Since(start))
-		}
+		must.True(t, second.Code == 503 && second.Header().Get("Retry-After") != "" && time.Since(start) == 0,
+			"the second walk: %d, %v, after %s", second.Code, second.Header(), time.Since(start))
 		<-done
 		if took := time.Since(start); first.Code != 200 || !strings.Contains(first.Body.String(), `"more": true`) ||
 			took != 200*time.Millisecond {
@@ -88,9 +88,8 @@ func TestReadersTakeTurns(t *testing.T) {
 			})
 		}
 		all.Wait()
-		if most != handlers || codes[http.StatusTeapot] != 8 || codes[503] != 2 {
-			t.Errorf("%d at once, answers %v", most, codes)
-		}
+		must.True(t, most == handlers && codes[http.StatusTeapot] == 8 && codes[503] == 2,
+			"%d at once, answers %v", most, codes)
 		size = unreadMax / 2
 		release := make(chan struct{})
 		for range 2 {
@@ -100,9 +99,7 @@ func TestReadersTakeTurns(t *testing.T) {
 		large, small := httptest.NewRecorder(), httptest.NewRecorder()
 		h.ServeHTTP(large, request("/metrics"))
 		h.ServeHTTP(small, request("/"))
-		if large.Code != 503 || small.Code != 200 {
-			t.Errorf("with unread answers: %d, %d", large.Code, small.Code)
-		}
+		must.True(t, large.Code == 503 && small.Code == 200, "with unread answers: %d, %d", large.Code, small.Code)
 		close(release)
 		all.Wait()
 	})

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestVerdict(t *testing.T) {
@@ -148,9 +149,7 @@ func TestMostFrequentReasonIsNamed(t *testing.T) {
 		part.Settled, part.Routes = true, st.Routes[:n]
 		i.judge(part, nil, time.Now())
 		got = i.Reasons
-		if len(got) != 1 || got[0] != want || i.Verdict != Down {
-			t.Errorf("%v, %s; want %q", got, i.Verdict, want)
-		}
+		must.True(t, len(got) == 1 && got[0] == want && i.Verdict == Down, "%v, %s; want %q", got, i.Verdict, want)
 	}
 }
 

@@ -120,13 +120,10 @@ func TestExitCodes(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			code, out, errOut := steelyard(t, tt.args...)
-			if code != tt.code {
-				t.Errorf("exit code %d; want %d (stderr: %s)", code, tt.code, errOut)
-			}
+			must.True(t, code == tt.code, "exit code %d; want %d (stderr: %s)", code, tt.code, errOut)
 			for _, x := range []struct{ what, got, want string }{{"stdout", out, tt.out}, {"stderr", errOut, tt.err}} {
-				if (x.want == "") != (x.got == "") || !strings.Contains(x.got, x.want) {
-					t.Errorf("%s is %q; want it to have %q", x.what, x.got, x.want)
-				}
+				must.True(t, (x.want == "") == (x.got == "") && strings.Contains(x.got, x.want),
+					"%s is %q; want it to have %q", x.what, x.got, x.want)
 			}
 		})
 	}
@@ -166,9 +163,8 @@ func TestPrograms(t *testing.T) {
 		{"cleanup", 0, "nothing of Steelyard is left in the kernel\n", "cleanup\n"},
 	} {
 		code, out, errOut := steelyard(t, strings.Fields(tt.args)...)
-		if code != tt.code || out != tt.out || errOut != tt.err {
-			t.Errorf("%s: code %d, stdout %q, stderr %q; want %+v", tt.args, code, out, errOut, tt)
-		}
+		must.True(t, code == tt.code && out == tt.out && errOut == tt.err,
+			"%s: code %d, stdout %q, stderr %q; want %+v", tt.args, code, out, errOut, tt)
 	}
 }
 
@@ -209,9 +205,7 @@ func TestTables(t *testing.T) {
 				t.Errorf("code %d, stderr %q, stdout:\n%s\nwant:\n%s", code, errOut, out, want)
 			}
 			code, out, _ := steelyard(t, command, "-o", "json", "--socket", socket)
-			if code != 0 || !json.Valid([]byte(out)) {
-				t.Errorf("-o json: code %d, %s", code, out)
-			}
+			must.True(t, code == 0 && json.Valid([]byte(out)), "-o json: code %d, %s", code, out)
 		})
 	}
 	flow := "SERVICE  CLIENT               ADDRESS              BACKEND         FORWARD  STATE        IDLE\n" +
@@ -233,16 +227,12 @@ func TestTables(t *testing.T) {
 		}
 	}
 	code, out, _ := steelyard(t, "status", "--socket", socket)
-	if code != 0 || !strings.Contains(out, "backends  0 of 1 healthy\n") {
-		t.Errorf("status: code %d\n%s", code, out)
-	}
-	if !strings.HasPrefix(out, "DOWN: no address is announced: 203.0.113.10: 0 of 1 backends healthy") {
-		t.Errorf("status begins with %.100q", out)
-	}
+	must.True(t, code == 0 && strings.Contains(out, "backends  0 of 1 healthy\n"), "status: code %d\n%s", code, out)
+	must.True(t, strings.HasPrefix(out, "DOWN: no address is announced: 203.0.113.10: 0 of 1 backends healthy"),
+		"status begins with %.100q", out)
 	code, out, errOut := steelyard(t, "status", "--check", "--socket", socket)
-	if code != 2 || !strings.HasPrefix(out, "DOWN: ") || errOut != "" {
-		t.Errorf("status --check: code %d, stderr %q\n%s", code, errOut, out)
-	}
+	must.True(t, code == 2 && strings.HasPrefix(out, "DOWN: ") && errOut == "",
+		"status --check: code %d, stderr %q\n%s", code, errOut, out)
 	for _, tt := range []struct {
 		st   lb.Status
 		want string
@@ -252,14 +242,12 @@ func TestTables(t *testing.T) {
 		{lb.Status{}, "DEGRADED: starting: ", 1},
 	} {
 		code, out, errOut := steelyard(t, "status", "--check", "--socket", serve(t, tt.st))
-		if code != tt.code || !strings.HasPrefix(out, tt.want) || errOut != "" {
-			t.Errorf("status --check: code %d, stderr %q; want %d and %q\n%s", code, errOut, tt.code, tt.want, out)
-		}
+		must.True(t, code == tt.code && strings.HasPrefix(out, tt.want) && errOut == "",
+			"status --check: code %d, stderr %q; want %d and %q\n%s", code, errOut, tt.code, tt.want, out)
 	}
 	code, out, errOut = steelyard(t, "status", "--ready", "--socket", socket)
-	if code != 1 || !strings.Contains(out, "backends") || !strings.Contains(errOut, "0 of 1 BGP sessions") {
-		t.Errorf("status --ready: code %d, stderr %q\n%s", code, errOut, out)
-	}
+	must.True(t, code == 1 && strings.Contains(out, "backends") && strings.Contains(errOut, "0 of 1 BGP sessions"),
+		"status --ready: code %d, stderr %q\n%s", code, errOut, out)
 }
 
 func TestExplain(t *testing.T) {
@@ -279,9 +267,8 @@ func TestExplain(t *testing.T) {
 	} {
 		args := append([]string{"explain", "--socket", socket}, strings.Fields(tt.args)...)
 		code, out, errOut := steelyard(t, args...)
-		if code != tt.code || !strings.Contains(out+errOut, tt.want) {
-			t.Errorf("explain %s: code %d\n%s%s", tt.args, code, out, errOut)
-		}
+		must.True(t, code == tt.code && strings.Contains(out+errOut, tt.want),
+			"explain %s: code %d\n%s%s", tt.args, code, out, errOut)
 	}
 }
 
@@ -317,9 +304,7 @@ func TestReady(t *testing.T) {
 	} {
 		started := time.Now().Add(-tt.age)
 		err := notReady(admin.Info{Settled: tt.settled, Peers: tt.peers, PeersUp: tt.up, Started: started})
-		if (err == nil) != tt.ready {
-			t.Errorf("%+v: %v", tt, err)
-		}
+		must.True(t, (err == nil) == tt.ready, "%+v: %v", tt, err)
 	}
 }
 
@@ -332,9 +317,7 @@ func TestAgo(t *testing.T) {
 			t.Errorf("%s ago: %s; want %s", age, got, want)
 		}
 	}
-	if got := ago(time.Time{}); got != "-" {
-		t.Errorf("never: %s", got)
-	}
+	must.Equal(t, "-", ago(time.Time{}))
 }
 
 // The router of the demo is a process that the demo starts, not a command for users.
@@ -358,9 +341,7 @@ func TestRemedy(t *testing.T) {
 
 func TestHelpHidesTheRouterOfTheDemo(t *testing.T) {
 	_, out, _ := steelyard(t, "help")
-	if strings.Contains(out, "demo-router") || !strings.Contains(out, "reload") {
-		t.Errorf("help:\n%s", out)
-	}
+	must.True(t, !strings.Contains(out, "demo-router") && strings.Contains(out, "reload"), "help:\n%s", out)
 }
 
 // bash and fish get a script, and the program answers what may follow.
@@ -369,9 +350,8 @@ func TestCompletion(t *testing.T) {
 		"bash": "complete -o", "zsh": "bashcompinit\n_steelyard", "fish": "complete -c steelyard",
 	} {
 		code, out, errOut := steelyard(t, "completion", shell)
-		if code != 0 || !strings.Contains(out, want) || errOut != "" {
-			t.Errorf("%s: %d %q %q", shell, code, out, errOut)
-		}
+		must.True(t, code == 0 && strings.Contains(out, want) && errOut == "",
+			"%s: %d %q %q", shell, code, out, errOut)
 	}
 	was := os.Args
 	defer func() { os.Args = was }()
@@ -383,7 +363,5 @@ func TestCompletion(t *testing.T) {
 		}
 	}
 	code, _, errOut := steelyard(t, "completion", "csh")
-	if code != 2 || !strings.Contains(errOut, "bash, zsh or fish") {
-		t.Errorf("csh: %d %q", code, errOut)
-	}
+	must.True(t, code == 2 && strings.Contains(errOut, "bash, zsh or fish"), "csh: %d %q", code, errOut)
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 const module = "github.com/steelyard-lb/steelyard/"
@@ -125,9 +127,7 @@ func forbidden(pkg, dep string) string {
 func TestMainLinksNoTestPrograms(t *testing.T) {
 	main := strings.TrimSuffix(module, "/")
 	out, err := exec.Command("go", "list", "-deps", main).Output()
-	if err != nil {
-		t.Fatalf("go list -deps: %v", err)
-	}
+	must.Do(t, err)
 	deps := strings.Fields(string(out))
 	if !slices.Contains(deps, module+"e2e/lab") {
 		t.Fatalf("%s does not link e2e/lab", main)
@@ -145,20 +145,15 @@ func TestMainLinksNoTestPrograms(t *testing.T) {
 func TestClientLinksNoDatapath(t *testing.T) {
 	for _, pkg := range []string{"lb/cli", "lb/admin", "config"} {
 		out, err := exec.Command("go", "list", "-deps", module+pkg).Output()
-		if err != nil {
-			t.Fatalf("go list: %v", err)
-		}
+		must.Do(t, err)
 		deps := strings.Fields(string(out))
-		if !slices.Contains(deps, module+"lb") {
-			t.Errorf("go list -deps %s does not list lb: the test sees nothing", pkg)
-		}
+		must.True(t, slices.Contains(deps, module+"lb"),
+			"go list -deps %s does not list lb: the test sees nothing", pkg)
 		for _, dep := range deps {
 			for _, library := range []string{
 				"github.com/cilium/ebpf", "github.com/osrg/gobgp", "github.com/vishvananda/netlink", "k8s.io/client-go",
 			} {
-				if dep == library || strings.HasPrefix(dep, library+"/") {
-					t.Errorf("%s depends on %s", pkg, dep)
-				}
+				must.True(t, dep != library && !strings.HasPrefix(dep, library+"/"), "%s depends on %s", pkg, dep)
 			}
 		}
 	}
@@ -167,9 +162,7 @@ func TestClientLinksNoDatapath(t *testing.T) {
 // listImports returns what each package of the module imports outside its tests, by path below the module.
 func listImports(t *testing.T) map[string][]string {
 	out, err := exec.Command("go", "list", "-json=ImportPath,Imports", module+"...").Output()
-	if err != nil {
-		t.Fatalf("go list: %v", err)
-	}
+	must.Do(t, err)
 	imports := map[string][]string{}
 	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
 		var p struct {

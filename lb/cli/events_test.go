@@ -39,9 +39,8 @@ func TestEvents(t *testing.T) {
 	const line = `  warn   health      backend unhealthy  reason="HTTP 503, want 200-399�[2J"  service=web` + "\n"
 	for _, args := range [][]string{nil, {"--since", "1h"}, {"--service", "web"}, {"--kind", "health"}} {
 		code, out, errOut := steelyard(t, append([]string{"events", "--socket", socket}, args...)...)
-		if code != 0 || !strings.HasSuffix(out, line) || strings.Count(out, "\n") != 1 {
-			t.Errorf("%v: %d %q %q", args, code, out, errOut)
-		}
+		must.True(t, code == 0 && strings.HasSuffix(out, line) && strings.Count(out, "\n") == 1,
+			"%v: %d %q %q", args, code, out, errOut)
 	}
 	if _, out, errOut := steelyard(t, "events", "--socket", socket, "--service", "dns"); out+errOut != "" {
 		t.Errorf("another service: %q %q", out, errOut)
@@ -53,9 +52,7 @@ func TestEvents(t *testing.T) {
 		var drained any
 		admin.NewClient(socket).Post(ctx, "/v1/drain?service=web", &drained) // the result does not matter
 	}()
-	if code := Main(ctx, []string{"events", "--socket", socket, "-f"}, out, io.Discard, programs); code != 0 {
-		t.Errorf("-f: %d", code)
-	}
+	must.Equal(t, 0, Main(ctx, []string{"events", "--socket", socket, "-f"}, out, io.Discard, programs))
 	if got := out.String(); !strings.Contains(got, line) || !strings.Contains(got, "service=web  user=") {
 		t.Errorf("-f: %q", got)
 	}
@@ -65,7 +62,6 @@ func TestEvents(t *testing.T) {
 	var stored strings.Builder
 	args := []string{"events", "--socket", "/nowhere.sock", "--kind", "health"}
 	code := Main(t.Context(), args, &stored, io.Discard, alone)
-	if code != 0 || !strings.HasSuffix(stored.String(), line) {
-		t.Errorf("without an agent: %d %q", code, stored.String())
-	}
+	must.True(t, code == 0 && strings.HasSuffix(stored.String(), line),
+		"without an agent: %d %q", code, stored.String())
 }

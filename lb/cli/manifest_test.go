@@ -3,6 +3,8 @@ package cli
 import (
 	"strings"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // What the flags say is the configuration of the manifest, in place of the example.
@@ -19,9 +21,8 @@ func TestManifestConfiguration(t *testing.T) {
 		},
 	} {
 		code, out, errOut := steelyard(t, strings.Fields("manifest --image x:1 "+tt.flags)...)
-		if code != 0 || errOut != "" || !strings.Contains(out, "nodes may not\n\n"+tt.want) {
-			t.Errorf("%s: code %d, %s\n%s", tt.flags, code, errOut, out)
-		}
+		must.True(t, code == 0 && errOut == "" && strings.Contains(out, "nodes may not\n\n"+tt.want),
+			"%s: code %d, %s\n%s", tt.flags, code, errOut, out)
 		_, plain, _ := steelyard(t, "manifest", "--image", "x:1")
 		if strings.Count(out, "\n---\n") != strings.Count(plain, "\n---\n") || strings.Contains(out, "# [[pool]]") {
 			t.Errorf("%s: other objects, or the example\n%s", tt.flags, out)
@@ -38,16 +39,14 @@ func TestManifestConfiguration(t *testing.T) {
 		{"--cleanup --l2 --pool 192.0.2.0/28", "--cleanup takes no configuration"},
 	} {
 		code, out, errOut := steelyard(t, strings.Fields("manifest "+tt.flags)...)
-		if code != 2 || out != "" || !strings.Contains(errOut, tt.want) {
-			t.Errorf("%s: code %d, stdout %q, stderr %q; want %q", tt.flags, code, out, errOut, tt.want)
-		}
+		must.True(t, code == 2 && out == "" && strings.Contains(errOut, tt.want),
+			"%s: code %d, stdout %q, stderr %q; want %q", tt.flags, code, out, errOut, tt.want)
 	}
 }
 
 // The image has the name and the version of the release.
 func TestManifestImage(t *testing.T) {
 	code, out, _ := steelyard(t, "manifest")
-	if code != 0 || strings.Count(out, "image: steelyard-lb/steelyard:"+version+"\n") != 2 {
-		t.Errorf("code %d\n%s", code, out)
-	}
+	must.True(t, code == 0 && strings.Count(out, "image: steelyard-lb/steelyard:"+version+"\n") == 2,
+		"code %d\n%s", code, out)
 }

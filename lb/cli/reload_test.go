@@ -49,9 +49,8 @@ func TestReload(t *testing.T) {
 				o.Reload = func(string) (admin.Reloaded, error) { return tt.now, tt.refused }
 			})
 			code, out, errOut := steelyard(t, "reload", "--socket", socket)
-			if code != tt.code || out != tt.out || errOut != tt.err {
-				t.Errorf("code %d, stdout %q, stderr %q; want %+v", code, out, errOut, tt)
-			}
+			must.True(t, code == tt.code && out == tt.out && errOut == tt.err,
+				"code %d, stdout %q, stderr %q; want %+v", code, out, errOut, tt)
 			t.Setenv("STEELYARD_SOCKET", socket)
 			if code, out, _ := steelyard(t, "reload"); code != tt.code || out != tt.out {
 				t.Errorf("with STEELYARD_SOCKET: code %d, stdout %q", code, out)
@@ -130,9 +129,8 @@ func TestRestart(t *testing.T) {
 	}
 	socket := serve(func() error { return errors.New("x.toml:1: first") })
 	code, _, errOut := steelyard(t, "restart", "--socket", socket)
-	if code != 1 || errOut != "x.toml:1: first\nrejected; the running agent goes on\n" {
-		t.Errorf("code %d, stderr %q", code, errOut)
-	}
+	must.True(t, code == 1 && errOut == "x.toml:1: first\nrejected; the running agent goes on\n",
+		"code %d, stderr %q", code, errOut)
 	socket = serve(func() error {
 		time.AfterFunc(150*time.Millisecond, func() { started.Store(1) })
 		time.AfterFunc(300*time.Millisecond, func() { started.Store(2) })
@@ -156,7 +154,5 @@ func TestRestartOfAnEarlierRelease(t *testing.T) {
 	t.Cleanup(func() { h.Close() })
 	code, _, errOut := steelyard(t, "restart", "--socket", socket)
 	const want = "the running agent (v0.1) is of an earlier release, which cannot replace itself: end it"
-	if code != 1 || !strings.Contains(errOut, want) {
-		t.Errorf("code %d, stderr %q; want %q", code, errOut, want)
-	}
+	must.True(t, code == 1 && strings.Contains(errOut, want), "code %d, stderr %q; want %q", code, errOut, want)
 }

@@ -34,9 +34,8 @@ func TestStatusCheckAndReady(t *testing.T) {
 		socket := serve(t, tt.st, func(o *admin.Options) { o.Peers = func() []lb.PeerStatus { return tt.peers } })
 		for _, args := range [][]string{{"--check", "--ready"}, {"--ready", "--check"}} {
 			code, _, errOut := steelyard(t, append([]string{"status", "--socket", socket}, args...)...)
-			if code != tt.code || !strings.HasPrefix(errOut, tt.err) || (tt.err == "") != (errOut == "") {
-				t.Errorf("%s: code %d, stderr %q; want %d, %q", tt.name, code, errOut, tt.code, tt.err)
-			}
+			must.True(t, code == tt.code && strings.HasPrefix(errOut, tt.err) && (tt.err == "") == (errOut == ""),
+				"%s: code %d, stderr %q; want %d, %q", tt.name, code, errOut, tt.code, tt.err)
 		}
 	}
 }
@@ -73,9 +72,8 @@ func TestStatusShowsFindings(t *testing.T) {
 	for _, want := range []string{"DEGRADED: first\n", "-> do this\n", "also      second\n", "warning   of the file\n",
 		"-> do that\n"} {
 		before, after, found := strings.Cut(rest, want)
-		if !found || strings.Contains(after, want) || strings.Contains(before, "second") {
-			t.Errorf("%q is not there, not once or not in order:\n%s", want, out.String())
-		}
+		must.True(t, found && !strings.Contains(after, want) && !strings.Contains(before, "second"),
+			"%q is not there, not once or not in order:\n%s", want, out.String())
 		rest = after
 	}
 }
@@ -133,12 +131,10 @@ func TestOutputIsPrintable(t *testing.T) {
 		for _, format := range []string{"table", "json"} {
 			code, out, errOut := steelyard(t, command, "-o", format, "--socket", socket)
 			plain := strings.ReplaceAll(out+errOut, "\n", "")
-			if code != 0 || strings.ContainsFunc(plain, func(r rune) bool { return !unicode.IsPrint(r) }) {
-				t.Errorf("%s -o %s: code %d, %q", command, format, code, out+errOut)
-			}
-			if strings.Contains(out, "\nOK") {
-				t.Errorf("%s -o %s: the text has a line of its own:\n%s", command, format, out)
-			}
+			must.True(t, code == 0 && !strings.ContainsFunc(plain, func(r rune) bool { return !unicode.IsPrint(r) }),
+				"%s -o %s: code %d, %q", command, format, code, out+errOut)
+			must.True(t, !strings.Contains(out, "\nOK"),
+				"%s -o %s: the text has a line of its own:\n%s", command, format, out)
 		}
 	}
 	if _, _, errOut := steelyard(t, "services", "--socket", "/\x1b[2J"); !strings.Contains(errOut, "/�[2J") {
@@ -197,9 +193,8 @@ func TestCleanupNeedsCluster(t *testing.T) {
 		{"--cluster --namespace n", 0, "cleanup  n\n", ""},
 	} {
 		code, out, errOut := steelyard(t, append([]string{"cleanup"}, strings.Fields(tt.args)...)...)
-		if code != tt.code || out != tt.out || !strings.HasPrefix(errOut, tt.err) {
-			t.Errorf("cleanup %s: code %d, stdout %q, stderr %q; want %+v", tt.args, code, out, errOut, tt)
-		}
+		must.True(t, code == tt.code && out == tt.out && strings.HasPrefix(errOut, tt.err),
+			"cleanup %s: code %d, stdout %q, stderr %q; want %+v", tt.args, code, out, errOut, tt)
 	}
 }
 
@@ -221,9 +216,8 @@ func TestPeerFlag(t *testing.T) {
 		} {
 			code, out, errOut := steelyard(t, command, "--peer", tt.peer, "--socket", socket)
 			words := strings.Join(strings.Fields(out), " ")
-			if code != tt.code || words != tt.want || !strings.Contains(errOut, tt.problem) {
-				t.Errorf("%s --peer %s: code %d, stderr %q, stdout:\n%s", command, tt.peer, code, errOut, out)
-			}
+			must.True(t, code == tt.code && words == tt.want && strings.Contains(errOut, tt.problem),
+				"%s --peer %s: code %d, stderr %q, stdout:\n%s", command, tt.peer, code, errOut, out)
 		}
 	}
 }
