@@ -254,6 +254,9 @@ type Kubernetes struct {
 	// balancers.
 	IgnoreExcludeLabel bool
 	HealthAddresses    []netip.Prefix // where health check node ports and 10256 listen; empty means everywhere
+	// PanicHold is how long the last endpoints of a Service are kept when none is usable after an interruption of the
+	// connection to the API server. 0: not at all.
+	PanicHold time.Duration
 	// MaxEndpointsPerService limits a Service's pairs of endpoint and port. It is at least 1.
 	MaxEndpointsPerService int
 }

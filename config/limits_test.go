@@ -147,6 +147,7 @@ bfd = true
 [kubernetes]
 allocate = false
 exclude_nodes = ["unschedulable"]
+panic_hold = "0s"
 max_endpoints_per_service = 7
 [admin]
 listen = ":9911"
@@ -160,7 +161,7 @@ level = "warn"
 		p.BFD != (BFD{Interval: 100 * time.Millisecond, Multiplier: 3}) {
 		t.Errorf("bgp %+v", c.BGP)
 	}
-	if c.Kubernetes.Allocate || c.Kubernetes.MaxEndpointsPerService != 7 ||
+	if c.Kubernetes.Allocate || c.Kubernetes.MaxEndpointsPerService != 7 || c.Kubernetes.PanicHold != 0 ||
 		!slices.Equal(c.Kubernetes.ExcludeNodes, []string{NodeUnschedulable}) {
 		t.Errorf("kubernetes %+v", c.Kubernetes)
 	}

@@ -2,6 +2,7 @@ package config
 
 import (
 	"regexp"
+	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -9,7 +10,7 @@ import (
 func defaultKubernetes() *Kubernetes {
 	return &Kubernetes{
 		LoadBalancerClasses: []string{""}, Allocate: true, Proxy: ProxyAuto, Forward: lb.MethodTunnel,
-		MaxEndpointsPerService: 10000,
+		PanicHold: 30 * time.Second, MaxEndpointsPerService: 10000,
 	}
 }
 
@@ -49,6 +50,7 @@ func (d *decoder) kubernetes(t *table) *Kubernetes {
 		return i.word("state of a node", []string{NodeNotReady, NodeUnschedulable})
 	})
 	k.IgnoreExcludeLabel = t.boolean("ignore_exclude_label", false)
+	k.PanicHold = t.duration("panic_hold", k.PanicHold, 0, time.Hour)
 	k.MaxEndpointsPerService = integer(t, "max_endpoints_per_service", k.MaxEndpointsPerService, 1, 131072)
 	return k
 }

@@ -2,6 +2,7 @@ package lb
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -22,6 +23,8 @@ type CheckSpec struct {
 	// Rise and Fall are how many consecutive probes must succeed or fail before a backend changes state; at least 1.
 	// The first success of a backend without a state decides alone: a start takes one probe, not Rise.
 	Rise, Fall int
+	// Presumed: a backend without a state is healthy until Fall probes have failed.
+	Presumed bool `json:",omitzero"`
 	// Status are the HTTP status codes that mean success.
 	Status []StatusRange
 	// Body must occur in the response (http, https, udp, dns). If it is "", any response will do.
@@ -136,9 +139,21 @@ func Checks(s *Service) []Check {
 	s.eachChecked(func(key CheckKey, b Backend) {
 		checks = append(checks, Check{
 			Key: key, Target: s.target(key, b), VIP: probeVIP(s, b), Method: s.Method, Encap: s.Encap, Spec: s.Check,
+			Presumed: s.Check.Presumed,
 		})
 	})
 	return checks
+}
+
+// ProbeDirectly returns a check by connecting, for a service of which nobody says which backends still exist. If not
+// all of its ports can be probed so, it returns the check that it has.
+func ProbeDirectly(s *Service) CheckSpec {
+	if len(s.Ports) == 0 || slices.ContainsFunc(s.Ports, func(p ServicePort) bool { return p.Protocol != TCP }) {
+		return s.Check
+	}
+	return CheckSpec{
+		Type: CheckTCP, Interval: 2 * time.Second, Timeout: time.Second, Rise: 1, Fall: 2, ServicePort: s.Ports[0].Port,
+	}
 }
 
 // eachChecked calls f for each backend and port with its own state. Deleted backends have none.

@@ -121,6 +121,23 @@ func TestServiceIsServedThenAnnouncedThenFollowsHealth(t *testing.T) {
 	})
 }
 
+// A service that is probed from now on is served on while its backends are presumed to be healthy.
+func TestPresumedBackends(t *testing.T) {
+	fx := lbtest.New()
+	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
+		s := service("web", []netip.Addr{vip1}, "10.0.0.1", "10.0.0.2")
+		unchecked, presumed := *s, *s
+		unchecked.Check, presumed.Check.Presumed = lb.CheckSpec{Type: lb.CheckNone}, true
+		e.Put(&unchecked)
+		e.Complete("file")
+		wantTargets(t, fx, frontend(vip1), 2)
+		e.Put(&presumed)
+		wantTargets(t, fx, frontend(vip1), 2)
+		answer(e, &presumed, lb.StateUnhealthy, 1)
+		wantTargets(t, fx, frontend(vip1), 1)
+	})
+}
+
 // When the only backend recovers, the datapath still has the table without it: no route until the new one is in force.
 func TestRecoveryWaitsForTheNewTable(t *testing.T) {
 	fx := lbtest.New()

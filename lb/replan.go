@@ -17,6 +17,9 @@ func (e *Engine) checksOf(s *Service, en *entry) (checks []Check, health map[Che
 				h, ok = en.health[k], true
 				h.Key = c.Key
 			}
+			if !ok && c.Presumed {
+				h, ok = Health{Key: c.Key, State: StateHealthy, Weight: -1}, true
+			}
 			if ok {
 				health[c.Key] = h
 			}

@@ -21,14 +21,20 @@ const (
 )
 
 // reachability says whether the API server accepts connections. The zero value means that it has not been tried.
-type reachability struct{ away atomic.Pointer[time.Time] }
+type reachability struct {
+	away atomic.Pointer[time.Time]
+	// returned is called when the API server accepts a connection again, before it is used. It may be nil.
+	returned func(awaySince time.Time)
+}
 
-// dialed records the result of an attempt to connect.
-func (r *reachability) dialed(err error) {
-	if err == nil {
-		r.away.Store(nil)
-	} else if now := time.Now(); !errors.Is(err, context.Canceled) {
-		r.away.CompareAndSwap(nil, &now)
+// dialed records the result of an attempt to connect, which began at start.
+func (r *reachability) dialed(start time.Time, err error) {
+	if err != nil && !errors.Is(err, context.Canceled) {
+		r.away.CompareAndSwap(nil, &start)
+	} else if err == nil {
+		if since := r.away.Swap(nil); since != nil && r.returned != nil {
+			r.returned(*since)
+		}
 	}
 }
 
@@ -112,8 +118,9 @@ func retryingDial(
 ) func(ctx context.Context, network, address string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		for since := (time.Time{}); ; {
+			start := time.Now()
 			conn, err := a.dial(ctx, network, address)
-			r.dialed(err)
+			r.dialed(start, err)
 			switch {
 			case err == nil && !since.IsZero():
 				took := time.Since(since).Round(time.Millisecond)

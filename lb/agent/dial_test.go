@@ -39,11 +39,13 @@ func TestRetryingDial(t *testing.T) {
 			t.Cleanup(func() { l.Close() })
 		}
 	})
+	var since time.Time
+	away.returned = func(at time.Time) { since = at }
 	start := time.Now()
 	conn := must.Get(dial(t.Context(), "tcp", at))(t)
 	conn.Close()
-	if !away.awaySince().IsZero() {
-		t.Error("the API server is away")
+	if !away.awaySince().IsZero() || since.IsZero() || !since.Before(start) {
+		t.Errorf("the API server is away, or was since %s", since)
 	}
 	if took := time.Since(start); took < dialInterval/2 || took > 3*dialInterval {
 		t.Errorf("connected after %s", took)

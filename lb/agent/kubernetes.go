@@ -128,6 +128,7 @@ func newCluster(
 		return cluster{}, fmt.Errorf("kubernetes: %w", err)
 	}
 	relay.deliverTo(source.Health)
+	c.away.returned = source.Interrupted
 	if o.boundary != nil {
 		o.boundary.Changed = source.Tell
 	}
@@ -180,6 +181,7 @@ func kubeOptions(cfg *config.Config, facts node) kube.Options {
 		IgnoreExclude: k.IgnoreExcludeLabel,
 		NoAnnouncer:   cfg.BGP == nil && cfg.L2 == nil,
 		FollowNodes:   cfg.L2 != nil,
+		PanicHold:     k.PanicHold,
 		MaxEndpoints:  k.MaxEndpointsPerService,
 		SpreadLocal:   spread,
 	}

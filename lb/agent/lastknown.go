@@ -189,17 +189,7 @@ func probedDirectly(s *lb.Service) *lb.Service {
 	if !s.WithholdIntended {
 		out.WithholdReason = ""
 	}
-	for _, p := range s.Ports {
-		if p.Protocol != lb.TCP {
-			return &out
-		}
-	}
-	out.Check = lb.CheckSpec{
-		Type: lb.CheckTCP, Interval: 2 * time.Second, Timeout: time.Second, Rise: 1, Fall: 2,
-	}
-	if len(s.Ports) > 0 {
-		out.Check.ServicePort = s.Ports[0].Port
-	}
+	out.Check = lb.ProbeDirectly(s)
 	return &out
 }
 

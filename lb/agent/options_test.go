@@ -214,7 +214,7 @@ fall = 5
 proxy_healthz = "http://127.0.0.1:1/healthz"`)
 	want := kube.Options{
 		Node: "n", Classes: []string{"steelyard.dev/lb"}, Address: facts.address4, Forward: lb.MethodNAT,
-		IsProxy: true, NotReady: true, NoAnnouncer: true, MaxEndpoints: 10000,
+		IsProxy: true, NotReady: true, NoAnnouncer: true, MaxEndpoints: 10000, PanicHold: 30 * time.Second,
 		Probe:        lb.CheckSpec{Interval: 3 * time.Second, Timeout: 2 * time.Second, Rise: 4, Fall: 5},
 		ProxyHealthz: "http://127.0.0.1:1/healthz",
 		KeepLast:     true,

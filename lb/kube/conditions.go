@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	core "k8s.io/api/core/v1"
 
@@ -39,6 +40,22 @@ func newConditions(o Options, changed func(string)) *conditions {
 	return &conditions{
 		o: o, changed: changed, probing: o.probing(), checks: map[string]lb.Check{}, results: map[string]lb.Health{},
 	}
+}
+
+// Probing holds the Options of the same names.
+type Probing struct {
+	Probe        lb.CheckSpec
+	ProxyHealthz string
+	KeepLast     bool
+	Hold         time.Duration
+}
+
+func (o Options) probing() Probing { return Probing{o.Probe, o.ProxyHealthz, o.KeepLast, o.Hold} }
+
+// SetProbing replaces the Options in p. It may be called from any goroutine.
+func (s *Source) SetProbing(p Probing) {
+	s.newProbing.Store(&p)
+	s.queue.Add(otherProbing)
 }
 
 // now returns the active probing settings.
@@ -76,7 +93,7 @@ func (c *conditions) withhold(s *core.Service, v *view, node *core.Node) string 
 			c.stop(v.service.Name)
 			return lb.NoLocalEndpoint
 		}
-		if s.Spec.HealthCheckNodePort != 0 {
+		if s.Spec.HealthCheckNodePort != 0 && !v.kept { // the service proxy has no endpoint
 			return c.nodePorts(s, v, node)
 		}
 	}

@@ -70,6 +70,8 @@ type Options struct {
 	NoAnnouncer             bool // this node announces no address
 	// IsProxy is true if this agent is the node's service proxy.
 	IsProxy bool
+	// PanicHold is how long the last endpoints of a service are kept after an interruption. 0: not at all.
+	PanicHold time.Duration
 	// MaxEndpoints limits the pairs of endpoint and port per Service. 0 means no limit.
 	MaxEndpoints int
 	// Held lists the frontends that a previous agent left in the kernel, or nil if unknown.
@@ -107,11 +109,14 @@ type Source struct {
 	newPools   atomic.Pointer[[]Pool]  // set by SetPools, not yet taken over by Run, or nil
 	newProbing atomic.Pointer[Probing] // set by SetProbing, like newPools
 
+	interrupted atomic.Pointer[interruption] // the last one, or nil
+
 	// Used only by Run's goroutine, like the fields of o that SetPools and SetProbing replace.
 	put           map[string]*lb.Service
 	held          map[string]time.Time     // since when a fault withholds the addresses of a service
 	graceUntil    map[netip.Addr]time.Time // until when addresses that are in no pool are served
 	endpoints     map[string]seen          // of services
+	usable        map[string]lastUsable    // of services
 	complete      bool                     // all Services that existed at the start have been put
 	own           *core.Node               // this node, or nil if the API server has none
 	top           topology
@@ -140,8 +145,8 @@ func New(o Options) (*Source, error) {
 	o.MaxEndpoints = cmp.Or(o.MaxEndpoints, math.MaxInt)
 	s := &Source{
 		o: o, put: map[string]*lb.Service{}, held: map[string]time.Time{},
-		endpoints: map[string]seen{},
-		queue:     workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
+		endpoints: map[string]seen{}, usable: map[string]lastUsable{},
+		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
 	}
 	s.noPools.Store(len(o.Pools) == 0)
 	s.conditions = newConditions(o, func(service string) { s.queue.Add(service) })
@@ -232,22 +237,6 @@ func (s *Source) SetPools(pools []Pool) {
 	s.queue.Add(otherPools)
 }
 
-// Probing holds the Options of the same names.
-type Probing struct {
-	Probe        lb.CheckSpec
-	ProxyHealthz string
-	KeepLast     bool
-	Hold         time.Duration
-}
-
-func (o Options) probing() Probing { return Probing{o.Probe, o.ProxyHealthz, o.KeepLast, o.Hold} }
-
-// SetProbing replaces the Options in p. It may be called from any goroutine.
-func (s *Source) SetProbing(p Probing) {
-	s.newProbing.Store(&p)
-	s.queue.Add(otherProbing)
-}
-
 // Health takes a result from Options.Prober.
 func (s *Source) Health(h lb.Health) { s.conditions.health(h) }
 
@@ -332,6 +321,7 @@ func (s *Source) reconcileOne(name string, sink lb.Sink) {
 			sink.Delete(name)
 			delete(s.put, name)
 			delete(s.endpoints, name)
+			delete(s.usable, name)
 			delete(s.held, name)
 		}
 		s.o.Boundary.Report(lb.PartEndpoints, name, "")
@@ -366,14 +356,14 @@ func (s *Source) viewOf(name string) *view {
 	if len(addrs.vips)+len(addrs.refused) == 0 {
 		return nil
 	}
-	endpoints := s.slicesOf(name)
+	endpoints, kept := s.kept(name, s.slicesOf(name))
 	service = withoutPorts(service, addrs.taken)
 	v := translate(service, addrs.vips, endpoints, s.top, s.shares(service), s.spreads(service, addrs.vips),
 		s.o.MaxEndpoints)
 	v.service.UnrestrictedVIPs, v.service.Refused = addrs.external, addrs.refused
 	s.bound(v)
 	s.nodePort(service, v.readyLocal)
-	v.announced = announced(s.put[name])
+	v.announced, v.kept = announced(s.put[name]), kept
 	v.service.WithholdReason = s.conditions.withhold(service, v, s.own)
 	reason := v.service.WithholdReason
 	v.service.WithholdIntended = reason == lb.NoLocalEndpoint || reason == lb.NoEndpoint ||
@@ -381,6 +371,9 @@ func (s *Source) viewOf(name string) *view {
 	s.lastAnnouncer(service, v, endpoints)
 	s.hold(v.service)
 	s.pooled(v.service)
+	if kept {
+		s.keep(v.service)
+	}
 	v.withholdFamilies()
 	return v
 }

@@ -93,6 +93,7 @@ type view struct {
 	unserved   map[lb.Family]withheld // families that are withheld individually
 	announced  bool                   // by this node until now, as far as that depends on the node
 	pairs      int                    // number of pairs of endpoint and port in the whole cluster
+	kept       bool                   // the endpoints are those before an interruption
 	some       bool                   // there are too many pairs to examine all
 }
 
