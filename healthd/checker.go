@@ -69,7 +69,7 @@ func reason(err error, timeout time.Duration) string {
 	var op *net.OpError
 	switch {
 	case isTimeout(err):
-		return fmt.Sprintf("no response within %s", timeout)
+		return lb.NoResponse + timeout.String()
 	case errors.As(err, new(notRootError)):
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "connection refused"

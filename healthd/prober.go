@@ -3,6 +3,7 @@ package healthd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"reflect"
 	"sync"
@@ -211,6 +212,7 @@ func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.T
 	bounded, cancel := context.WithTimeout(ctx, l.check.Spec.Timeout)
 	defer cancel()
 	start, lateness := time.Now(), measureLateness(l.check.Spec.Timeout)
+	answersItself := ownAddress(bounded, l.check)
 	result, err := Result{}, error(errPanicked)
 	object := l.check.Key.Service + " " + l.check.Key.BackendName()
 	p.o.Boundary.Do(lb.PartProbe, object, func() { result, err = checker.Probe(bounded) })
@@ -232,6 +234,9 @@ func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.T
 	p.own.forget(l.check.Key)
 	if err != nil {
 		result = Result{Reason: reason(err, l.check.Spec.Timeout), Weight: -1, Err: cause(err)}
+	}
+	if answersItself() && result.Err == context.DeadlineExceeded {
+		result.Reason += fmt.Sprintf(", but the server answers at its own address: is %s on its device lo?", l.check.VIP)
 	}
 	p.metrics.observe(service, time.Since(start), err == nil)
 	p.warnOfWeight(l, result.Weight)

@@ -75,3 +75,37 @@ func TestReportCarriesTheError(t *testing.T) {
 		}
 	}
 }
+
+// hangs is a Checker of a server that does not respond.
+type hangs struct{}
+
+func (hangs) Probe(ctx context.Context) (Result, error) {
+	<-ctx.Done()
+	return Result{}, ctx.Err()
+}
+
+// A server that responds at its own address and not at the VIP probably lacks the VIP.
+func TestServerWithoutTheVIP(t *testing.T) {
+	vip := netip.MustParseAddr("203.0.113.10")
+	const itself = ", but the server answers at its own address: is 203.0.113.10 on its device lo?"
+	spec := lb.CheckSpec{Type: lb.CheckTCP, Interval: time.Hour, Timeout: time.Second, Rise: 1, Fall: 1}
+	for _, row := range []struct {
+		check lb.Check
+		want  string
+	}{
+		{lb.Check{Target: targetOf(listen(t).Addr()), VIP: vip}, itself},
+		{lb.Check{Target: netip.MustParseAddrPort("127.0.0.1:1"), VIP: vip}, itself}, // refused
+		{lb.Check{Target: targetOf(listen(t).Addr())}, ""},
+	} {
+		reports := make(chan lb.Health, 1)
+		p := New(Options{Report: func(h lb.Health) { reports <- h }, Log: slog.New(slog.DiscardHandler)})
+		p.make = func(lb.Check) Checker { return hangs{} }
+		row.check.Spec = spec
+		p.Put("web", []lb.Check{row.check})
+		stop := must.Run(t, p.Run)
+		if h := <-reports; h.Reason != "no response within 1s"+row.want {
+			t.Errorf("%s, VIP %s: %q", row.check.Target, row.check.VIP, h.Reason)
+		}
+		stop()
+	}
+}

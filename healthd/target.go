@@ -1,10 +1,14 @@
 package healthd
 
 import (
+	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -28,6 +32,26 @@ type target struct {
 // secondary reports whether the target is not the first of the service's ports that this type of check can probe. Such
 // a port may speak another protocol.
 func (t target) secondary() bool { return t.Key.Port != lb.Port{} && t.Key.Port != t.Spec.ServicePort }
+
+// ownAddress asks a server that is probed at the VIP for a TCP connection to its own address, once half the timeout has
+// passed. The returned function ends that, and reports whether the server has answered.
+func ownAddress(ctx context.Context, c lb.Check) (answers func() bool) {
+	if !c.VIP.IsValid() || c.Spec.Type == lb.CheckExec || c.Spec.Type == lb.CheckNodePort {
+		return func() bool { return false }
+	}
+	var answered atomic.Bool
+	later := time.AfterFunc(c.Spec.Timeout/2, func() {
+		conn, err := new(net.Dialer).DialContext(ctx, "tcp", c.Target.String())
+		if err == nil {
+			conn.Close()
+		}
+		answered.Store(err == nil || errors.Is(err, syscall.ECONNREFUSED))
+	})
+	return func() bool {
+		later.Stop()
+		return answered.Load()
+	}
+}
 
 // dialer returns a dialer and the address to dial. A server that replies to clients directly (dsr, tunnel) is probed at
 // the VIP over the path of clients' packets, because that path must work.

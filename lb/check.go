@@ -113,6 +113,9 @@ type Check struct {
 	ByRoot bool
 }
 
+// NoResponse is how the Reason of a probe starts that timed out.
+const NoResponse = "no response within "
+
 // Health is the result of a check. It is sent when State changes, and when Weight or Reason changes within a state.
 type Health struct {
 	Key CheckKey

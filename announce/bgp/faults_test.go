@@ -58,7 +58,7 @@ func TestWrongPassword(t *testing.T) {
 			{"none there", "right", "", false, false, []string{"no TCP connection to 192.0.2.1:179 for",
 				"without an MD5 signature: it has no password (MD5), this node has one"}},
 			{"passive router", "wrong", "right", true, false, []string{"no TCP connection to 192.0.2.1:179 for",
-				"no response; if the peer is up, check the password (MD5) on both sides"}},
+				"no response; if the peer is up, check filters of that port, and the password (MD5) on both sides"}},
 			{"waits", "wrong", "right", false, true, []string{"the peer sends TCP segments with a wrong MD5"}},
 			{"waits, none there", "right", "", false, true, []string{"it has no password (MD5), this node has one"}},
 		} {

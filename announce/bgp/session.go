@@ -175,7 +175,7 @@ func dialProblem(err error, s signature) string {
 	case s == signatureNone:
 		return "no response, but the peer connects: check the filters between the two"
 	default:
-		return "no response; if the peer is up, check the password (MD5) on both sides"
+		return "no response; if the peer is up, check filters of that port, and the password (MD5) on both sides"
 	}
 }
 

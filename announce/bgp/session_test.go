@@ -27,7 +27,7 @@ func TestReason(t *testing.T) {
 			"no TCP connection to 192.0.2.1:179 for 10s: connection refused"},
 		{"no response", session{disconnectedAt: since, dialErr: os.ErrDeadlineExceeded},
 			"no TCP connection to 192.0.2.1:179 for 10s: " +
-				"no response; if the peer is up, check the password (MD5) on both sides"},
+				"no response; if the peer is up, check filters of that port, and the password (MD5) on both sides"},
 		{"no response, and another password",
 			session{disconnectedAt: since, dialErr: syscall.ETIMEDOUT, signature: signatureMismatch},
 			"no TCP connection to 192.0.2.1:179 for 10s: no response; the peer sends TCP segments " +

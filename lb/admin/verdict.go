@@ -91,8 +91,20 @@ func unhealthy(st lb.Status) []lb.Finding {
 		return []lb.Finding{lb.FoundAllBackendsDown.About("", text, len(bad), servers, span.Round(time.Millisecond),
 			orElse(b.Reason, b.State.String()))}
 	}
-	return []lb.Finding{lb.FoundBackendDown.About("", "%d of %d backends are not healthy: %s of %s: %s", len(bad),
-		len(st.Backends), netip.AddrPortFrom(b.Address, b.Port), b.Service, orElse(b.Reason, b.State.String()))}
+	return []lb.Finding{lb.FoundBackendDown.About("", "%d of %d backends are not healthy: %s of %s: %s%s", len(bad),
+		len(st.Backends), netip.AddrPortFrom(b.Address, b.Port), b.Service, orElse(b.Reason, b.State.String()),
+		onlyLocal(st.Backends, b))}
+}
+
+// onlyLocal returns a likely cause if b is a node port of Kubernetes that times out on some nodes only, or "".
+func onlyLocal(all []lb.BackendStatus, b lb.BackendStatus) string {
+	answers := slices.ContainsFunc(all, func(o lb.BackendStatus) bool {
+		return o.State == lb.StateHealthy && o.Service == b.Service && o.Port == b.Port
+	})
+	if !answers || b.Port < 30000 || b.Port > 32767 || !strings.HasPrefix(b.Reason, lb.NoResponse) {
+		return ""
+	}
+	return "; with externalTrafficPolicy: Local, only nodes with an endpoint answer on a node port"
 }
 
 // silentTime is how long an announced address may be without packets of clients if it had one a second before.
@@ -197,13 +209,16 @@ func (i *Info) unreachable(st lb.Status, peers []lb.PeerStatus) (all []lb.Findin
 		return all
 	}
 	kind := lb.FoundSessionDown
-	if i.PeersUp == 0 && !i.L2 && wanted > 0 {
+	if i.PeersUp == 0 && wanted > 0 {
 		kind = lb.FoundNoSession
 	}
 	n := slices.IndexFunc(peers, func(p lb.PeerStatus) bool { return p.State != established })
-	add(kind.About("", "%d of %d BGP sessions are not established: %s: %s", i.Peers-i.PeersUp, i.Peers, peers[n].Peer,
-		orElse(peers[n].LastError, peers[n].State)))
-	return all
+	f := kind.About("", "%d of %d BGP sessions are not established: %s: %s", i.Peers-i.PeersUp, i.Peers, peers[n].Peer,
+		orElse(peers[n].LastError, peers[n].State))
+	if i.L2 { // which may announce some addresses
+		f = f.As(lb.SeverityDegraded)
+	}
+	return append(all, f)
 }
 
 // portsDown finds ports of announced addresses whose backends are all unhealthy.

@@ -59,6 +59,11 @@ func TestVerdict(t *testing.T) {
 			Degraded, []string{"all 2 backends, on 2 servers, failed within 400ms: no response within 1s"}},
 		{"all backends, one later", Info{}, lb.Status{Settled: true, Backends: failed(0, time.Minute)}, nil, Degraded,
 			[]string{"2 of 2 backends are not healthy: 10.0.0.1:80 of web: no response within 1s"}},
+		{"a node port of some nodes", Info{}, lb.Status{Settled: true, Backends: []lb.BackendStatus{
+			{State: lb.StateHealthy, Service: "web", Address: a, Port: 30080},
+			{State: lb.StateUnhealthy, Service: "web", Address: b, Port: 30080, Reason: "no response within 1s"},
+		}}, nil, Degraded, []string{"1 of 2 backends are not healthy: 203.0.113.11:30080 of web: no response within " +
+			"1s; with externalTrafficPolicy: Local, only nodes with an endpoint answer on a node port"}},
 		{"a port", Info{}, lb.Status{
 			Settled: true, Routes: []lb.RouteStatus{up}, Backends: sick, Services: []lb.ServiceStatus{
 				port(80, lb.StateHealthy, sick[:1]), port(443, lb.StateUnhealthy, sick[1:]),

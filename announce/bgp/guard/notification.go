@@ -92,6 +92,9 @@ func (e *Error) Error() string {
 	if words := e.communication(); words != "" {
 		text += fmt.Sprintf(" %q", words)
 	}
+	if e.Code == codeOpen && e.Subcode == 2 {
+		text += ": the peer expects another AS number than asn or local_asn here"
+	}
 	return text
 }
 

@@ -61,7 +61,7 @@ func TestProtocolErrors(t *testing.T) {
 
 // The NOTIFICATION of the peer is the reason, in every state.
 func TestReceivedNotification(t *testing.T) {
-	refusal := (&Error{Code: codeOpen, Subcode: 2}).message()
+	refusal := (&Error{Code: codeOpen, Subcode: 6}).message()
 	for name, before := range map[string][][]byte{
 		"opensent": {}, "openconfirm": {open(func(*Open) {})}, "established": {open(func(*Open) {}), keepalive},
 	} {
@@ -71,7 +71,7 @@ func TestReceivedNotification(t *testing.T) {
 			l.want(typeOpen)
 			l.send(append(before, refusal)...)
 			f.until("the reason", func() bool {
-				return slices.Contains(f.faults, "received NOTIFICATION: bad peer as (code 2, subcode 2)")
+				return slices.Contains(f.faults, "received NOTIFICATION: unacceptable hold time (code 2, subcode 6)")
 			})
 			if m := l.next(); m != nil {
 				t.Errorf("%v in answer to a NOTIFICATION", m.kind)
