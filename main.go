@@ -18,6 +18,7 @@ func main() {
 	os.Exit(cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr, cli.Programs{
 		Run: agent.Main, Allocate: agent.Allocate, Check: agent.Check, Demo: demo.Main, DemoRouter: demo.Router,
 		Schema: agent.Schema, Events: agent.Events,
-		Cleanup: agent.Cleanup, Remains: agent.Remains, CleanupCluster: agent.CleanupCluster,
+		Cleanup: agent.Cleanup, Remains: agent.Remains, Left: agent.Left,
+		CleanupCluster: agent.CleanupCluster,
 	}))
 }

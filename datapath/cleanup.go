@@ -5,10 +5,16 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net/netip"
 	"os"
+	"path/filepath"
+	"slices"
+	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
 	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
@@ -42,4 +48,51 @@ func Remains(pinPath string) (bool, error) {
 		return false, nil
 	}
 	return has, err
+}
+
+// Remainder is what an agent that has ended left in the kernel.
+type Remainder struct {
+	VIPs []netip.Addr  // for which packets are forwarded
+	Away time.Duration // since the agent last wrote to the tables, which it did every few seconds
+}
+
+// ReadRemainder reads the tables of an agent that has ended. It returns nil if there are none.
+func ReadRemainder(pinPath string) (*Remainder, error) {
+	if has, err := Remains(pinPath); err != nil || !has {
+		return nil, err
+	}
+	var collector bpf.Collector
+	err := readPinned(pinPath, bpf.SyMapSyCollector, func(m *ebpf.Map) error { return m.Lookup(uint32(0), &collector) })
+	if err != nil {
+		return nil, err
+	}
+	r := &Remainder{Away: bpf.Idle(bpf.Uptime(), collector.Seen)}
+	err = readPinned(pinPath, bpf.SyMapSyFrontends, func(m *ebpf.Map) error {
+		var key bpf.FrontendKey
+		var value bpf.Frontend
+		all := m.Iterate()
+		for all.Next(&key, &value) {
+			if key.Decap == 0 {
+				r.VIPs = append(r.VIPs, bpf.FromAddr(key.Vip))
+			}
+		}
+		return all.Err()
+	})
+	slices.SortFunc(r.VIPs, netip.Addr.Compare)
+	r.VIPs = slices.Compact(r.VIPs)
+	return r, err
+}
+
+// readPinned gives a pinned map to read.
+func readPinned(pinPath, name string, read func(*ebpf.Map) error) error {
+	path := filepath.Join(pinPath, Schema, name)
+	m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
+	if err != nil {
+		return fmt.Errorf("read %s: %w", path, err)
+	}
+	defer m.Close()
+	if err := read(m); err != nil {
+		return fmt.Errorf("read %s: %w", path, err)
+	}
+	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/datapath"
+	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/events"
 	"github.com/steelyard-lb/steelyard/lb/logqueue"
 )
@@ -104,9 +106,12 @@ func openHistory(dir string, log *slog.Logger) (*events.History, *slog.Logger) {
 	return h, log
 }
 
+// keptIn are the directories in which an agent may have kept its state: of the unit's, and the default.
+var keptIn = []string{"/var/lib/steelyard", datapath.DefaultStateDir}
+
 // Events returns the events that the last agent has stored, for when none runs.
 func Events(f events.Filter) (all []events.Event, err error) {
-	for _, dir := range []string{"/var/lib/steelyard", datapath.DefaultStateDir} {
+	for _, dir := range keptIn {
 		if all, err = events.Read(dir, f); len(all) > 0 || err != nil {
 			break
 		}
@@ -131,3 +136,33 @@ func Cleanup(w io.Writer) error {
 
 // Remains reports whether there is something for Cleanup to remove from the kernel.
 func Remains() (bool, error) { return datapath.Remains(datapath.DefaultPinPath) }
+
+// Left says what the programs of an agent that has ended go on doing, and for how long routers send packets here. It is
+// empty if there are none.
+func Left() (string, error) {
+	left, err := datapath.ReadRemainder(datapath.DefaultPinPath)
+	if err != nil || left == nil {
+		return "", err
+	}
+	vips := make([]string, len(left.VIPs))
+	for i, vip := range left.VIPs {
+		vips[i] = vip.String()
+	}
+	text := fmt.Sprintf("the programs of the last agent go on forwarding for %s, without health checks, since about %s",
+		cmp.Or(admin.List(vips), "no address"), left.Away.Round(time.Second))
+	for _, dir := range keptIn {
+		last, found, err := historyOf(Options{KeepDir: dir}).Last()
+		if err != nil || !found {
+			continue
+		}
+		c, err := reload("the last file in force", []byte(last))
+		if err != nil || c.BGP == nil {
+			break
+		}
+		if rest := c.BGP.RestartTime - left.Away; rest > 0 {
+			return fmt.Sprintf("%s; routers with graceful restart drop the routes in %s", text, rest.Round(time.Second)), nil
+		}
+		return fmt.Sprintf("%s; restart_time has passed, so routers have dropped the routes", text), nil
+	}
+	return text, nil
+}

@@ -50,6 +50,8 @@ type Programs struct {
 	Cleanup func(errOut io.Writer) error
 	// Remains reports whether there is something for Cleanup to remove: an agent is running, or has left its programs.
 	Remains func() (bool, error)
+	// Left says what the programs of an agent that has ended go on doing, or "" if there are none.
+	Left func() (string, error)
 	// CleanupCluster takes back what Steelyard has written to a cluster's Services, and removes its own objects from
 	// the namespace. With kubeconfig "" it uses kubectl's default.
 	CleanupCluster func(ctx context.Context, kubeconfig, namespace string, out io.Writer) error

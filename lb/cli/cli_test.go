@@ -48,7 +48,7 @@ var programs = Programs{
 		fmt.Fprintln(out, "cleanup", kubeconfig, namespace)
 		return nil
 	},
-	Remains: func() (bool, error) { return false, nil },
+	Remains: func() (bool, error) { return false, nil }, Left: func() (string, error) { return "", nil },
 	Cleanup: func(errOut io.Writer) error { fmt.Fprintln(errOut, "cleanup"); return nil },
 }
 

@@ -60,12 +60,10 @@ func (e *env) withoutAgent(err error) {
 	if !errors.Is(err, admin.ErrNoAgent) {
 		return
 	}
-	switch left, err := e.programs.Remains(); {
+	switch left, err := e.programs.Left(); {
 	case err != nil:
 		fmt.Fprintf(e.out, "kernel  not known: %s\n", printable.Text(err.Error()))
-	case left:
-		fmt.Fprintln(e.out, "kernel  the programs of the last agent go on forwarding, without health checks; routers "+
-			"with graceful\n        restart drop the routes after restart_time: start the agent, or run "+
-			"steelyard cleanup")
+	case left != "":
+		fmt.Fprintf(e.out, "kernel  %s\n        -> start the agent, or run steelyard cleanup\n", printable.Text(left))
 	}
 }

@@ -145,16 +145,16 @@ func TestOutputIsPrintable(t *testing.T) {
 // Without an agent status says what still forwards.
 func TestStatusSaysWhatStillForwards(t *testing.T) {
 	for _, tt := range []struct {
-		left bool
+		left string
 		err  error
 		want string
 	}{
-		{true, nil, "kernel  the programs of the last agent go on forwarding"},
-		{false, nil, ""},
-		{false, errors.New("no permission"), "kernel  not known: no permission\n"},
+		{"forwarding for 203.0.113.10", nil, "kernel  forwarding for 203.0.113.10\n        -> start the agent"},
+		{"", nil, ""},
+		{"", errors.New("no permission"), "kernel  not known: no permission\n"},
 	} {
 		p := programs
-		p.Remains = func() (bool, error) { return tt.left, tt.err }
+		p.Left = func() (string, error) { return tt.left, tt.err }
 		var out, errOut strings.Builder
 		code := Main(t.Context(), []string{"status", "--check", "--socket", "/nowhere.sock"}, &out, &errOut, p)
 		first, rest, _ := strings.Cut(out.String(), "\n")
