@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"io"
 	"net"
 	"sync"
 
@@ -11,9 +12,13 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/grpclog"
 	health "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 )
+
+// gRPC would write to stderr itself, and wait until somebody reads it: a line for each GOAWAY frame of some servers.
+func init() { grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard)) }
 
 // grpcChecker calls grpc.health.v1.Health/Check for the service that Path names. "" means the whole server.
 type grpcChecker struct{ target }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/grpclog"
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
@@ -86,6 +87,20 @@ func TestFirstKiB(t *testing.T) {
 		if got := k.kept.String(); got != text[:1024] {
 			t.Errorf("%d bytes kept; want the first 1024", len(got))
 		}
+	}
+}
+
+// What gRPC logs of a server's frames does not get to stderr.
+func TestGRPCIsSilent(t *testing.T) {
+	file := must.Get(os.Create(t.TempDir() + "/stderr"))(t)
+	defer file.Close()
+	stderr := must.Get(unix.Dup(2))(t)
+	defer unix.Close(stderr)
+	must.Do(t, unix.Dup2(int(file.Fd()), 2))
+	grpclog.Error("too_many_pings")
+	must.Do(t, unix.Dup2(stderr, 2))
+	if text := must.Get(os.ReadFile(file.Name()))(t); strings.Contains(string(text), "too_many_pings") {
+		t.Errorf("stderr: %s", text)
 	}
 }
 

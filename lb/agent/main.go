@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	stdlog "log"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -90,7 +91,10 @@ func openLog(w io.Writer, c config.Log, level *slog.LevelVar) (*slog.Logger, *lo
 		r.Add("reason", logqueue.Lost(lines))
 		return handler(w).Handle(context.Background(), r)
 	})
-	return slog.New(handler(queue)), queue
+	log := slog.New(handler(queue))
+	// net/http would write to stderr itself, and wait until somebody reads it, for as many frames as a server sends.
+	stdlog.SetOutput(slog.NewLogLogger(component(log, "http").Handler(), slog.LevelDebug).Writer())
+	return log, queue
 }
 
 // keepDir returns the state directory that survives a reboot (systemd.exec(5)), or else the runtime directory.

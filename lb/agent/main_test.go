@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	stdlog "log"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -211,6 +212,12 @@ func TestLogger(t *testing.T) {
 		queue.Flush()
 		if !strings.Contains(out.String(), "shown") {
 			t.Errorf("%s: the level does not follow", format)
+		}
+		level.Set(slog.LevelDebug)
+		stdlog.Print("of net/http")
+		queue.Flush()
+		if got := out.String(); !strings.Contains(got, "DEBUG") || !strings.Contains(got, "of net/http") {
+			t.Errorf("%s: %s; want the line of net/http", format, got)
 		}
 	}
 }
