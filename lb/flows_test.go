@@ -74,9 +74,7 @@ func TestFlowFilterMatch(t *testing.T) {
 			for value, want := range map[string]bool{tt.same: true, tt.other: false} {
 				var f FlowFilter
 				must.Do(t, f.Set(tt.name, value))
-				if got := f.Match(flow); got != want {
-					t.Errorf("%s=%s matches: %t; want %t", tt.name, value, got, want)
-				}
+				must.Row(t, value, want, f.Match(flow))
 			}
 		})
 	}

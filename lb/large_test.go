@@ -42,9 +42,7 @@ func TestLargeServiceDelaysNothing(t *testing.T) {
 	}))(t)
 	must.Run(t, e.Run)
 	small := service("small", []netip.Addr{vip2}, "10.0.0.1", "10.0.0.2")
-	e.Put(small)
-	answer(e, small, lb.StateHealthy)
-	e.Complete("file")
+	serve(e, small)
 	targets := func() int {
 		if f, ok := d.Served(frontend(vip2)); ok {
 			return len(f.Targets)
@@ -119,9 +117,7 @@ func BenchmarkEngine(b *testing.B) {
 		return service(fmt.Sprint(i), []netip.Addr{addr}, backends...)
 	}
 	for i := range services {
-		s := make10(i, 10)
-		e.Put(s)
-		answer(e, s, lb.StateHealthy)
+		serve(e, make10(i, 10))
 	}
 	last := make10(services-1, 10)
 	until := func(targets int) {

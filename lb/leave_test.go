@@ -30,23 +30,14 @@ func TestGracefulWithdrawal(t *testing.T) {
 		lowered := func(want ...bool) {
 			t.Helper()
 			synctest.Wait()
-			got := fx.Announcements()
-			if len(got) != len(want) {
-				t.Errorf("announced %+v; want %d", got, len(want))
-				return
+			var got []bool
+			for _, a := range fx.Announcements() {
+				got = append(got, a.LowerPreference)
 			}
-			for i, a := range got {
-				if a.LowerPreference != want[i] {
-					t.Errorf("%v has the lower preference %t; want %t", a.VIP, a.LowerPreference, want[i])
-				}
-			}
+			must.Equal(t, want, got)
 		}
 		one, two := service("one", []netip.Addr{vip1}, "10.0.0.1"), service("two", []netip.Addr{vip2}, "10.0.0.2")
-		for _, s := range []*lb.Service{one, two} {
-			e.Put(s)
-			answer(e, s, lb.StateHealthy)
-		}
-		e.Complete("file")
+		serve(e, one, two)
 		lowered(false, false)
 
 		e.Drain(lb.Drains{}.With("one", true))

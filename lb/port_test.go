@@ -29,12 +29,8 @@ func TestPortOverlaps(t *testing.T) {
 		{"adjacent ranges", Port{Port: 80, Last: 84, Protocol: TCP}, Port{Port: 85, Last: 89, Protocol: TCP}, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := tt.a.Overlaps(tt.b); got != tt.want {
-				t.Errorf("%s and %s overlap: %t; want %t", tt.a.Name(), tt.b.Name(), got, tt.want)
-			}
-			if got := tt.b.Overlaps(tt.a); got != tt.want {
-				t.Errorf("%s and %s overlap: %t; want %t", tt.b.Name(), tt.a.Name(), got, tt.want)
-			}
+			must.Equal(t, tt.want, tt.a.Overlaps(tt.b))
+			must.Equal(t, tt.want, tt.b.Overlaps(tt.a))
 		})
 	}
 }
@@ -52,17 +48,12 @@ func TestFrontendText(t *testing.T) {
 		{Frontend{v6, 80, 89, TCP, true}, "[2001:db8::10]:80-89/tcp (decap)", "80-89", "80-89/tcp"},
 	} {
 		must.Equal(t, tt.text, tt.f.String())
-		if got := tt.f.Ports(); got != tt.ports {
-			t.Errorf("Ports of %s: %q; want %q", tt.text, got, tt.ports)
-		}
+		must.Equal(t, tt.ports, tt.f.Ports())
 		p := Port{Port: tt.f.Port, Last: tt.f.Last, Protocol: tt.f.Protocol}
-		if got := p.Name(); got != tt.ofPort {
-			t.Errorf("name of the port of %s: %q; want %q", tt.text, got, tt.ofPort)
-		}
+		must.Equal(t, tt.ofPort, p.Name())
 		on := p.On(tt.f.VIP)
-		if on.Decap = tt.f.Decap; on != tt.f {
-			t.Errorf("the port is on %s; want %s", on, tt.f)
-		}
+		on.Decap = tt.f.Decap
+		must.Equal(t, tt.f, on)
 	}
 }
 
@@ -74,14 +65,11 @@ func TestCompareFrontends(t *testing.T) {
 		{a, 81, 0, TCP, false}, {b, 80, 0, TCP, false},
 	}
 	mixed := []Frontend{sorted[5], sorted[1], sorted[3], sorted[0], sorted[4], sorted[2]}
-	if slices.SortFunc(mixed, CompareFrontends); !slices.Equal(mixed, sorted) {
-		t.Errorf("sorted to %v; want %v", mixed, sorted)
-	}
+	slices.SortFunc(mixed, CompareFrontends)
+	must.Equal(t, sorted, mixed)
 	for i, x := range sorted {
 		for j, y := range sorted {
-			if got, want := CompareFrontends(x, y) == 0, i == j; got != want {
-				t.Errorf("%s equals %s: %t; want %t", x, y, got, want)
-			}
+			must.True(t, (CompareFrontends(x, y) == 0) == (i == j), "%s and %s", x, y)
 		}
 	}
 }

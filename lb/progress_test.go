@@ -34,15 +34,12 @@ func TestProgress(t *testing.T) {
 		two := service("two", []netip.Addr{vip2}, "10.0.0.2")
 		want("start", false, false, false, false)
 		fx.Pause()
-		e.Put(one)
-		answer(e, one, lb.StateHealthy)
-		e.Complete("file")
+		serve(e, one)
 		want("a call blocks", false, false, false, true)
 		fx.Resume()
 		want("applied", true, false, true, false)
 		fx.Pause()
-		e.Put(two)
-		answer(e, two, lb.StateHealthy)
+		serve(e, two)
 		want("a frontend of an earlier run", true, false, true, true)
 		fx.Resume()
 		want("both", true, true, true, false)
@@ -52,10 +49,7 @@ func TestProgress(t *testing.T) {
 		fx.Resume()
 		e.Delete("two")
 		want("deleted", true, false, true, false)
-		if again := service("two", []netip.Addr{vip1}, "10.0.0.2"); true {
-			e.Put(again)
-			answer(e, again, lb.StateHealthy)
-		}
+		serve(e, service("two", []netip.Addr{vip1}, "10.0.0.2"))
 		want("its frontend belongs to another service", true, false, true, false)
 	})
 }
@@ -84,11 +78,9 @@ func TestStatusOfManyServices(t *testing.T) {
 	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
 		const n = 250
 		for i := range byte(n) {
-			s := service(fmt.Sprintf("s%03d", i), []netip.Addr{netip.AddrFrom4([4]byte{203, 0, 113, i})}, "10.0.0.1")
-			e.Put(s)
-			answer(e, s, lb.StateHealthy)
+			vips := []netip.Addr{netip.AddrFrom4([4]byte{203, 0, 113, i})}
+			serve(e, service(fmt.Sprintf("s%03d", i), vips, "10.0.0.1"))
 		}
-		e.Complete("file")
 		synctest.Wait()
 		st, err := e.Status(t.Context())
 		if err != nil || len(st.Services) != n || len(st.Backends) != n || len(st.Routes) != n {
@@ -118,10 +110,8 @@ func TestStatusOfAVIP(t *testing.T) {
 				if i == 1 {
 					s.Refused = []lb.RefusedVIP{{VIP: vip(n), Reason: "refused: a test"}}
 				}
-				e.Put(s)
-				answer(e, s, lb.StateHealthy)
+				serve(e, s)
 			}
-			e.Complete("file")
 			synctest.Wait()
 			all := must.Get(e.Status(t.Context()))(t)
 			for _, i := range []int{0, 2, n, n + 1} { // two that exist, one that is refused, one that nobody has
