@@ -113,9 +113,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if *update {
 		must.Do(t, os.WriteFile("metrics.md", []byte(page.String()), 0o644))
 	}
-	if have, err := os.ReadFile("metrics.md"); err != nil || string(have) != page.String() {
-		t.Errorf("docs/metrics.md is not what the collectors describe (%v); run go test ./docs -update", err)
-	}
+	must.Equal(t, page.String(), string(must.Get(os.ReadFile("metrics.md"))(t)))
 }
 
 // Names and help texts follow the conventions of Prometheus.

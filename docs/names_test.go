@@ -66,9 +66,7 @@ func TestNamedFilesExist(t *testing.T) {
 			}
 		}
 	}
-	if named < 50 {
-		t.Errorf("found only %d names of files: the pages or this test have changed", named)
-	}
+	must.True(t, named >= 50, "found only %d names of files: the pages or this test have changed", named)
 }
 
 func exists(pattern string) bool {
@@ -125,9 +123,8 @@ func TestNamedTestsExist(t *testing.T) {
 	named["../e2e/kernels/tests"] = read(t, "../e2e/kernels/tests") // a name that matches no test runs nothing
 	for page, text := range named {
 		for _, name := range testName.FindAllString(text, -1) {
-			if !strings.Contains(tests.String(), "func "+name+"(") {
-				t.Errorf("%s names %s, which is no test", page, name)
-			}
+			must.True(t, strings.Contains(tests.String(), "func "+name+"("),
+				"%s names %s, which is no test", page, name)
 		}
 	}
 }
@@ -147,9 +144,7 @@ func TestFindingsAreDocumented(t *testing.T) {
 	if *update {
 		must.Do(t, os.WriteFile("findings.md", []byte(page.String()), 0o644))
 	}
-	if have, err := os.ReadFile("findings.md"); err != nil || string(have) != page.String() {
-		t.Errorf("docs/findings.md is not the table of lb/findings.go (%v); run go test ./docs -update", err)
-	}
+	must.Equal(t, page.String(), string(must.Get(os.ReadFile("findings.md"))(t)))
 }
 
 // The page has config/reference.toml as it is.
@@ -160,9 +155,7 @@ func TestReferenceIsDocumentedWhole(t *testing.T) {
 	if *update {
 		must.Do(t, os.WriteFile("reference.md", []byte(page), 0o644))
 	}
-	if have, err := os.ReadFile("reference.md"); err != nil || string(have) != page {
-		t.Errorf("docs/reference.md is not config/reference.toml (%v); run go test ./docs -update", err)
-	}
+	must.Equal(t, page, string(must.Get(os.ReadFile("reference.md"))(t)))
 }
 
 // generated pages are as long as the code that they show.
@@ -219,9 +212,7 @@ func TestSizing(t *testing.T) {
 		if strings.Contains(x.text, "%s") {
 			want = fmt.Sprintf(x.text, thousands(m[1]))
 		}
-		if !strings.Contains(page, want) {
-			t.Errorf("sizing.md lacks %q", want)
-		}
+		must.True(t, strings.Contains(page, want), "sizing.md lacks %q", want)
 	}
 	var sizes []string
 	for n := 10; n < 1000; n *= 2 {
@@ -233,7 +224,6 @@ func TestSizing(t *testing.T) {
 	if want := strings.Join(sizes[:last], ", ") + " and " + sizes[last]; !strings.Contains(page, want) {
 		t.Errorf("sizing.md lacks %q", want)
 	}
-	if !strings.Contains(read(t, "../datapath/bench_test.go"), "func BenchmarkMemory(") {
-		t.Error("the benchmark that sizing.md names does not exist")
-	}
+	must.True(t, strings.Contains(read(t, "../datapath/bench_test.go"), "func BenchmarkMemory("),
+		"the benchmark that sizing.md names does not exist")
 }

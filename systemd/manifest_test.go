@@ -9,10 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/steelyard-lb/steelyard/config"
-	"github.com/steelyard-lb/steelyard/lb"
-	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
-	"github.com/steelyard-lb/steelyard/systemd"
 	admission "k8s.io/api/admissionregistration/v1"
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
@@ -20,6 +16,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
+	"github.com/steelyard-lb/steelyard/systemd"
 )
 
 // objects returns the objects of the manifest by kind and name. A field that their types do not have is an error.
@@ -38,9 +39,7 @@ func objectsOf(t *testing.T, manifest string) map[string]runtime.Object {
 			t.Fatalf("%v in\n%s", err, doc)
 		}
 		name := o.(interface{ GetName() string }).GetName()
-		if all[kind.Kind+" "+name] != nil {
-			t.Errorf("two objects are %s %s", kind.Kind, name)
-		}
+		must.True(t, all[kind.Kind+" "+name] == nil, "two objects are %s %s", kind.Kind, name)
 		all[kind.Kind+" "+name] = o
 	}
 	return all
@@ -65,9 +64,7 @@ func TestManifestPods(t *testing.T) {
 		if tt.pod.HostPID || tt.pod.HostIPC || len(tt.pod.Containers) != 1 || len(tt.pod.InitContainers) > 0 {
 			t.Errorf("%s: want one container, without the host's processes and IPC", name)
 		}
-		if tt.pod.Containers[0].Resources.Limits.Memory().IsZero() {
-			t.Errorf("%s: memory has no limit", name)
-		}
+		must.True(t, !tt.pod.Containers[0].Resources.Limits.Memory().IsZero(), "%s: memory has no limit", name)
 		s := tt.pod.Containers[0].SecurityContext
 		switch {
 		case s.SeccompProfile == nil || s.SeccompProfile.Type != core.SeccompProfileTypeRuntimeDefault:
@@ -83,13 +80,9 @@ func TestManifestPods(t *testing.T) {
 	if s := allocator.Containers[0].SecurityContext; s.RunAsNonRoot == nil || !*s.RunAsNonRoot {
 		t.Error("the allocator may run as root")
 	}
-	if allocator.HostNetwork {
-		t.Error("the allocator has the network of the node")
-	}
+	must.True(t, !allocator.HostNetwork, "the allocator has the network of the node")
 	for _, v := range allocator.Volumes {
-		if v.HostPath != nil {
-			t.Errorf("the allocator has %s of the node", v.HostPath.Path)
-		}
+		must.True(t, v.HostPath == nil, "the allocator has volume %s of the node", v.Name)
 	}
 	for _, v := range agent.Volumes {
 		if v.HostPath != nil && !strings.HasSuffix(v.HostPath.Path, "/steelyard") {
@@ -107,9 +100,8 @@ func TestManifestProbes(t *testing.T) {
 	c := objects(t)["DaemonSet steelyard"].(*apps.DaemonSet).Spec.Template.Spec.Containers[0]
 	ready, live := c.ReadinessProbe, c.LivenessProbe
 	for name, p := range map[string]*core.Probe{"readiness": ready, "liveness": live} {
-		if p == nil || p.Exec == nil || seconds(p.TimeoutSeconds) < answer {
-			t.Errorf("%s probe %+v; want a command that has %s", name, p, answer)
-		}
+		must.True(t, p != nil && p.Exec != nil && seconds(p.TimeoutSeconds) >= answer,
+			"%s probe %+v; want a command that has %s", name, p, answer)
 	}
 	if ends := seconds(live.InitialDelaySeconds + live.FailureThreshold*live.PeriodSeconds); ends <= start {
 		t.Errorf("an agent that does not respond is killed after %s; its start takes up to %s", ends, start)
@@ -131,9 +123,7 @@ func TestManifestRights(t *testing.T) {
 			role, subjects = o.RoleRef.Kind+" "+o.RoleRef.Name, o.Subjects
 		}
 		for _, s := range subjects {
-			if s.Kind != "ServiceAccount" || s.Namespace != "steelyard" {
-				t.Errorf("%s has rights", s)
-			}
+			must.True(t, s.Kind == "ServiceAccount" && s.Namespace == "steelyard", "%s has rights", s)
 			switch r := all[role].(type) {
 			case *rbac.ClusterRole:
 				rules[s.Name] = append(rules[s.Name], r.Rules...)
@@ -160,9 +150,7 @@ func TestManifestRights(t *testing.T) {
 				}
 				for _, name := range r.ResourceNames { // the account cannot create them
 					kind := map[string]string{"secrets": "Secret", "configmaps": "ConfigMap"}[resource]
-					if all[kind+" "+name] == nil {
-						t.Errorf("the manifest has no %s %s", kind, name)
-					}
+					must.True(t, all[kind+" "+name] != nil, "the manifest has no %s %s", kind, name)
 				}
 				for _, verb := range r.Verbs {
 					if slices.Contains(read, verb) {
@@ -203,9 +191,7 @@ func TestManifestPolicy(t *testing.T) {
 	for _, o := range all {
 		if a, ok := o.(*core.ServiceAccount); ok {
 			group := "'system:serviceaccounts:" + a.Namespace + "' in request.userInfo.groups"
-			if got := policy.MatchConditions[0].Expression; got != group {
-				t.Errorf("it concerns %s; want %s", got, group)
-			}
+			must.Equal(t, group, policy.MatchConditions[0].Expression)
 		}
 	}
 }
@@ -225,9 +211,7 @@ func TestCleanupManifest(t *testing.T) {
 		t.Errorf("%+v", d.Spec)
 	}
 	added := c.SecurityContext.Capabilities.Add
-	if want := []core.Capability{"BPF", "NET_ADMIN", "PERFMON"}; !slices.Equal(added, want) {
-		t.Errorf("capabilities %v; want %v", added, want)
-	}
+	must.Equal(t, []core.Capability{"BPF", "NET_ADMIN", "PERFMON"}, added)
 	agent := objects(t)["DaemonSet steelyard"].(*apps.DaemonSet).Spec.Template.Spec
 	for _, v := range pod.Volumes { // a directory of the agent, or the one from which that is removed
 		if !slices.ContainsFunc(agent.Volumes, func(a core.Volume) bool {
@@ -241,9 +225,7 @@ func TestCleanupManifest(t *testing.T) {
 // The example is valid as installed, and with every line uncommented.
 func TestExampleIsValid(t *testing.T) {
 	text := must.Get(os.ReadFile("steelyard.toml"))(t)
-	if _, err := config.Parse("steelyard.toml", text); err != nil {
-		t.Errorf("as installed: %v", err)
-	}
+	must.Get(config.Parse("steelyard.toml", text))(t)
 	on := regexp.MustCompile(`(?m)^# (\[|\w+ *=)`).ReplaceAll(text, []byte("$1"))
 	c, err := config.Parse("steelyard.toml", on)
 	if err != nil {
@@ -265,8 +247,6 @@ func TestManifestConfigurationIsValid(t *testing.T) {
 	plain := regexp.MustCompile(`(?m)^    `).ReplaceAllString(text[1], "")
 	for _, x := range []string{plain, regexp.MustCompile(`(?m)^# `).ReplaceAllString(plain, "")} {
 		c, err := config.Parse("steelyard.toml", []byte(x))
-		if err != nil || c.Kubernetes == nil || c.Kubernetes.Forward != lb.MethodTunnel {
-			t.Errorf("%v in\n%s", err, x)
-		}
+		must.True(t, err == nil && c.Kubernetes != nil && c.Kubernetes.Forward == lb.MethodTunnel, "%v in\n%s", err, x)
 	}
 }

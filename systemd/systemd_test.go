@@ -109,9 +109,7 @@ func TestWatchdogIsNotifiedWhileAlive(t *testing.T) {
 	}()
 	start := time.Now()
 	for range 3 {
-		if got := read(t, c, time.Second); got != "WATCHDOG=1" {
-			t.Fatalf("systemd received %q; want WATCHDOG=1", got)
-		}
+		must.Equal(t, "WATCHDOG=1", read(t, c, time.Second))
 		<-asked
 	}
 	if took := time.Since(start); took < 150*time.Millisecond {
@@ -131,9 +129,7 @@ func TestWatchdogIsNotifiedWhileAlive(t *testing.T) {
 		t.Errorf("a stuck agent notified systemd: %q", got)
 	}
 	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	must.Do(t, <-done)
 }
 
 func TestInstall(t *testing.T) {
@@ -158,9 +154,7 @@ func TestInstall(t *testing.T) {
 	must.Do(t, os.WriteFile(config, []byte("mine"), 0o600))
 	must.Do(t, os.Chmod(filepath.Join(root, unitPath), 0o600))
 	install("Next: steelyard restart")
-	if fi, err := os.Stat(filepath.Join(root, unitPath)); err != nil || fi.Mode().Perm() != 0o644 {
-		t.Errorf("the unit after an upgrade: %v, %v; want mode 644", fi, err)
-	}
+	must.Equal(t, 0o644, must.Get(os.Stat(filepath.Join(root, unitPath)))(t).Mode().Perm())
 
 	if err := Uninstall(new(bytes.Buffer), root, remains(true)); err == nil || len(files(t, root)) != 3 {
 		t.Errorf("Uninstall beside programs in the kernel: %v, which leaves %q", err, files(t, root))
@@ -168,9 +162,7 @@ func TestInstall(t *testing.T) {
 	for range 2 { // the second finds nothing
 		must.Do(t, Uninstall(new(bytes.Buffer), root, remains(false)))
 	}
-	if text, err := os.ReadFile(config); err != nil || string(text) != "mine" {
-		t.Errorf("configuration after all: %q, %v; want it as it was", text, err)
-	}
+	must.Equal(t, "mine", string(must.Get(os.ReadFile(config))(t)))
 	install("Next: systemctl enable --now steelyard")
 	// What was drained before the removal is not drained after the next installation.
 	drained := filepath.Join(root, drainsPath)
@@ -178,9 +170,7 @@ func TestInstall(t *testing.T) {
 	must.Do(t, Uninstall(new(bytes.Buffer), root, remains(false)))
 	must.Do(t, os.Remove(config))
 	left := files(t, root)
-	if len(left) > 0 {
-		t.Errorf("left behind: %q", left)
-	}
+	must.Equal(t, nil, left)
 }
 
 func files(t *testing.T, root string) (all []string) {
@@ -198,9 +188,7 @@ func TestInstallIntoAFileFails(t *testing.T) {
 	must.Do(t, os.WriteFile(root, nil, 0o644))
 	err := Install(new(bytes.Buffer), root)
 	want := "install " + filepath.Join(root, binaryPath) + ": "
-	if err == nil || !strings.HasPrefix(err.Error(), want) {
-		t.Errorf("error %v; want %s…", err, want)
-	}
+	must.True(t, err != nil && strings.HasPrefix(err.Error(), want), "error %v; want %s…", err, want)
 }
 
 // need skips the test when a program is missing, and fails it in CI.
@@ -226,9 +214,7 @@ func TestUnitLines(t *testing.T) {
 		"SystemCallErrorNumber=EPERM", "Type=notify", "OOMScoreAdjust=-900",
 		"UMask=0077", "ProtectProc=invisible", "LimitCORE=0", "RuntimeDirectoryMode=0700", "StateDirectoryMode=0700",
 	} {
-		if !slices.Contains(lines, want) {
-			t.Errorf("the unit has no line %q", want)
-		}
+		must.True(t, slices.Contains(lines, want), "the unit has no line %q", want)
 	}
 	for _, line := range lines {
 		key, command, _ := strings.Cut(line, "=")
@@ -248,7 +234,6 @@ func TestUnitIsValid(t *testing.T) {
 	text := bytes.ReplaceAll(unit, []byte("/usr/local/bin/steelyard"), []byte(bin))
 	must.Do(t, os.WriteFile(file, text, 0o644))
 	out, err := exec.Command(analyze, "verify", "--man=no", file).CombinedOutput()
-	if err != nil || bytes.Contains(out, []byte("steelyard.service:")) {
-		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
-	}
+	must.True(t, err == nil && !bytes.Contains(out, []byte("steelyard.service:")),
+		"systemd-analyze verify: %v\n%s", err, out)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // lan is a machine with one address.
@@ -91,9 +92,8 @@ address = "192.0.2.11"
 `
 	const want = "f:8: bgp.peers[1].address: 192.0.2.11 is the address of eth0; write that of the router"
 	_, err := config.Parse("f", []byte(fmt.Sprintf(text, "")), NoPeers(lan{}, (*config.Report).Errorf))
-	if err == nil || !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "\n") {
-		t.Errorf("%v; want %s", err, want)
-	}
+	must.True(t, err != nil && strings.HasPrefix(err.Error(), want) && !strings.Contains(err.Error(), "\n"),
+		"%v; want %s", err, want)
 	for _, daemon := range []string{"listen_port = -1\n", "listen_port = 1179\n"} {
 		text := []byte(fmt.Sprintf(text, daemon))
 		if _, err := config.Parse("f", text, NoPeers(lan{}, (*config.Report).Errorf)); err != nil {
