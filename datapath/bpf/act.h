@@ -99,7 +99,7 @@ static __always_inline int act_reset(void *ctx, enum hook hook, const struct pkt
 	__u32 sum = csum_pseudo(p, sizeof(tcp), IPPROTO_TCP);
 
 	if (hook == HOOK_TC && tc_csum_partial(ctx, p))
-		tcp.csum = csum_fold(sum); /* the kernel adds the rest and complements */
+		tcp.csum = csum_fold(sum); /* the kernel adds the rest and complements the sum */
 	else
 		tcp.csum = ~csum_fold(bpf_csum_diff(0, 0, (__be32 *)&tcp, sizeof(tcp), sum));
 	return act_replace_tail(ctx, hook, p, &tcp, sizeof(tcp)) &&
@@ -107,7 +107,7 @@ static __always_inline int act_reset(void *ctx, enum hook hook, const struct pkt
 }
 
 /* An ICMP error that quotes a packet with an incomplete checksum is correct as long as no device completes the
- * sum: receivers on this host accept it, a network card could corrupt it. Sending no error is not better. */
+ * sum: receivers on this host accept it, but a network card could corrupt it. Sending no error is not better. */
 static __always_inline int act_error4(void *ctx, enum hook hook, struct scratch *s)
 {
 	struct error4 *e = (void *)s->headers;

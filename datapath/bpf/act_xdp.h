@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* The XDP hook: the fast path. What XDP cannot send itself it passes unchanged to tc on the same interface. */
+/* The XDP hook: the fast path. XDP passes packets that it cannot send itself unchanged to tc on the same interface. */
 #pragma once
 #include "act.h"
 #include "commit.h"
@@ -20,8 +20,8 @@ static __always_inline int xdp_can_forward(struct xdp_md *ctx, const struct scra
 	return (s->fib.ifindex == ctx->ingress_ifindex && !no_xdp_tx) || (s->v.to_uplink && !xdp_has_frags(ctx, &s->p));
 }
 
-/* xdp_is_addressed reports whether a frame has the MAC address of the uplink. A switch may flood others, and a
- * promiscuous interface receives them. tc decides where the address is not known: it has the kernel's answer. */
+/* xdp_is_addressed reports whether a frame has the MAC address of the uplink. A switch may flood frames for others,
+ * and a promiscuous interface receives them. If the address is unknown, tc decides: it has the kernel's answer. */
 static __always_inline int xdp_is_addressed(struct xdp_md *ctx)
 {
 	struct ethhdr *eth = (void *)(long)ctx->data;
@@ -32,7 +32,7 @@ static __always_inline int xdp_is_addressed(struct xdp_md *ctx)
 	return mac_equal(eth->dst, up->mac);
 }
 
-/* xdp_send sends the packet as it is out of an interface. */
+/* xdp_send sends the packet unchanged out of an interface. */
 static __always_inline int xdp_send(struct xdp_md *ctx, __u32 ifindex)
 {
 	if (ifindex == ctx->ingress_ifindex && !no_xdp_tx)

@@ -80,8 +80,8 @@ static __always_inline int icmp_echo_reply(void *data, void *end, const struct p
 	return 1;
 }
 
-/* icmp_ratelimit takes one token for an ICMP error from this CPU's bucket for its kind. Without a token the verdict
- * becomes a drop, and so it does for IPv4 packets with options, which act_error4 does not quote. */
+/* icmp_ratelimit takes one token for an ICMP error from this CPU's bucket for its kind. The verdict becomes
+ * a drop if there is no token, and for IPv4 packets with options, which act_error4 does not quote. */
 static __always_inline void icmp_ratelimit(const struct pkt *p, struct verdict *v)
 {
 	if (v->action != ACTION_REFUSE && v->action != ACTION_TOO_BIG)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Ages of entries. Another CPU may write an entry after this one has read the clock: its age is 0 then. */
+/* Ages of entries. If another CPU has written an entry after this one read the clock, its age is 0. */
 #pragma once
 #include "config.h"
 
-/* A unit of the clock of flows is 4 ms: ages of half-open flows are compared, of which there are thousands a second.
- * The clock wraps after 208 days. */
+/* A unit of the flow clock is 4 ms, because thousands of half-open flows
+ * a second are compared by age. The clock wraps after 208 days. */
 #define FLOW_CLOCK_SHIFT 22
 
 static __always_inline __u32 flow_clock(void)

@@ -34,8 +34,8 @@ static __always_inline void relay_forget(const struct pkt *p, const struct verdi
 		share_add(&sy_relay_share, v->client.frontend, -1);
 }
 
-/* relay_learn stores the nodes that a datagram is sent to, without the last one, which is this node; unless it is new,
- * and its frontend has its share of entries. */
+/* relay_learn stores the nodes that a datagram is sent to, except the last one, which is this
+ * node. It does nothing if the entry would be new and the frontend has used its share. */
 static __always_inline void relay_learn(const struct pkt *p, const struct verdict *v)
 {
 	struct relay r = { .next = { v->t.dst, v->chain.next[0], v->chain.next[1] },

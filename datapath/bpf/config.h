@@ -13,8 +13,8 @@ volatile const __u8 tunnel_decap = 0; /* 1: tunnels may end on this node */
 
 volatile const __u8 local_delivery = 0; /* 1: backends may be on this node */
 
-/* 1: use bpf_redirect in place of XDP_TX. XDP_TX on veth does not wake a peer without an XDP program
- * (veth_xdp_flush in drivers/net/veth.c): packets wait for the next one. */
+/* 1: use bpf_redirect instead of XDP_TX. XDP_TX on veth does not wake a peer without an
+ * XDP program (veth_xdp_flush in drivers/net/veth.c): packets wait for the next one. */
 volatile const __u8 no_xdp_tx = 0;
 
 /* Keys of flow_hash, the same on all balancers that share VIPs; set from Options.HashSeed. */
@@ -23,13 +23,13 @@ volatile const __u32 hash_keys[10] = {};
 volatile const __u8 xdp_frags = 0; /* 1: sy_xdp gets frames of several buffers, because of an MTU above 1500 */
 
 #define SECOND 1000000000ULL
-/* Idle timeouts (of the order of nf_conntrack's and of RFC 5382). Go reads them, too. */
+/* Idle timeouts (of the order of nf_conntrack's and of RFC 5382). Go also reads them. */
 volatile const __u64 timeout_half_open = 30 * SECOND;
 volatile const __u64 timeout_established = 7800 * SECOND; /* RFC 5382, REQ-5: at least 2 h 4 min */
 volatile const __u64 timeout_closing = 240 * SECOND; /* RFC 5382, REQ-5: transitory, 4 min */
 volatile const __u64 timeout_closed = 10 * SECOND; /* for packets still in flight */
-/* After the server has sent FIN first, it does not accept a new connection from the same port for so long: 60 s by
- * TCP_TIMEWAIT_LEN of Linux. */
+/* How long a server that has sent FIN first rejects a new connection
+ * from the same port: 60 s (TCP_TIMEWAIT_LEN of Linux). */
 volatile const __u64 timeout_time_wait = 65 * SECOND;
 volatile const __u64 timeout_udp = 180 * SECOND; /* RFC 4787, REQ-5: at least 2 min */
 
@@ -39,7 +39,7 @@ volatile const __u32 icmp_errors_per_second = 1000;
 /* The minimum MTU of IPv6 (RFC 8200, 5). Smaller reported MTUs are ignored, smaller packets are not checked. */
 #define MIN_MTU 1280
 
-/* Types that no map has and that Go reads from BTF. Their layout does not matter. */
+/* Types that no map uses and that Go reads from BTF. Their layout does not matter. */
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Wpadded"
 volatile const struct exported {

@@ -12,7 +12,7 @@ static __always_inline struct flow *decide_vip(const struct pkt *p, struct verdi
 		return verdict_set(v, ACTION_DROP, REASON_FRAGMENT_NOT_FOUND);
 	if (proto_has_ports(p->key.proto))
 		return verdict_refuse(p, v, REASON_NO_FRONTEND);
-	/* From beyond the link (RFC 4861, 6.1 and 7.1) the stack would route it back, too. */
+	/* The stack would also route back a packet from beyond the link (RFC 4861, 6.1 and 7.1). */
 	if (p->v6 && p->key.proto == IPPROTO_ICMPV6 && p->icmp_type >= ND_FIRST && p->icmp_type <= ND_LAST &&
 	    p->ttl == 255)
 		return verdict_set(v, ACTION_PASS, REASON_NEIGHBOUR_DISCOVERY);
@@ -46,9 +46,9 @@ static __always_inline struct flow *decide_service(const struct pkt *p, struct v
 	return fe->method == METHOD_NAT ? decide_nat(p, v, fe) : decide_dsr(p, v, fe);
 }
 
-/* decide_source drops a packet whose source is a VIP, an address of this node, or a broadcast address of its links,
- * before it opens a flow or is answered: servers that answer each other by way of their VIPs would never end. It does
- * not check packets of known flows again, nor packets of a stream that open none. */
+/* decide_source drops a packet whose source is a VIP, an address of this node, or a broadcast address of its
+ * links, before it opens a flow or is answered. Otherwise servers could answer each other through their VIPs
+ * without end. It does not check packets of known flows again, nor stream packets that open no flow. */
 static __always_inline void decide_source(const struct pkt *p, struct verdict *v)
 {
 	if ((v->commit == COMMIT_NONE && v->action <= ACTION_FORWARD && pkt_is_stream(p)) ||
@@ -58,8 +58,8 @@ static __always_inline void decide_source(const struct pkt *p, struct verdict *v
 		verdict_drop(v, REASON_SOURCE_IS_LOCAL);
 }
 
-/* in: the context of a decapsulated packet, or NULL. leave_local: tc delivers packets to backends on this node and
- * looks up their flows; the verdict is only that they are local. */
+/* in: the context of a decapsulated packet, or NULL. leave_local: tc delivers packets to
+ * backends on this node and looks up their flows; the verdict only says that they are local. */
 static __always_inline struct flow *decide(const struct pkt *p, enum reason parsed, struct verdict *v,
 					   const struct decap_ctx *in, const int leave_local)
 {
@@ -80,7 +80,7 @@ static __always_inline struct flow *decide(const struct pkt *p, enum reason pars
 				decide_source(p, v);
 			return f;
 		}
-		/* A reply that is not to an address of this node is of a frontend that keeps the source. */
+		/* A reply that is not to an address of this node belongs to a frontend that keeps the source. */
 		if ((!(to & ADDR_OWN) || snat_is_used(p->key.t.dport)) && addr_kinds(&p->key.t.src) & ADDR_BACKEND) {
 			struct flow *f = nat_find_reply(p, v);
 

@@ -28,8 +28,8 @@ static __always_inline struct dsr_flow *dsr_find(const struct flow_key *k)
 	return f ? f : bpf_map_lookup_elem(&sy_dsr_halfopen, k);
 }
 
-/* dsr_timeout_closing: replies do not pass here, so an entry whose client has sent FIN is that of a flow that has
- * ended, until a later packet shows that it goes on. Many of them would evict the entries of idle flows. */
+/* dsr_timeout_closing: replies do not pass here, so a flow whose client has sent FIN counts as ended until
+ * a later packet shows that it continues. Many such entries would evict the entries of idle flows. */
 static __always_inline __u64 dsr_timeout_closing(const struct dsr_flow *f)
 {
 	return f->asked || timeout_closing < timeout_time_wait ? timeout_closing : timeout_time_wait;
@@ -37,7 +37,7 @@ static __always_inline __u64 dsr_timeout_closing(const struct dsr_flow *f)
 
 static __always_inline int dsr_expired(const struct dsr_flow *f, __u8 proto, __u64 now)
 {
-	/* The entry is refreshed by a sample of the packets only. */
+	/* Only a sample of the packets refreshes the entry. */
 	__u64 t = f->state == FLOW_CLOSED    ? timeout_closed :
 		  f->state == FLOW_CLOSING   ? dsr_timeout_closing(f) :
 		  f->state == FLOW_HALF_OPEN ? timeout_half_open :
@@ -47,9 +47,9 @@ static __always_inline int dsr_expired(const struct dsr_flow *f, __u8 proto, __u
 	return elapsed(f->seen, now) > t;
 }
 
-/* dsr_is_over reports whether a SYN opens a new flow in place of that of an entry. It may be forged, as may a FIN or
- * RST before it: while the flow goes on, its server gets the SYN, and answers as it would without us (RFC 5961, 4.2).
- * A client that needs a new flow sends its third SYN 3 s after the first one (RFC 6298). */
+/* dsr_is_over reports whether a SYN opens a new flow and replaces the one in an entry. The SYN may be forged, and
+ * so may a FIN or RST before it: if the flow continues, its server gets the SYN and answers as it would without
+ * us (RFC 5961, 4.2). A client that needs a new flow sends its third SYN 3 s after the first one (RFC 6298). */
 #define DSR_PATIENCE (SECOND * 5 / 2)
 
 static __always_inline int dsr_is_over(const struct dsr_flow *f, __u64 now)
@@ -107,8 +107,8 @@ static __always_inline struct flow *decide_dsr_known(const struct pkt *p, struct
 	return 0;
 }
 
-/* One in so many packets is looked up without need: it refreshes its flow and finds flows that began on another
- * balancer. */
+/* One packet in this many is looked up although it need not be: it
+ * refreshes its flow and finds flows that began on another balancer. */
 #define DSR_SAMPLE_STREAM 128
 #define DSR_SAMPLE_DATAGRAM 8 /* higher, because no flag marks the first datagram of a flow */
 
@@ -118,10 +118,10 @@ static __always_inline int dsr_sampled(const struct pkt *p)
 }
 
 /* decide_dsr_by_hash is for frontends whose slot follows from the hash. As long as a slot keeps its backend, the hash
- * determines the backend: no flow is looked up, and a SYN writes nothing but the pending bit of its flow. The entry
- * is written when the client continues; it is needed once the slot gets another backend. Within a second of that, a
- * pending flow without an entry began before: it has the earlier backend. Later, its bit is rather that of another flow
- * of the same hash, and the flow comes from another balancer, where it may have begun after the change. */
+ * determines the backend: no flow is looked up, and a SYN writes only the pending bit of its flow. The entry is written
+ * when the client continues; it is needed once the slot gets another backend. Within a second of that change, a pending
+ * flow without an entry began before it and has the previous backend. Later, the bit more likely belongs to another
+ * flow with the same hash, and this flow comes from another balancer, where it may have begun after the change. */
 static __always_inline struct flow *decide_dsr_by_hash(const struct pkt *p, struct verdict *v,
 						       const struct frontend *fe)
 {

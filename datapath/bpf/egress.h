@@ -12,7 +12,7 @@ static __always_inline int egress_is_probe(const struct __sk_buff *skb)
 	return (skb->mark & 0xffff0000) == PROBE_MARK;
 }
 
-#define EGRESS_NOT_MINE -2 /* the packet is of another kind; no return code of tc */
+#define EGRESS_NOT_MINE -2 /* the packet is not such a packet; not a return code of tc */
 
 /* egress_probe sends a packet of a health check to its server like a client's. */
 static __always_inline int egress_probe(struct __sk_buff *skb, struct scratch *s)
@@ -40,8 +40,8 @@ static __always_inline int egress_probe(struct __sk_buff *skb, struct scratch *s
 	return r == ROUTE_NONE ? TC_ACT_SHOT : tc_forward(skb, v, &s->fib, r);
 }
 
-/* egress_drop_spoofed drops a packet to the tunnel port that no program of ours has sent: it comes from a process or a
- * pod of this node, and would have the address of this node when it arrives. */
+/* egress_drop_spoofed drops a packet to the tunnel port that none of our programs has sent: it
+ * comes from a process or a pod of this node, and would arrive with the address of this node. */
 static __always_inline int egress_drop_spoofed(struct scratch *s)
 {
 	const struct pkt *p = &s->p;

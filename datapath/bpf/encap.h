@@ -165,10 +165,10 @@ static __always_inline int decap_inner_dst(void *l3, void *end, __be16 type, str
 	return 1;
 }
 
-/* decap_dest returns the destination of the decapsulated packet at l3: an address that only lo has, as on a server
- * with direct return, or a VIP, which has backends on this node or is such an address. The addresses of other
- * interfaces are those of the node's own programs, such as sshd, and a tunnel would bypass the filters in front of
- * them. If the node forwards, any other packet would be routed back. */
+/* decap_dest returns the destination of the decapsulated packet at l3: an address that only lo has, as
+ * on a server with direct return, or a VIP that has backends on this node or is itself such an address.
+ * The addresses of other interfaces belong to the node's own programs, such as sshd, and a tunnel would
+ * bypass the filters in front of them. If the node forwards, it would route any other packet back. */
 enum decap_dest {
 	DECAP_NOT_LOCAL,
 	DECAP_LOOPBACK,
@@ -194,8 +194,8 @@ static __always_inline int decap_is_ce(const struct pkt *p)
 	return (p->tos & ECN_MASK) == ECN_CE;
 }
 
-/* decap_loses_ce reports that the outer header is marked as having experienced congestion, and that the packet at l3
- * cannot take the mark over. */
+/* decap_loses_ce reports whether the outer header is marked as having
+ * experienced congestion and the packet at l3 cannot carry that mark. */
 static __always_inline int decap_loses_ce(const struct pkt *p, void *l3, void *end, __be16 type)
 {
 	struct iphdr *ip4 = l3;
@@ -284,8 +284,8 @@ static __always_inline void decap_read_chain(void *data, void *end, const struct
 	in->chain.n = head->n > CHAIN_MAX ? CHAIN_MAX : head->n;
 }
 
-/* decap_max_overhead returns the overhead of n bytes including a chain: the MSS must fit all packets of a
- * connection. */
+/* decap_max_overhead returns the overhead of n bytes including
+ * a chain: the MSS must suit all packets of a connection. */
 static __always_inline __u32 decap_max_overhead(const struct pkt *p, const struct decap_ctx *in, __u32 n)
 {
 	if (in->chain.n)

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* explain: what would happen to a packet, and to the reply. It reads maps and routes, and changes nothing: it takes no
- * next hop of an earlier lookup and stores none. */
+/* explain: what would happen to a packet and to the reply. It reads maps and
+ * routes, but changes nothing: it neither uses nor stores cached next hops. */
 #pragma once
 #include "decide.h"
 #include "route.h"
 
-#define EXPLAIN_DECAP 0xff /* the first byte of the source MAC address of such a packet; no host has it */
+#define EXPLAIN_DECAP 0xff /* first byte of the source MAC address of such a packet; no host has it */
 
-/* explain_decap returns the context of a packet that another node has sent here through a tunnel, after all others that
- * may have its flow. */
+/* explain_decap returns the context of a packet that another node has sent here
+ * through a tunnel, after asking all other nodes that may have its flow. */
 static __always_inline const struct decap_ctx *explain_decap(struct xdp_md *ctx, struct scratch *s)
 {
 	struct ethhdr *eth = (void *)(long)ctx->data;
@@ -35,7 +35,7 @@ static __always_inline enum reason explain_delivery(void *ctx, struct scratch *s
 	}
 }
 
-/* explain_route finds the route of the packet in the verdict, which becomes a drop when there is none. */
+/* explain_route finds the route of the packet in the verdict, which becomes a drop if there is no route. */
 static __always_inline enum reason explain_route(void *ctx, struct scratch *s)
 {
 	struct verdict *v = &s->v;
@@ -49,7 +49,7 @@ static __always_inline enum reason explain_route(void *ctx, struct scratch *s)
 	return v->reason;
 }
 
-/* explain_reply makes the verdict that of the reply of the backend. */
+/* explain_reply turns the verdict into the one for the backend's reply. */
 static __always_inline enum reason explain_reply(void *ctx, struct scratch *s)
 {
 	const struct tuple *t = &s->p.key.t;

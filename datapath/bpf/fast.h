@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* The shortest way through sy_xdp, for the packets that are most frequent: TCP and UDP without fragmentation, options
- * of IP and VLAN tags, that are not ours, whose backend follows from the hash alone, or that are in the middle of a NAT
- * flow. It does with them what the other steps do, in registers: most of the cost of the other steps is the memory that
- * they share. It changes nothing before it is certain, and leaves all other packets to them. */
+/* The shortest way through sy_xdp, for the most frequent packets: TCP and UDP without fragmentation, IP
+ * options and VLAN tags that are not ours, whose backend follows from the hash alone, or that are in the
+ * middle of a NAT flow. It does the work of the other steps in registers, because most of their cost is the
+ * memory that they share. It changes nothing until it is certain, and leaves all other packets to them. */
 #pragma once
 #include "act_xdp.h"
 
 enum fast {
 	FAST_NOT = -1, /* the other steps process the packet */
-	FAST_SAMPLED = -2, /* so they do, and refresh its flow */
+	FAST_SAMPLED = -2, /* the other steps process the packet and refresh its flow */
 };
 
 /* fast_parse_ip reads an IP header. */
@@ -64,7 +64,7 @@ static __always_inline int fast_parse(void *data, void *end, struct pkt *p, cons
 	return tcp_len >= sizeof(*tcp) && p->l3len >= hlen + tcp_len;
 }
 
-/* fast_address sets the destination of a verdict, of the family of the packet. */
+/* fast_address sets the destination of a verdict to an address of the packet's family. */
 static __always_inline int fast_address(struct addr *to, const struct addr *from, const int v6)
 {
 	if (addr_is_v4(from) == v6)
@@ -132,7 +132,7 @@ static __always_inline int fast_by_hash(struct xdp_md *ctx, const struct pkt *p,
 		return FAST_NOT;
 	__u32 word = table_slot(&fe->table, table_index(&fe->table, v->hash));
 
-	/* NO_BACKEND, too, is not in the array of backends. */
+	/* NO_BACKEND is not in the array of backends either. */
 	if (word & SLOT_CHANGED)
 		return FAST_NOT;
 	struct backend *b = backend_get(word);
@@ -163,7 +163,7 @@ static __always_inline int fast_by_hash(struct xdp_md *ctx, const struct pkt *p,
 	return fast_send(ctx, p, v, 0, v6);
 }
 
-/* fast_in_flow reports whether a packet is of TCP, and changes nothing but numbers and times of its flow. */
+/* fast_in_flow reports whether a packet is TCP and changes only the numbers and times of its flow. */
 static __always_inline int fast_in_flow(const struct pkt *p)
 {
 	return p->key.proto == IPPROTO_TCP && (p->flags & (TCP_SYN | TCP_FIN | TCP_RST | TCP_ACK)) == TCP_ACK;

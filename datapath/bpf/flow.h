@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* The NAT flow tables. A flow has an entry for each direction. With TCP and SCTP both are in sy_stream_* once the
- * client is confirmed; before, sy_halfopen_servers has the server's and, where the source port does not follow from
- * the hash of the flow, sy_halfopen_clients the client's. A move writes the new entries before it deletes the old
- * ones, so a claimed source port is always found in at least one table. With UDP both are in sy_udp_*. Flows by
- * direct return are in dsr.h. */
+/* The NAT flow tables. A flow has one entry for each direction. TCP and SCTP flows have both in
+ * sy_stream_* once the client is confirmed; before that, sy_halfopen_servers has the server's entry, and
+ * sy_halfopen_clients has the client's if the source port does not follow from the hash of the flow. A
+ * move writes the new entries before it deletes the old ones, so a claimed source port is always in at
+ * least one table. UDP flows have both in sy_udp_*. Flows by direct return are in dsr.h. */
 #pragma once
 #include "clock.h"
 #include "config.h"
@@ -15,7 +15,7 @@ static __always_inline int addr_is_zero(const struct addr *a)
 	return !(a->w[0] | a->w[1] | a->w[2] | a->w[3]);
 }
 
-/* pkt_is_stream: the protocol marks the begin and the end of a flow. */
+/* pkt_is_stream: the protocol marks the start and the end of a flow. */
 static __always_inline int pkt_is_stream(const struct pkt *p)
 {
 	return p->key.proto != IPPROTO_UDP;
@@ -32,7 +32,7 @@ static __always_inline int pkt_opens_flow(const struct pkt *p)
 	return !pkt_without_l4(p) && (!pkt_is_stream(p) || (p->flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN);
 }
 
-/* server_id is the id of a server as it is in a server_key. */
+/* server_id is the id of a server in a server_key. */
 static __always_inline __u32 server_id(__u32 id, __u8 proto)
 {
 	return id << 8 | proto;
@@ -63,13 +63,13 @@ static __always_inline struct server_flow *flow_find_server(const struct server_
 	return stream ? bpf_map_lookup_elem(&sy_stream_servers, k) : bpf_map_lookup_elem(&sy_udp_servers, k);
 }
 
-/* backend_generation reads the generation of a backend once: a flow that is found not to have ended gets this one. */
+/* backend_generation reads the generation of a backend once: a flow that turns out not to have ended gets this one. */
 static __always_inline __u32 backend_generation(const struct backend *b)
 {
 	return *(const volatile __u32 *)&b->generation;
 }
 
-/* flow_ended_before is flow_ended for a flow with an earlier generation. Another frontend may have caused the later. */
+/* flow_ended_before is flow_ended for a flow of an older generation. Another frontend may have caused the newer. */
 __noinline int flow_ended_before(__u32 frontend, __u32 backend, __u32 generation)
 {
 	struct member_key k = { .frontend = frontend, .backend = backend };
@@ -78,9 +78,9 @@ __noinline int flow_ended_before(__u32 frontend, __u32 backend, __u32 generation
 	return first && (__s32)(generation - *first) < 0;
 }
 
-/* flow_ended reports whether a flow has ended because its backend went down, given the generation of the flow and the
- * present one. The agent adds an entry to sy_ended and then changes the generation of the backend: so it ends all flows
- * of a frontend to it at once, however many there are. */
+/* flow_ended reports whether a flow has ended because its backend went down, given the generation of
+ * the flow and the current one. The agent adds an entry to sy_ended and then changes the backend's
+ * generation, which ends all flows of a frontend to the backend at once, however many there are. */
 static __always_inline int flow_ended(__u32 frontend, __u32 backend, __u32 generation, __u32 present)
 {
 	return generation != present && flow_ended_before(frontend, backend, generation);
@@ -117,9 +117,9 @@ static __always_inline int flow_in_time_wait(const struct flow *f)
 	return f->state == FLOW_CLOSED && (f->fin == FIN_FIRST || f->fin == FIN_ACKNOWLEDGED);
 }
 
-/* flow_server_expired reports whether a flow has expired or ended, given its server's entry. It has expired when both
- * sides are idle; with TCP and SCTP when the server is: one that has the connection acknowledges what its client sends,
- * also keepalives. So a client keeps no source port of a connection that its server has lost. */
+/* flow_server_expired reports whether a flow has expired or ended, given its server's entry. A UDP flow has
+ * expired when both sides are idle, others when the server is: a server that has the connection acknowledges what
+ * its client sends, and keepalives. So a client holds no source port of a connection that its server has lost. */
 static __always_inline int flow_server_expired(const struct server_flow *s, int stream, __u32 now)
 {
 	struct client_flow *c;
@@ -136,7 +136,7 @@ static __always_inline int flow_server_expired(const struct server_flow *s, int 
 	return !c || c->backend != s->backend || flow_side_expired(&c->f, stream, now);
 }
 
-/* The agent is away when it has not written for so long; it does so at least every 5 s. */
+/* The agent counts as away when it has not written for this long; it writes at least every 5 s. */
 #define COLLECTOR_AWAY (15 * SECOND)
 
 static __always_inline int collector_is_away(const struct collector *c, __u32 now)
@@ -144,7 +144,7 @@ static __always_inline int collector_is_away(const struct collector *c, __u32 no
 	return flow_elapsed(c->seen, now) > (__u32)(COLLECTOR_AWAY >> FLOW_CLOCK_SHIFT);
 }
 
-/* flows_unattended reports whether no agent removes flows. */
+/* flows_unattended reports whether no agent is there to remove flows. */
 static __always_inline int flows_unattended(int stream, __u32 now)
 {
 	__u32 i = stream;
@@ -153,8 +153,8 @@ static __always_inline int flows_unattended(int stream, __u32 now)
 	return c && collector_is_away(c, now);
 }
 
-/* share_is_full reports whether a frontend has as many of the entries of a table as are free. shares has the numbers of
- * entries by frontend id, and of all of them (SHARE_ALL). */
+/* share_is_full reports whether a frontend has as many entries of a table as are
+ * free. shares counts the entries by frontend id, and all of them (SHARE_ALL). */
 static __always_inline int share_is_full(void *shares, __u32 frontend, __u32 entries)
 {
 	__u32 all = SHARE_ALL, *n = bpf_map_lookup_elem(shares, &frontend), *sum = bpf_map_lookup_elem(shares, &all);
@@ -162,7 +162,7 @@ static __always_inline int share_is_full(void *shares, __u32 frontend, __u32 ent
 	return n && sum && *n && *n + *sum >= entries;
 }
 
-/* share_add changes the numbers of entries of a frontend and of all by n. */
+/* share_add changes the entry counts of a frontend and of all frontends by n. */
 static __always_inline void share_add(void *shares, __u32 frontend, int n)
 {
 	__u32 key = frontend, *count = bpf_map_lookup_elem(shares, &key);

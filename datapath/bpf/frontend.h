@@ -18,8 +18,8 @@ static __always_inline __u64 hash_pair(__u32 a, __u32 b, int i)
 	return (__u64)(a + hash_keys[i]) * (b + hash_keys[i + 1]);
 }
 
-/* flow_hash is the same on every balancer, so that a flow rerouted by a router keeps its backend. It is NH (UMAC, Black
- * et al., CRYPTO 1999): who does not know the keys cannot choose flows that collide. */
+/* flow_hash is the same on every balancer, so that a flow rerouted by a router keeps its backend. It
+ * is NH (UMAC, Black et al., CRYPTO 1999): without the keys nobody can choose flows that collide. */
 static __always_inline __u32 flow_hash(const struct flow_key *k, __u8 algorithm)
 {
 	const __u32 *s = k->t.src.w, *d = k->t.dst.w;
@@ -35,7 +35,7 @@ static __always_inline __u32 flow_hash(const struct flow_key *k, __u8 algorithm)
 	return hash_finish(h);
 }
 
-/* addr_kinds returns what an address may be (enum addr_kind); 0: certainly none of it. */
+/* addr_kinds returns what an address may be (enum addr_kind); 0: certainly none of them. */
 static __always_inline __u8 addr_kinds(const struct addr *a)
 {
 	__u64 h = hash_pair(a->w[3], a->w[0], 0) + (addr_is_v4(a) ? 0 : hash_pair(a->w[1], a->w[2], 2));
@@ -78,13 +78,13 @@ static __always_inline __u32 slot_word(__u32 i)
 	return line ? line->words[i % LINE_WORDS] : NO_BACKEND;
 }
 
-/* table_index maps a hash to one of the slots (Lemire, 2019: a multiplication in place of a division). */
+/* table_index maps a hash to one of the slots (Lemire, 2019: a multiplication instead of a division). */
 static __always_inline __u32 table_index(const struct table *t, __u32 h)
 {
 	return (__u64)h * t->slots >> 32;
 }
 
-/* table_older_hash returns what determines the slot in the older table. h determines that in the current one. */
+/* table_older_hash returns the hash for the slot in the older table. h determines the slot in the current one. */
 static __always_inline __u32 table_older_hash(const struct frontend *fe, const struct flow_key *k, __u32 h)
 {
 	return fe->older_algorithm ? flow_hash(k, fe->older_algorithm) : h;
@@ -113,8 +113,8 @@ static __always_inline __u16 table_clock(void)
 	return bpf_ktime_get_coarse_ns() >> 29;
 }
 
-/* table_is_new reports whether slots changed at most 1.1 s ago. The clock wraps after 9.8 hours, when a change seems to
- * be new again for as long. */
+/* table_is_new reports whether slots changed at most 1.1 s ago. The clock
+ * wraps after 9.8 hours; an old change then looks new for as long. */
 static __always_inline int table_is_new(const struct frontend *fe)
 {
 	return (__u16)(table_clock() - fe->changed) <= 1;
@@ -140,8 +140,8 @@ static __always_inline __u32 member_epoch(__u32 member)
 	return member >> MEMBER_WEIGHT_BITS;
 }
 
-/* member_epoch_now returns the epoch of a member, 0 if it is none. It is a global function because commit, its caller,
- * has little stack left. */
+/* member_epoch_now returns the epoch of a member, or 0 if it is not one. It
+ * is a global function because its caller, commit, has little stack left. */
 __noinline int member_epoch_now(__u32 frontend, __u32 backend)
 {
 	struct member_key k = { frontend, backend };
@@ -150,7 +150,7 @@ __noinline int member_epoch_now(__u32 frontend, __u32 backend)
 	return member ? member_epoch(*member) : 0;
 }
 
-/* backend_more_loaded reports whether a has more flows per weight than b. A backend without a weight is draining. */
+/* backend_more_loaded reports whether a has more flows per weight than b. A backend with no weight is draining. */
 static __always_inline int backend_more_loaded(__u32 frontend, __u32 a, __u32 b)
 {
 	struct member_key ka = { frontend, a }, kb = { frontend, b };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Removal of NAT flows that the agent selected. The agent reads copies of the entries: when it deletes by key, another
- * flow may have the key by then. So the program compares the entry with the copy right before it deletes. */
+/* Removal of NAT flows that the agent selected. The agent reads copies of the entries. By the time it deletes
+ * a key, another flow may have it, so the program compares the entry with the copy right before it deletes. */
 #pragma once
 #include "flow.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Wire formats, defined here so that only what BPF itself needs is included from outside. */
+/* Wire formats, defined here to include only what BPF itself needs from outside. */
 #pragma once
 #include <linux/types.h>
 #include <bpf/bpf_helpers.h>
@@ -29,7 +29,7 @@ struct ethhdr {
 	__be16 proto;
 } __attribute__((packed));
 
-/* A frame is aligned to 2 bytes, which the compiler does not know: it would copy byte by byte. */
+/* A frame is aligned to 2 bytes. The compiler does not know this and would copy byte by byte. */
 static __always_inline void mac_copy(void *to, const void *from)
 {
 	for (int i = 0; i < ETH_ALEN / 2; i++)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* How tc accesses and resizes a packet. It may be a GSO packet and its checksum may be incomplete (CHECKSUM_PARTIAL),
- * so checksums are changed by helpers that handle both. */
+/* How tc accesses and resizes a packet. It may be a GSO packet and its checksum may be
+ * incomplete (CHECKSUM_PARTIAL), so helpers that handle both change the checksums. */
 #pragma once
 #include "encap.h"
 #include "scratch.h"
@@ -29,7 +29,7 @@ static __always_inline int tc_csum_partial(struct __sk_buff *skb, const struct p
 }
 
 /* tc_resize sets the length of the frame. It cuts at the end. That fails for a decapsulated packet whose transport
- * header offset in the skb is stale; then it cuts behind the IP header, where the caller writes anew in any case. */
+ * header offset in the skb is stale; then it cuts behind the IP header, where the caller writes new data anyway. */
 static __always_inline int tc_resize(struct __sk_buff *skb, __u32 size)
 {
 	int more = (int)size - (int)skb->len;
@@ -45,9 +45,9 @@ static __always_inline int tc_replace_tail(struct __sk_buff *skb, __u32 off, con
 	return tc_resize(skb, off + size) && !bpf_skb_store_bytes(skb, off, from, size, 0);
 }
 
-/* tc_make_room inserts room before the IP header. The skb of a decapsulated packet may still be marked as
- * encapsulated (on veth it is the sender's skb); the kernel then refuses a second mark with EALREADY, and the
- * first one stays. */
+/* tc_make_room inserts room before the IP header. The skb of a decapsulated packet
+ * may still be marked as encapsulated (on veth it is the sender's skb); the kernel
+ * then refuses a second mark with EALREADY, and the first one remains. */
 static __always_inline int tc_make_room(struct __sk_buff *skb, __u32 size, __u64 encap)
 {
 	long err = bpf_skb_adjust_room(skb, size, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO | encap);
@@ -86,7 +86,7 @@ __noinline int tc_decap(struct __sk_buff *skb, __u32 n, __u32 reserve, __u32 eth
 
 	if (!decap_prepare((void *)(long)skb->data, (void *)(long)skb->data_end, p, n, reserve, type))
 		return 0;
-	if (type != skb->protocol) /* needs Linux 6.3; before, both headers must be of one family */
+	if (type != skb->protocol) /* needs Linux 6.3; older kernels need both headers to be of one family */
 		flags |= type == bpf_htons(ETH_P_IP) ? ADJ_ROOM_DECAP_IPV4 : ADJ_ROOM_DECAP_IPV6;
 	if (bpf_skb_adjust_room(skb, -(int)(n & 1023), BPF_ADJ_ROOM_MAC, flags) ||
 	    bpf_skb_store_bytes(skb, p->l3 - sizeof(type), &type, sizeof(type), 0))

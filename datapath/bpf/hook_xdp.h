@@ -19,7 +19,7 @@ static __always_inline void l2_set_type(struct l2 *l2, const struct pkt *p, __be
 		l2->types[4] = type;
 }
 
-/* xdp_has_frags reports whether a frame continues in other buffers. Programs reach the first one only. */
+/* xdp_has_frags reports whether a frame continues in other buffers. Programs can access only the first one. */
 static __always_inline int xdp_has_frags(struct xdp_md *ctx, const struct pkt *p)
 {
 	return xdp_frags && p->len > (__u32)(ctx->data_end - ctx->data);

@@ -7,9 +7,9 @@
 
 #include "maps_nat.h"
 
-/* Arrays that grow by chunks: an array of arrays, all of one size, that the agent adds as ids need them. A chunk stays
+/* Arrays that grow by chunks: an array of arrays of one size, which the agent adds as ids need them. A chunk remains
  * until cleanup, and none is ever replaced. So memory follows the configuration, no change waits for a grace period,
- * and both lookups are inlined by the verifier, which a table of its own size per frontend would prevent. */
+ * and the verifier inlines both lookups, which it could not do if each frontend had a table of its own size. */
 #define CHUNK_LOOKUP(outer, id, per_chunk)                                      \
 	({                                                                      \
 		__u32 chunk_ = (id) / (per_chunk), index_ = (id) % (per_chunk); \
@@ -35,7 +35,7 @@ struct {
 	__uint(max_entries, MAX_FRONTENDS);
 } sy_port_ranges SEC(".maps");
 
-/* Sources that may open flows of restricted frontends. */
+/* Sources that may open flows to restricted frontends. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -94,8 +94,8 @@ struct {
 	__uint(max_entries, 1 << 20);
 } sy_weights SEC(".maps");
 
-/* Frontend and backend → the first generation of the backend whose flows of the frontend have not ended. The agent adds
- * an entry when a backend goes down for a frontend, and deletes it when it has removed the flows that ended. */
+/* Frontend and backend → the first generation of the backend whose flows of the frontend have not ended. The agent
+ * adds an entry when a backend goes down for a frontend, and deletes it once it has removed the ended flows. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -129,8 +129,8 @@ struct {
 	__uint(max_entries, MAX_FRONTENDS);
 } sy_vips SEC(".maps");
 
-/* What an address may be, by its hash: 4 bits (enum addr_kind) for each of 131,072 values. It spares packets that are
- * not ours all lookups in hash maps. */
+/* What an address may be, by its hash: 4 bits (enum addr_kind) for each of
+ * 131,072 values. Packets that are not ours need no lookup in a hash map. */
 #define ADDR_FILTER_WORDS 8192
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -147,7 +147,7 @@ struct {
 	__uint(max_entries, MAX_FRONTENDS);
 } sy_frontend_vips SEC(".maps");
 
-/* Address of a backend → id. Only packets from these are looked up as replies. */
+/* Address of a backend → id. Only packets from these addresses are looked up as replies. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -201,8 +201,8 @@ struct {
 	__uint(max_entries, MAX_BACKENDS);
 } sy_pmtu SEC(".maps");
 
-/* Addresses of this node, where tunnels may end, and the broadcast addresses of its links. No packet comes from any of
- * them. 1: only lo has the address, so decapsulated packets may go there. */
+/* Addresses of this node, where tunnels may end, and the broadcast addresses of its links. No packet
+ * comes from any of them. 1: only lo has the address, so decapsulated packets may go there. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -253,7 +253,7 @@ struct {
 	__uint(max_entries, 2);
 } sy_icmp_rate SEC(".maps");
 
-/* Next hops as the kernel's routes have them, for a moment, per CPU (route.h). */
+/* Next hops from the kernel's routes, cached for a moment, per CPU (route.h). */
 #define NEXT_HOPS 4096
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -262,8 +262,8 @@ struct {
 	__uint(max_entries, NEXT_HOPS);
 } sy_next_hops SEC(".maps");
 
-/* Uplinks with XDP, by the low bits of their interface index: an array costs a packet next to nothing. An uplink whose
- * place another one has is left to tc. */
+/* Uplinks with XDP, by the low bits of their interface index: an array costs a packet next
+ * to nothing. If another uplink already has an uplink's place, tc handles that uplink. */
 #define UPLINKS 256
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -21,8 +21,8 @@ struct {
 	__uint(max_entries, 1024);
 } sy_stream_servers SEC(".maps");
 
-/* Those of sy_halfopen_servers whose backend or source does not follow from the hash. A lost entry costs the client one
- * retransmission. */
+/* Clients' entries of half-open flows whose backend or source does not
+ * follow from the hash. A lost entry costs the client one retransmission. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct client_key);
@@ -48,7 +48,7 @@ struct {
 	__uint(max_entries, SNAT_HINTS);
 } sy_snat_used SEC(".maps");
 
-/* Hashes of half-open flows whose source is not their first choice (snat.h). */
+/* Hashes of half-open flows that do not use their first choice of a source (snat.h). */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -56,8 +56,8 @@ struct {
 	__uint(max_entries, SNAT_HINTS);
 } sy_snat_later SEC(".maps");
 
-/* NAT flows of UDP, in tables of their own: datagrams prove nothing about their sender. Not an LRU: the port of a flow
- * must not get free while an answer may come. */
+/* NAT flows of UDP, in separate tables: datagrams prove nothing about their sender.
+ * Not an LRU: the port of a flow must not become free while an answer may come. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -75,8 +75,8 @@ struct {
 	__uint(max_entries, 1024);
 } sy_udp_servers SEC(".maps");
 
-/* Flows of UDP by frontend id, and of all frontends. A frontend may have as many as entries are free, so k floods leave
- * one part in k + 1. Exact after each walk of the agent. */
+/* Flows of UDP by frontend id, and of all frontends. A frontend may have as many as there are
+ * free entries, so k floods leave one part in k + 1. Exact after each walk of the agent. */
 #define SHARE_ALL MAX_FRONTENDS
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -85,7 +85,7 @@ struct {
 	__uint(max_entries, MAX_FRONTENDS + 1);
 } sy_udp_share SEC(".maps");
 
-/* Keys of flows in sy_stream_servers, by which those are found that have expired (reclaim.h). */
+/* Keys of flows in sy_stream_servers, used to find those that have expired (reclaim.h). */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -93,7 +93,7 @@ struct {
 	__uint(max_entries, 1024);
 } sy_stream_places SEC(".maps");
 
-/* Those of UDP. */
+/* Keys of flows in sy_udp_servers. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -101,7 +101,7 @@ struct {
 	__uint(max_entries, 1024);
 } sy_udp_places SEC(".maps");
 
-/* By table: 0 for UDP, 1 for TCP and SCTP. */
+/* Heartbeat of the agent's flow collection, by table: 0 for UDP, 1 for TCP and SCTP. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);

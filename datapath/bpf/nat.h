@@ -30,7 +30,7 @@ static __always_inline struct flow *verdict_forward(struct verdict *v, struct fl
 	return f;
 }
 
-/* verdict_refuse answers in the way of the protocol, so that the client fails at once. */
+/* verdict_refuse answers as the protocol requires, so that the client fails at once. */
 static __always_inline struct flow *verdict_refuse(const struct pkt *p, struct verdict *v, enum reason r)
 {
 	if (p->icmp_error)
@@ -43,8 +43,8 @@ static __always_inline struct flow *verdict_refuse(const struct pkt *p, struct v
 	return verdict_set(v, p->key.proto == IPPROTO_TCP ? ACTION_RESET : ACTION_REFUSE, r);
 }
 
-/* A sequence number counts as one of the flow within this distance of the last one: more than a window that senders
- * use, and a two hundred and fifty-sixth of what an attacker has to guess. */
+/* A sequence number counts as one of the flow within this distance of the last one: more
+ * than any window that senders use, and 1/256 of the space that an attacker has to guess. */
 #define FLOW_WINDOW (1 << 23)
 
 static __always_inline int flow_in_window(__u32 seq, __u32 of)
@@ -52,14 +52,14 @@ static __always_inline int flow_in_window(__u32 seq, __u32 of)
 	return seq - of + FLOW_WINDOW <= 2 * FLOW_WINDOW;
 }
 
-/* nat_is_near reports whether the numbers of a segment, which ends with end, are not far from the last ones. */
+/* nat_is_near reports whether the numbers of a segment, which ends with end, are close to the last ones. */
 static __always_inline int nat_is_near(const struct pkt *p, const struct flow *f, __u32 end)
 {
 	return p->flags & TCP_ACK && flow_in_window(end, f->end) && flow_in_window(p->ack, f->ack);
 }
 
-/* nat_is_later reports whether a packet cannot be of a closed flow, so that it is of the next one from the same port.
- * An earlier node of a slot does not look up the SYN of that one, whose numbers begin shortly after the last ones. */
+/* nat_is_later reports whether a packet cannot belong to a closed flow but to the next one from the same port. An
+ * earlier node of a slot does not look up that flow's SYN, whose numbers begin shortly after the last ones. */
 static __always_inline int nat_is_later(const struct pkt *p, const struct flow *f)
 {
 	__u32 end = p->seq + p->payload + (p->flags & TCP_FIN);
@@ -70,7 +70,7 @@ static __always_inline int nat_is_later(const struct pkt *p, const struct flow *
 	       ((__s32)(end - f->end) > 0 || !nat_is_near(p, f, end));
 }
 
-/* nat_find_reply returns the flow of a packet that a server sent, and sets in the verdict what it becomes. */
+/* nat_find_reply returns the flow of a packet that a server sent, and writes the resulting packet into the verdict. */
 static __always_inline struct flow *nat_find_reply(const struct pkt *p, struct verdict *v)
 {
 	__u32 *id = bpf_map_lookup_elem(&sy_servers, &p->key.t.src);
@@ -152,8 +152,8 @@ static __always_inline struct flow *decide_half_open(const struct pkt *p, struct
 	return verdict_forward(v, f, COMMIT_CONFIRM);
 }
 
-/* nat_lowers_pmtu reports whether a packet is an ICMP error that makes a server send small packets to all clients: they
- * have one address there. Servers compare the quoted numbers of TCP, but a client knows those of its own connection. */
+/* nat_lowers_pmtu reports whether a packet is an ICMP error that makes a server send small packets to all clients:
+ * they share one address. Servers compare quoted TCP numbers, but a client knows its own connection's. */
 static __always_inline int nat_lowers_pmtu(const struct pkt *p, const struct verdict *v)
 {
 	return p->icmp_error && p->mtu && p->mtu < MIN_MTU && !addr_equal(v->t.src.w, p->key.t.src.w);
@@ -169,7 +169,7 @@ static __always_inline struct flow *decide_known(const struct pkt *p, struct ver
 		return verdict_forward(v, f, COMMIT_NONE);
 	if (!pkt_is_stream(p))
 		return verdict_forward(v, f, f->answered && f->state == FLOW_HALF_OPEN ? COMMIT_CONFIRM : COMMIT_TOUCH);
-	/* A SYN never replaces a flow that is alive: the server challenges it (RFC 5961, 4). */
+	/* A SYN never replaces a live flow: the server challenges it (RFC 5961, 4). */
 	if (p->flags & TCP_SYN)
 		return verdict_forward(v, f, COMMIT_NONE);
 	if (p->flags & (TCP_FIN | TCP_RST))
@@ -177,8 +177,8 @@ static __always_inline struct flow *decide_known(const struct pkt *p, struct ver
 	return verdict_forward(v, f, COMMIT_TOUCH);
 }
 
-/* nat_select sets in the verdict what packets of a flow's client become. It returns 0 when the flow has ended, has
- * expired, or has lost its backend. */
+/* nat_select writes into the verdict what packets of a flow's client become.
+ * It returns 0 if the flow has ended, has expired, or has lost its backend. */
 static __always_inline int nat_select(const struct pkt *p, struct verdict *v, const struct client_flow *c)
 {
 	__u32 backend = c->backend;
@@ -210,9 +210,9 @@ static __always_inline int frontend_by_hash(const struct frontend *fe)
 	return (fe->algorithm == ALGORITHM_FLOW_HASH || fe->algorithm == ALGORITHM_SOURCE_HASH) && !fe->affinity;
 }
 
-/* nat_find_half_open is snat_find_half_open for the backends that a packet of a client may have. fe is the frontend
- * whose table has them. It and nat_choose are global functions, which the verifier checks once; the state of the packet
- * is in the scratch memory. */
+/* nat_find_half_open is snat_find_half_open for the backends that a client's packet may
+ * have. fe is the frontend whose table lists them. It and nat_choose are global functions,
+ * which the verifier checks once; the state of the packet is in the scratch memory. */
 __noinline int nat_find_half_open(struct frontend *fe)
 {
 	struct scratch *scratch = scratch_get();
@@ -296,8 +296,8 @@ static __always_inline int snat_choose_anew(struct frontend *fe, struct verdict 
 	return 0;
 }
 
-/* nat_choose chooses the backend and the source of a new flow, and sets what its packets become. It returns the reason
- * for which it cannot. commit claims the source: that is a write. */
+/* nat_choose chooses the backend and the source of a new flow, and what its packets become.
+ * If it cannot, it returns the reason. commit claims the source, because that is a write. */
 __noinline int nat_choose(struct frontend *fe)
 {
 	struct scratch *scratch = scratch_get();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* commit, for NAT flows: claim a source port, follow the numbers of both sides, move and close. */
+/* commit, for NAT flows: claim a source port, track the numbers of both sides, move and close flows. */
 #pragma once
 #include "nat_follow.h"
 #include "reclaim.h"
@@ -18,8 +18,8 @@ static __always_inline long flow_update_server(const struct server_key *k, const
 			bpf_map_update_elem(&sy_udp_servers, k, s, BPF_NOEXIST);
 }
 
-/* nat_replace removes the entry of the client of v, whose flow is over. The port of the flow rests, unless the flow has
- * ended because its backend went down. */
+/* nat_replace removes the client's entry of v, whose flow is over. The port
+ * of the flow rests, unless the flow ended because its backend went down. */
 static __always_inline void nat_replace(const struct verdict *v, int stream)
 {
 	struct client_flow *c = flow_find_client(&v->client, stream);
@@ -40,7 +40,7 @@ static __always_inline void nat_replace(const struct verdict *v, int stream)
 	flow_delete_client(&v->client, stream);
 }
 
-/* nat_insert writes both entries of a flow; neither, when one cannot be written. */
+/* nat_insert writes both entries of a flow, or neither if one cannot be written. */
 static __always_inline long nat_insert(const struct verdict *v, const struct client_flow *c,
 				       const struct server_flow *s, int stream)
 {
@@ -79,7 +79,7 @@ static __always_inline int nat_store(struct scratch *scratch)
 	return !err;
 }
 
-/* nat_open_datagram writes a new flow of UDP. When its frontend has its share of flows, no agent runs (nat_choose). */
+/* nat_open_datagram writes a new UDP flow. If its frontend has used its share of flows, no agent runs (nat_choose). */
 static __always_inline void nat_open_datagram(struct scratch *scratch)
 {
 	struct verdict *v = &scratch->v;
@@ -95,9 +95,9 @@ static __always_inline void nat_open_datagram(struct scratch *scratch)
 		udp_share_add(v->client.frontend, 1);
 }
 
-/* nat_write_open claims the source that decide chose and writes the new flow: with UDP both entries, otherwise the
- * half-open one of the server, and that of the client when it cannot be found by the hash. When another packet
- * claimed the source at the same moment, the packet is dropped, and the client sends again. */
+/* nat_write_open claims the source that decide chose and writes the new flow: for UDP both entries,
+ * otherwise the server's half-open entry, and the client's if it cannot be found by the hash. If another
+ * packet claimed the source at the same moment, this one is dropped, and the client sends again. */
 static __always_inline void nat_write_open(struct scratch *scratch)
 {
 	const struct pkt *p = &scratch->p;
@@ -130,9 +130,9 @@ static __always_inline void nat_write_open(struct scratch *scratch)
 		verdict_drop(v, REASON_SNAT_EXHAUSTED);
 }
 
-/* nat_confirm moves a half-open flow to the table of established ones. f is the entry of the server. When the table is
- * full, the client is refused. The half-open flow stays: when the server repeats its SYN-ACK, the client's reset of it
- * gets to the server. */
+/* nat_confirm moves a half-open flow to the table of established ones. f is the server's
+ * entry. If the table is full, the client is refused. The half-open flow remains: when
+ * the server repeats its SYN-ACK, the client's reset reaches the server. */
 static __always_inline void nat_confirm(struct scratch *scratch, const struct flow *f)
 {
 	const struct pkt *p = &scratch->p;
@@ -167,7 +167,7 @@ static __always_inline void nat_confirm(struct scratch *scratch, const struct fl
 	bpf_map_delete_elem(&sy_halfopen_clients, &v->client);
 }
 
-/* nat_set_state sets the state of a flow. Its timeout begins, for both sides. */
+/* nat_set_state sets the state of a flow, and starts its timeout for both sides. */
 static __always_inline void nat_set_state(const struct verdict *v, struct flow *f, struct flow *other, __u8 state)
 {
 	if (f->state != state) {
@@ -182,13 +182,13 @@ static __always_inline void nat_set_state(const struct verdict *v, struct flow *
 	}
 }
 
-#define RST_CHALLENGED 0xffff /* the receiver challenges a RST within this distance: its window is that large */
-#define RST_IN_FLIGHT (1 << 20) /* beyond, an invented segment may have made the number the last one of its sender */
+#define RST_CHALLENGED 0xffff /* the receiver challenges a RST within this distance: its window is this large */
+#define RST_IN_FLIGHT (1 << 20) /* farther away, a forged segment may have made the number the last one of its sender */
 
-/* nat_reset records a RST. It ends the flow when its number is the one that the receiver must accept at once (RFC 5961,
- * 3.2), which is what the receiver acknowledged, or that after the last byte of its sender. With another number in the
- * window the receiver challenges it, so the flow only gets a shorter timeout until one side sends again. A number
- * outside the window the receiver ignores. */
+/* nat_reset records a RST. The RST ends the flow if its number is the one that the receiver must accept
+ * at once (RFC 5961, 3.2): the number that the receiver acknowledged, or the one after the sender's
+ * last byte. With another number in the window the receiver challenges it, so the flow only gets a
+ * shorter timeout until one side sends again. The receiver ignores a number outside the window. */
 static __always_inline void nat_reset(const struct pkt *p, const struct verdict *v, struct flow *f, struct flow *other)
 {
 	if (f->doubt == DOUBT_TAG)
@@ -228,8 +228,8 @@ static __always_inline int nat_ends_half_open(const struct pkt *p, const struct 
 	return p->key.proto == IPPROTO_SCTP ? p->ack == s->f.end : p->seq == s->f.ack;
 }
 
-/* nat_refuses reports whether the client of a half-open flow must accept a RST or ABORT of the server. Any other can be
- * of somebody who sends to all ports. */
+/* nat_refuses reports whether the client of a half-open flow must accept a RST or ABORT
+ * from the server. Any other one may come from somebody who sends to all ports. */
 static __always_inline int nat_refuses(const struct pkt *p, const struct server_flow *s)
 {
 	if (p->key.proto == IPPROTO_SCTP)
@@ -239,7 +239,7 @@ static __always_inline int nat_refuses(const struct pkt *p, const struct server_
 	return p->flags & TCP_ACK && p->ack == s->client_end;
 }
 
-/* nat_write_half_open is for packets of half-open flows that do not confirm them. f is the entry of the server. */
+/* nat_write_half_open is for packets of half-open flows that do not confirm them. f is the server's entry. */
 static __always_inline void nat_write_half_open(const struct pkt *p, const struct verdict *v, struct flow *f)
 {
 	struct server_flow *s;
@@ -275,8 +275,8 @@ static __always_inline void nat_write_half_open(const struct pkt *p, const struc
 		s->client_end = p->seq + p->payload + 1;
 }
 
-/* nat_write writes what the verdict on a packet of a known flow requires. f is the entry of its direction; that of a
- * half-open flow is the server's. */
+/* nat_write writes what the verdict on a packet of a known flow requires. f is the
+ * entry of the packet's direction; for a half-open flow it is the server's. */
 static __always_inline void nat_write(struct scratch *scratch, struct flow *f)
 {
 	const struct pkt *p = &scratch->p;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* commit, for packets of known NAT flows that neither open nor close them: follow the numbers of both sides, and what
- * keeps a flow from expiring. */
+/* commit, for packets of known NAT flows that neither open nor close
+ * them: track the numbers of both sides, and whether the flow is idle. */
 #pragma once
 #include "flow.h"
 #include "scratch.h"
@@ -20,15 +20,15 @@ static __always_inline struct flow *nat_other(const struct pkt *p, const struct 
 	return s ? &s->f : 0;
 }
 
-/* nat_acknowledges reports whether a packet is of somebody who knows the connection: a server answers every SYN, also
- * one with an invented source. */
+/* nat_acknowledges reports whether the sender of a packet knows the connection:
+ * a server answers every SYN, including one with a forged source. */
 static __always_inline int nat_acknowledges(const struct pkt *p)
 {
 	return (p->flags & (TCP_SYN | TCP_ACK)) == TCP_ACK;
 }
 
-/* nat_learn_tag stores the tag of the first packet after the confirmation, where the server has answered with several
- * tags. */
+/* nat_learn_tag stores the tag of the first packet after the
+ * confirmation, if the server has answered with several tags. */
 static __always_inline void nat_learn_tag(const struct pkt *p, struct flow *f)
 {
 	if (f->doubt != DOUBT_TAG || !nat_acknowledges(p))
@@ -37,9 +37,9 @@ static __always_inline void nat_learn_tag(const struct pkt *p, struct flow *f)
 	f->doubt = 0;
 }
 
-/* nat_keeps_alive reports whether a packet keeps its side of the flow from expiring. Datagrams do. A SYN does not, nor
- * does what acknowledges nothing: a server that has lost the connection answers a SYN, and an old cookie of SCTP by an
- * ERROR. Nor do stray packets, once one side has closed it. */
+/* nat_keeps_alive reports whether a packet keeps its side of the flow from expiring. Datagrams do. A SYN
+ * or a packet that acknowledges nothing does not, because a server that has lost the connection answers a
+ * SYN, and an old SCTP cookie with an ERROR. Nor do stray packets once one side has closed the flow. */
 static __always_inline int nat_keeps_alive(const struct pkt *p, const struct flow *f, int near)
 {
 	if (!pkt_is_stream(p))
@@ -49,8 +49,8 @@ static __always_inline int nat_keeps_alive(const struct pkt *p, const struct flo
 	return f->state != FLOW_CLOSING || near || p->key.proto != IPPROTO_TCP;
 }
 
-/* nat_follow keeps the numbers of the sending side. Numbers far from the last ones are not the flow's. Nothing is
- * written when nothing changed. */
+/* nat_follow stores the numbers of the sending side. Numbers far from the last
+ * ones do not belong to the flow. If nothing changed, it writes nothing. */
 static __always_inline void nat_follow(const struct pkt *p, const struct verdict *v, struct flow *f)
 {
 	__u32 end = p->seq + p->payload + (p->flags & TCP_FIN);
@@ -72,7 +72,7 @@ static __always_inline void nat_follow(const struct pkt *p, const struct verdict
 		f->doubt = 0;
 }
 
-/* nat_acknowledge records that the client of an ended flow has all that its server sent. */
+/* nat_acknowledge records that the client of an ended flow has received everything that its server sent. */
 static __always_inline void nat_acknowledge(const struct verdict *v, struct flow *f, struct flow *other)
 {
 	struct flow *server = v->reply ? f : other, *client = v->reply ? other : f;
@@ -93,7 +93,7 @@ static __always_inline void nat_touch(const struct pkt *p, const struct verdict 
 		return;
 	other = nat_other(p, v);
 	if (trusted && other && other->doubt == DOUBT_RESET)
-		other->doubt = 0; /* the timeout is that of the server's side, which may say nothing */
+		other->doubt = 0; /* the server's side determines the timeout, and may be silent */
 	if (f->state == FLOW_CLOSED)
 		nat_acknowledge(v, f, other);
 }

@@ -13,7 +13,7 @@ enum flow_state {
  * server. With its kernel header each is at most 128 bytes, which the kernel allocates as two cache lines. */
 struct client_key {
 	struct addr client;
-	__u32 frontend; /* implies VIP and protocol; for chained frontends that of the packets outside tunnels */
+	__u32 frontend; /* implies VIP and protocol; for chained frontends, the entry for packets outside tunnels */
 	__be16 sport, dport; /* as they arrive */
 };
 
@@ -26,20 +26,20 @@ struct server_key {
 enum fin {
 	FIN_FIRST = 1, /* this side has sent FIN before the other one: it keeps the connection in TIME_WAIT */
 	FIN_SECOND,
-	FIN_ACKNOWLEDGED, /* of a server: FIN_FIRST, and the client has acknowledged it, and so all that was sent */
+	FIN_ACKNOWLEDGED, /* of a server: FIN_FIRST, and the client has acknowledged it, and with it all data */
 };
 
-/* What a later packet of this side disproves. */
+/* What remains uncertain until a later packet of this side. */
 enum flow_doubt {
-	DOUBT_RESET = 1, /* whether it goes on: a RST whose number was not exact was forwarded */
-	DOUBT_TAG, /* ack of a server of SCTP, which has answered with several tags */
+	DOUBT_RESET = 1, /* whether the flow continues: a RST with an inexact number was forwarded */
+	DOUBT_TAG, /* ack of an SCTP server that has answered with several tags */
 };
 
-/* Of a half-open flow: the server has answered more than once, with different numbers, because it sends SYN cookies, or
- * is one of SCTP, and got a SYN or INIT that others have forged. client_end is the last of its numbers. */
+/* Of a half-open flow: the server has answered more than once, with different numbers. Either it sends SYN cookies,
+ * or it speaks SCTP, or it received a SYN or INIT that others forged. client_end is the last of its numbers. */
 #define ANSWERED_AGAIN 2
 
-/* What both entries begin with: the state of one side of the flow. */
+/* The first part of both entries: the state of one side of the flow. */
 struct flow {
 	__u32 end; /* TCP: sequence number after the last byte of this side; server, half-open: its first one */
 	__u32 ack; /* TCP: the last acknowledgement by this side; SCTP: the tag in its packets */
@@ -66,29 +66,29 @@ struct server_flow {
 	__u32 client_end;
 };
 
-/* Places of flows, by which flows are found that have expired (reclaim.h). Unused ones are zero. */
+/* Places of flows, used to find flows that have expired (reclaim.h). Unused ones are zero. */
 #define PLACE_WAYS 5
 struct place_line {
 	struct server_key keys[PLACE_WAYS];
 	__u64 pad;
 };
 
-/* What the agent says of its collection of the flows of a table. */
+/* What the agent says about its collection of a table's flows. */
 struct collector {
 	__u32 seen; /* flow_clock of its last write */
-	__u32 place_from; /* flows that are stored after this number (sy_stored) get a place */
+	__u32 place_from; /* flows stored after this number (sy_stored) get a place */
 };
 
 /* How a new NAT flow gets its source port. */
 enum claim {
-	CLAIM_FREE = 1, /* no flow has it */
-	CLAIM_RESTED, /* a flow that has ended or expired has it */
+	CLAIM_FREE = 1, /* no flow uses it */
+	CLAIM_RESTED, /* the flow that used it has ended or expired */
 	CLAIM_TIME_WAIT, /* the server keeps a connection in TIME_WAIT that the SYN replaces */
-	CLAIM_OVER, /* a half-open flow of this client or one that has ended has it */
-	CLAIM_EVICT, /* a half-open flow of another client has it */
+	CLAIM_OVER, /* a half-open flow of this client, or one that has ended, uses it */
+	CLAIM_EVICT, /* a half-open flow of another client uses it */
 };
 
-/* Flows that the agent wants to be removed (gc.h). */
+/* Flows that the agent wants removed (gc.h). */
 struct gc_item {
 	struct server_key key;
 	__u32 backend, seen, generation; /* of the copy */
@@ -100,12 +100,12 @@ enum gc_table {
 	GC_STREAM,
 };
 
-/* What the agent sends in place of a packet. */
+/* What the agent sends instead of a packet. */
 #define GC_ITEMS 64
 struct gc_list {
 	__u32 table; /* enum gc_table */
-	__u32 items; /* that are used */
-	__u32 ended; /* 1: the flows have ended, and are removed also when they had packets meanwhile */
-	__u32 since; /* when the agent began to read: a side that had packets since is not idle */
+	__u32 items; /* entries that are used */
+	__u32 ended; /* 1: the flows have ended, and are removed even if they have had packets since */
+	__u32 since; /* when the agent began to read: a side that has had packets since is not idle */
 	struct gc_item item[GC_ITEMS];
 };

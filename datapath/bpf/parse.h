@@ -15,7 +15,7 @@ enum frag_kind {
 struct pkt {
 	/* For an ICMP error: the key of the flow it is about, as that flow's packets arrive here. */
 	struct flow_key key;
-	__u32 seq, ack; /* TCP, and SCTP with tags in place of numbers; host order */
+	__u32 seq, ack; /* TCP, and SCTP with tags instead of numbers; host order */
 	__u32 len; /* of the frame */
 	__u32 l3len; /* total length of the IP header, header included */
 	__u32 payload; /* TCP: bytes of payload */
@@ -64,8 +64,8 @@ static __always_inline int addr_equal(const __u32 *a, const __u32 *b)
 	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3];
 }
 
-/* addr_is_martian4 reports a source that no packet on the wire has: 0.0.0.0/8, 127.0.0.0/8, multicast and above
- * (RFC 6890, 2.2.2). */
+/* addr_is_martian4 reports a source that is never on the wire:
+ * 0.0.0.0/8, 127.0.0.0/8, multicast and above (RFC 6890, 2.2.2). */
 static __always_inline int addr_is_martian4(__be32 src)
 {
 	__u8 first = bpf_ntohl(src) >> 24;
@@ -73,8 +73,8 @@ static __always_inline int addr_is_martian4(__be32 src)
 	return first == 0 || first == 127 || first >= 224;
 }
 
-/* addr_is_martian6 is the same for IPv6: ::/96, which has the unspecified and the loopback address, and multicast
- * (RFC 6890, 2.2.3). */
+/* addr_is_martian6 is the same for IPv6: ::/96, which has the unspecified
+ * and the loopback address, and multicast (RFC 6890, 2.2.3). */
 static __always_inline int addr_is_martian6(const struct addr *src)
 {
 	return !(src->w[0] | src->w[1] | src->w[2]) || (src->w[0] & bpf_htonl(0xff000000)) == bpf_htonl(0xff000000);
@@ -164,7 +164,7 @@ static __always_inline enum reason parse_v6(void *data, void *end, struct pkt *p
 	return REASON_NONE;
 }
 
-/* parse_sctp maps an association to a TCP connection: the tag that a side chooses is its sequence number. */
+/* parse_sctp maps an association to a TCP connection: the tag that a side chooses becomes its sequence number. */
 static __always_inline enum reason parse_sctp(void *l4, void *end, struct pkt *p, __u32 room)
 {
 	struct sctphdr *sctp = l4;
@@ -225,7 +225,7 @@ static __always_inline void parse_quote_tunnel(void *data, void *end, struct pkt
 		__builtin_memcpy(&p->quoted_dst, &ip6->dst, sizeof(p->quoted_dst));
 }
 
-/* parse_quote_v4 reads the packet that an ICMP error quotes. When it cannot, p->icmp_error stays 0. */
+/* parse_quote_v4 reads the packet that an ICMP error quotes. If it cannot, p->icmp_error stays 0. */
 static __always_inline void parse_quote_v4(void *data, void *end, struct pkt *p)
 {
 	struct quote {
@@ -293,8 +293,8 @@ static __always_inline enum reason parse_icmp(void *data, void *end, struct pkt 
 #define TCPOPT_NOP 1
 #define TCPOPT_TIMESTAMP 8
 
-/* parse_timestamp returns the timestamp of a segment. It looks only where Linux, BSD, macOS and Windows put the
- * option: a loop over the options would be the larger part of the work of the verifier. */
+/* parse_timestamp returns the timestamp of a segment. It looks only where Linux, BSD, macOS
+ * and Windows put the option: a loop over the options would be most of the verifier's work. */
 static __always_inline __u32 parse_timestamp(const struct tcphdr *tcp, void *end)
 {
 	const struct option {

@@ -16,8 +16,8 @@ static __always_inline int pmtu_is_fresh(const struct pmtu *path)
 }
 
 /* pmtu_quotes_tunnel reports whether an ICMP error quotes a packet of a tunnel to a VIP. Routers quote as much as fits
- * (RFC 1812, 4.3.2.3; RFC 4443, 3.2). A quote that ends before the inner destination, as of routers that know RFC 792
- * only, is not believed: its addresses and ports are those of the outer header, which are the same for all clients. */
+ * (RFC 1812, 4.3.2.3; RFC 4443, 3.2). A quote that ends before the inner destination, as from a router that follows
+ * only RFC 792, is not believed: it shows only the outer addresses and ports, which are the same for all clients. */
 static __always_inline int pmtu_quotes_tunnel(const struct pkt *p)
 {
 	int gue = p->key.proto == IPPROTO_UDP && p->key.t.sport == bpf_htons(tunnel_port) &&
@@ -30,8 +30,8 @@ static __always_inline int pmtu_quotes_tunnel(const struct pkt *p)
 	return bpf_map_lookup_elem(&sy_vips, &p->quoted_dst) != 0;
 }
 
-/* pmtu_is_report reports whether a packet is an ICMP error with a path MTU to believe. A router sends it about a
- * larger packet, and a report never raises an estimate (RFC 8201, 4). */
+/* pmtu_is_report reports whether a packet is an ICMP error with a credible path MTU. A router
+ * sends it in answer to a larger packet, and a report never raises an estimate (RFC 8201, 4). */
 static __always_inline int pmtu_is_report(const struct pkt *p)
 {
 	if (!p->icmp_error || p->mtu < MIN_MTU || p->mtu >= p->quoted_len)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Changes of packet bytes that XDP and tc share. */
+/* Changes to packet bytes that XDP and tc share. */
 #pragma once
 #include <bpf/bpf_endian.h>
 #include "parse.h"
@@ -20,8 +20,8 @@ static __always_inline __u16 csum_fold64(__u64 sum)
 	return csum_fold(sum);
 }
 
-/* csum_change returns sum, not folded, after a change of some words (RFC 1624). For a few words it is several times
- * faster than the helper bpf_csum_diff. */
+/* csum_change returns sum, not folded, after a change of some words (RFC 1624).
+ * For a few words it is several times faster than the helper bpf_csum_diff. */
 static __always_inline __u64 csum_change(const __u32 *from, const __u32 *to, int words, __u64 sum)
 {
 	for (int i = 0; i < words; i++)
@@ -29,7 +29,7 @@ static __always_inline __u64 csum_change(const __u32 *from, const __u32 *to, int
 	return sum;
 }
 
-/* csum_ttl_less updates the checksum of an IPv4 header whose TTL is decremented (RFC 1141). */
+/* csum_ttl_less updates the checksum of an IPv4 header after its TTL is decremented (RFC 1141). */
 static __always_inline void csum_ttl_less(struct iphdr *ip)
 {
 	__u32 sum = ip->csum + bpf_htons(0x0100);
@@ -80,7 +80,7 @@ static __always_inline int rewrite_l3(void *data, void *end, const struct pkt *p
 
 static __always_inline int rewrite_ports(void *data, void *end, const struct pkt *p, const struct tuple *t)
 {
-	struct udphdr *l4 = data + L4(p); /* the ports of TCP are in the same place */
+	struct udphdr *l4 = data + L4(p); /* TCP has its ports in the same place */
 
 	if ((void *)(l4 + 1) > end)
 		return 0;
@@ -162,8 +162,8 @@ struct quote6 {
 	__sum16 csum;
 };
 
-/* csum_quoted returns the UDP checksum in a quote after a change from was to is. The checksum of TCP is not in the
- * quote. */
+/* csum_quoted returns the UDP checksum in a quote after a change
+ * from was to is. The quote does not reach the checksum of TCP. */
 static __always_inline __sum16 csum_quoted(const struct pkt *p, const struct tuple *was, const struct tuple *is,
 					   __sum16 sum)
 {
@@ -218,9 +218,9 @@ static __always_inline int rewrite_icmp_error6(void *data, void *end, const stru
 	return 1;
 }
 
-/* rewrite_icmp_error translates an ICMP error about a packet sent here into one about the packet received: t is
- * what packets of that sender become. The source becomes the address that the receiver sends to, whichever router
- * sent the error. */
+/* rewrite_icmp_error translates an ICMP error about a packet sent here into one about
+ * the packet received: t describes what packets of that sender become. The source
+ * becomes the address that the receiver sends to, whichever router sent the error. */
 static __always_inline int rewrite_icmp_error(void *data, void *end, const struct pkt *p, const struct tuple *t)
 {
 	struct tuple was = {

@@ -40,8 +40,8 @@ static __always_inline enum route route_too_big(const struct pkt *p, struct verd
 	return ROUTE_NONE;
 }
 
-/* route_fits_pmtu reports whether a packet of len bytes, tunnel included, fits the path MTU to a backend, as far as it
- * is known. An IPv6 packet of MIN_MTU is never refused: its sender would send it again. */
+/* route_fits_pmtu reports whether a packet of len bytes, tunnel included, fits the path MTU to a backend,
+ * if it is known. An IPv6 packet of MIN_MTU is never refused: its sender would send it again. */
 static __always_inline int route_fits_pmtu(const struct pkt *p, const struct verdict *v, __u32 len, __u32 *mtu)
 {
 	struct addr dst = v->t.dst; /* a pointer into the verdict would keep it out of registers */
@@ -66,10 +66,10 @@ static __always_inline int route_on_link(const struct verdict *v, const struct b
 	return addr_equal(fib->ipv6_dst, v->t.dst.w);
 }
 
-/* A next hop is looked up again after so many jiffies: 25 to 250 ms, by the kernel's HZ. */
+/* A next hop is looked up again after this many jiffies: 25 to 250 ms, depending on the kernel's HZ. */
 #define NEXT_HOP_JIFFIES 25
 
-/* Flows to one destination are spread over so many paths. All packets of a flow take the same. */
+/* Flows to one destination are spread over this many paths. All packets of a flow take the same one. */
 #define NEXT_HOP_PATHS 16
 
 static __always_inline struct next_hop *next_hop_slot(const struct verdict *v, __u8 path)
@@ -80,7 +80,7 @@ static __always_inline struct next_hop *next_hop_slot(const struct verdict *v, _
 	return bpf_map_lookup_elem(&sy_next_hops, &i);
 }
 
-/* route_cached takes the result of a recent lookup for a packet of len bytes. */
+/* route_cached uses the result of a recent lookup for a packet of len bytes. */
 static __always_inline int route_cached(const struct next_hop *hop, __u8 path, __u32 len, struct verdict *v,
 					struct bpf_fib_lookup *fib)
 {
@@ -110,12 +110,12 @@ static __always_inline void route_keep(struct next_hop *hop, __u8 path, const st
 	hop->until = bpf_jiffies64() + NEXT_HOP_JIFFIES;
 }
 
-/* The lookup is as for a packet that this node sends: it needs no forwarding on the interfaces of clients, so the node
- * is no router for them. The loopback interface has this index in every network namespace. */
+/* The lookup is as for a packet that this node sends: it needs no forwarding on client interfaces, so the
+ * node does not act as their router. The loopback interface has this index in every network namespace. */
 #define LOOPBACK_IFINDEX 1
 
-/* route_ask asks the kernel for the next hop. The ports stand for the flow where a route has several next hops
- * (fib_multipath_hash_policy = 1). */
+/* route_ask asks the kernel for the next hop. The ports identify the flow
+ * if a route has several next hops (fib_multipath_hash_policy = 1). */
 static __always_inline long route_ask(void *ctx, __u32 len, const struct pkt *p, const struct verdict *v, __u8 path,
 				      struct bpf_fib_lookup *fib)
 {
@@ -137,8 +137,8 @@ static __always_inline long route_ask(void *ctx, __u32 len, const struct pkt *p,
 	return bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
 }
 
-/* route_resolve fills fib from the kernel's routes for a packet of len bytes, tunnel included. After ROUTE_OK it has
- * the interface and the MAC addresses; after ROUTE_NO_NEIGHBOUR the interface and the next hop. */
+/* route_resolve fills fib from the kernel's routes for a packet of len bytes, tunnel included. After ROUTE_OK it
+ * has the interface and the MAC addresses; after ROUTE_NO_NEIGHBOUR it has the interface and the next hop. */
 static __always_inline enum route route_resolve(void *ctx, __u32 len, const struct pkt *p, struct verdict *v, __u8 path,
 						struct bpf_fib_lookup *fib)
 {

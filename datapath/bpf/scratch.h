@@ -12,7 +12,7 @@ struct scratch {
 	struct decap_ctx in; /* of a decapsulated packet */
 	struct client_flow client; /* what commit writes */
 	struct server_flow server;
-	__u32 headers[28]; /* headers that the packet gets: of a tunnel, or of an ICMP error with what it quotes */
+	__u32 headers[28]; /* headers that the packet gets: a tunnel's, or an ICMP error's with its quote */
 };
 
 /* State of the current packet, per CPU. */

@@ -25,8 +25,8 @@ static const __u32 crc32c_powers[16] = {
 	0x88e56f72, 0x74c360a4, 0xe4172b16, 0x0d65762a, 0x35d73a62, 0x28461564, 0xbf455269, 0xe2ea32dc,
 };
 
-/* crc32c_change returns what to XOR to the checksum of a packet of so many bytes whose first four changed by diff.
- * It is not inlined, so that the verifier checks it once. */
+/* crc32c_change returns what to XOR into the checksum of a packet of this many bytes whose
+ * first four changed by diff. It is not inlined, so that the verifier checks it once. */
 __attribute__((noinline)) __u32 crc32c_change(__u32 diff, __u32 bytes)
 {
 	for (int i = 0; i < 16; i++)

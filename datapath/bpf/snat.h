@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Source addresses and ports of NAT flows. The choices follow from the hash of the flow, so a packet of the client
- * finds the half-open entry that its SYN wrote under the server's key. For a backend on this node the source is the
- * client; only the port changes, and only when the client has another flow to the backend (by another VIP) from
- * it. So it is for a frontend that keeps the source. */
+/* Source addresses and ports of NAT flows. The choices follow from the hash of the flow, so a
+ * client's packet finds the half-open entry that its SYN wrote under the server's key. For a backend
+ * on this node, and for a frontend that keeps the source, the source is the client: the port changes
+ * only if the client already has another flow from it to the backend through another VIP. */
 #pragma once
 #include "flow.h"
 #include "frontend.h"
 #include "scratch.h"
 
-/* Loops over the tries are unrolled: Linux 6.1 rejects a loop whose last instruction is no jump. When none of them
- * gives a source, so many more rounds begin at random: the client repeats its SYN, and the same choices would fail
- * again. */
+/* Loops over the tries are unrolled: Linux 6.1 rejects a loop whose last
+ * instruction is not a jump. If no try gives a source, this many more rounds begin
+ * at random: the client repeats its SYN, and the same choices would fail again. */
 #define SNAT_TRIES 6
 #define SNAT_ROUNDS 4
 
-/* One bit per source port that a flow may have: those of snat_ports, also before it was changed. */
+/* One bit per source port that a flow may have, including the ports of snat_ports before it was changed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -61,7 +61,7 @@ static __always_inline void snat_candidate(struct server_key *k, const struct pk
 		k->to = addr_is_zero(ours) ? b->snat[0] : *ours;
 }
 
-/* snat_to sets the server's part of a key. It returns 0 when the backend cannot be reached. */
+/* snat_to sets the server's part of a key. It returns 0 if the backend cannot be reached. */
 static __always_inline int snat_to(struct server_key *k, const struct pkt *p, const struct frontend *fe,
 				   const struct backend *b)
 {
@@ -70,7 +70,7 @@ static __always_inline int snat_to(struct server_key *k, const struct pkt *p, co
 	return b->local || !addr_is_zero(&b->snat[0]);
 }
 
-/* snat_verdict makes the packets of a client those that the server answers with v->server as the key. */
+/* snat_verdict turns a client's packets into ones that the server answers with v->server as the key. */
 static __always_inline void snat_verdict(struct verdict *v, const struct backend *b, __u32 backend)
 {
 	v->t.src = v->server.to;
@@ -81,9 +81,9 @@ static __always_inline void snat_verdict(struct verdict *v, const struct backend
 	v->backend = backend;
 }
 
-/* Hints spare a SYN lookups among half-open and established flows, each of which costs more than all else. They are in
- * arrays, by the low bits of a hash, and written without a lock: a lost hint costs lookups. A hint of sy_snat_used has
- * from the highest bit on 14 bits of snat_use_hash, the use and the time. */
+/* Hints save a SYN lookups in the half-open and established flows, each of which costs more than all the
+ * rest. They are in arrays, by the low bits of a hash, and written without a lock: a lost hint costs lookups.
+ * From the highest bit down, a hint of sy_snat_used has 14 bits of snat_use_hash, the use and the time. */
 enum snat_use {
 	SNAT_UNKNOWN,
 	SNAT_HALF_OPEN, /* claimed by a half-open flow at that time */
@@ -93,8 +93,8 @@ enum snat_use {
 /* In units of flow_clock: 1 s, in which a flow may be removed without a new hint. */
 #define SNAT_ESTABLISHED_AGE 250
 
-/* snat_half_open_age is for how long a hint about a half-open flow counts, in units of flow_clock: as long as the flow
- * lives, but no longer than the 16 bits of its time can tell. Without a hint a repeated SYN opens the flow anew. */
+/* snat_half_open_age is how long a hint about a half-open flow counts, in units of flow_clock: as long as the flow
+ * lives, but no longer than the 16 bits of its time allow. Without a hint a repeated SYN opens the flow again. */
 static __always_inline __u32 snat_half_open_age(void)
 {
 	__u64 age = timeout_half_open >> FLOW_CLOCK_SHIFT;
@@ -109,8 +109,8 @@ static __always_inline __u32 *snat_hint(void *map, __u32 hash)
 	return bpf_map_lookup_elem(map, &i);
 }
 
-/* snat_use_hash is the hash of a source and the generation of its backend: hints about flows that have ended hold no
- * longer. */
+/* snat_use_hash is the hash of a source and the generation of
+ * its backend, so hints about ended flows become invalid. */
 static __always_inline __u32 snat_use_hash(const struct verdict *v)
 {
 	const struct server_key *k = &v->server;
@@ -139,7 +139,7 @@ static __always_inline enum snat_use snat_use(const struct verdict *v, __u32 *ag
 	return use;
 }
 
-/* snat_is_later reports whether the half-open flow with this hash may have another source than its first choice. */
+/* snat_is_later reports whether the half-open flow with this hash may have a source other than its first choice. */
 static __always_inline int snat_is_later(__u32 hash)
 {
 	__u32 *hint = snat_hint(&sy_snat_later, hash);
@@ -155,13 +155,13 @@ static __always_inline void snat_set_later(__u32 hash)
 		*hint = hash;
 }
 
-/* snat_is_half_open reports whether v->server is the key of the half-open flow of the client, and sets in the verdict
- * what the packet becomes; unless it has expired. */
+/* snat_is_half_open reports whether v->server is the key of the client's half-open flow and
+ * the flow has not expired. If so, it writes into the verdict what the packet becomes. */
 static __always_inline int snat_is_half_open(struct verdict *v, const struct backend *b, __u32 backend)
 {
 	struct server_flow *s = bpf_map_lookup_elem(&sy_halfopen_servers, &v->server);
 
-	/* A flow that has ended may be before one that the client opened since. */
+	/* An ended flow may be listed before one that the client opened since. */
 	if (!s || !client_key_equal(&s->client, &v->client) || s->f.state == FLOW_CLOSED ||
 	    flow_ended(v->client.frontend, backend, s->f.generation, v->generation) ||
 	    flow_side_expired(&s->f, 1, v->now))
@@ -186,10 +186,10 @@ static __always_inline int snat_find_stored(const struct pkt *p, struct verdict 
 	return snat_is_half_open(v, b, c->backend);
 }
 
-/* snat_find_half_open finds the half-open flow that a client has to a backend, and sets in the verdict what the packet
- * becomes. A repeated SYN must find it, too: another choice may be free by now, and the server would see a second
- * connection. Most SYNs are the first of their flow; hints spare them the lookups. It is a global function because of
- * its stack. */
+/* snat_find_half_open finds a client's half-open flow to a backend, and writes into the verdict
+ * what the packet becomes. It must find the flow of a repeated SYN as well: another choice may
+ * be free by now, and the server would see a second connection. Most SYNs are the first of
+ * their flow; hints save them the lookups. It is a global function because of its stack. */
 __noinline int snat_find_half_open(struct frontend *fe, __u32 backend)
 {
 	struct scratch *scratch = scratch_get();
@@ -222,8 +222,8 @@ __noinline int snat_find_half_open(struct frontend *fe, __u32 backend)
 /* How a SYN compares to the connection that its server may keep in TIME_WAIT. */
 enum snat_syn {
 	SYN_OLD, /* the server may not accept it */
-	SYN_NEWER, /* by its timestamp or, without, its sequence number: the server must accept it (RFC 6191) */
-	SYN_LATER, /* by both: servers accept it that only know RFC 1122, 4.2.2.13 */
+	SYN_NEWER, /* by its timestamp or, without one, its sequence number: the server must accept it (RFC 6191) */
+	SYN_LATER, /* by both: servers that only follow RFC 1122, 4.2.2.13, accept it */
 };
 
 static __always_inline enum snat_syn snat_compare(const struct pkt *p, const struct verdict *v,
@@ -233,7 +233,7 @@ static __always_inline enum snat_syn snat_compare(const struct pkt *p, const str
 
 	if (!flow_in_time_wait(&s->f) || p->key.proto != IPPROTO_TCP)
 		return SYN_OLD;
-	/* What the client has not acknowledged the server sends again, to whoever has the source by then. */
+	/* The server resends what the client has not acknowledged to whoever has the source by then. */
 	if (s->f.fin != FIN_ACKNOWLEDGED && !client_key_equal(&s->client, &v->client))
 		return SYN_OLD;
 	if (stamped && (__s32)(p->tsval - s->client_end) <= 0)
@@ -243,9 +243,9 @@ static __always_inline enum snat_syn snat_compare(const struct pkt *p, const str
 	return seq ? SYN_LATER : SYN_NEWER;
 }
 
-/* snat_claimable returns how the source of a new flow can be claimed (enum claim), or 0, and the age of the half-open
- * flow that has it. With UDP it must be certain that no answer is still to come, which another client would then
- * receive. */
+/* snat_claimable returns how the source of a new flow can be claimed (enum claim),
+ * or 0, and the age of the half-open flow that has it. For UDP it must be certain
+ * that no answer is still to come, because another client would then receive it. */
 static __always_inline enum claim snat_claimable(const struct pkt *p, const struct verdict *v, __u32 *age)
 {
 	int stream = pkt_is_stream(p);
@@ -278,9 +278,9 @@ static __always_inline enum claim snat_claimable(const struct pkt *p, const stru
 	}
 }
 
-/* snat_choose sets the source of a new flow in v->server, and how it is claimed; it looks at the choices from the given
- * one on. When none is free, it takes one whose server accepts the SYN in TIME_WAIT, else the oldest of those that
- * half-open flows have: in a flood a real client then has time to confirm. */
+/* snat_choose sets the source of a new flow in v->server, and how it is claimed; it tries the choices
+ * from the given one on. If none is free, it takes one whose server accepts the SYN in TIME_WAIT, or
+ * else the oldest one of a half-open flow: in a flood a real client then has time to confirm. */
 __noinline int snat_choose(struct frontend *fe, __u32 backend, __u32 from)
 {
 	struct scratch *scratch = scratch_get();
@@ -310,7 +310,7 @@ __noinline int snat_choose(struct frontend *fe, __u32 backend, __u32 from)
 		if (claim == CLAIM_EVICT && (v->claim == CLAIM_TIME_WAIT || (v->claim && age <= most)))
 			continue;
 		if (claim) {
-			v->later = i; /* not in a register: the verifier would follow each value apart */
+			v->later = i; /* not in a register: the verifier would follow each value separately */
 			most = age;
 			v->claim = claim;
 		}

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* decide, for chained frontends, which several nodes serve together. The node that receives a packet finds the
- * node that delivers it by the hash of the flow, and stores nothing. The delivering node stores the flow; a packet
- * of an unknown flow it relays to the previous nodes of the slot (Faild and Beamer, both NSDI 2018).
- * The packet carries the list of those nodes, and the list only shrinks, so there are no loops. */
+/* decide, for chained frontends, which several nodes serve together. The node that receives a packet finds
+ * the node that delivers it by the hash of the flow, and stores nothing. The delivering node stores the
+ * flow; it relays a packet of an unknown flow to the previous nodes of the slot (Faild and Beamer, both NSDI
+ * 2018). The packet carries the list of those nodes, and the list only shrinks, so there are no loops. */
 #pragma once
 #include "dsr.h"
 
 #define RELAYS 65536
 
-/* Flows of datagrams that this node did not know and relayed to the earlier nodes of their slot. An entry is removed
- * when none of them knows the flow either. After timeout_udp slots forget their earlier nodes, and these entries are
- * what remains: live flows are still relayed, and new ones ask no other node. */
+/* Flows of datagrams that this node did not know and relayed to the earlier nodes of their slot. An
+ * entry is removed when none of them knows the flow either. After timeout_udp slots forget their earlier
+ * nodes, and only these entries remain: live flows are still relayed, and new ones ask no other node. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -19,8 +19,8 @@ struct {
 	__uint(max_entries, RELAYS);
 } sy_relays SEC(".maps");
 
-/* Entries of sy_relays by frontend id, and of all frontends. A frontend may have as many as are free, so a flood of one
- * leaves room for others. Exact after each walk of the agent. */
+/* Entries of sy_relays by frontend id, and of all frontends. A frontend may have as many as are
+ * free, so one that is flooded leaves room for others. Exact after each walk of the agent. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -89,8 +89,8 @@ __noinline int spread_has_client(struct frontend *local)
 	return affinity_lookup(local, &s->p.key.t.src, bpf_ktime_get_coarse_ns()) != NO_BACKEND;
 }
 
-/* spread_add_earlier adds an earlier node of a slot, for a new flow only if it accepts new flows: it may be down. That
- * of the slot is in the list: it must not send the packet to itself. */
+/* spread_add_earlier adds an earlier node of a slot. For a new flow the node must accept new flows, because
+ * it may be down. The slot's current node is in the list, because it must not send the packet to itself. */
 static __always_inline int spread_add_earlier(struct verdict *v, const struct frontend *fe, __u32 id, int is_new)
 {
 	if (id == v->backend || (is_new && !spread_accepts(fe->id, id)))
@@ -111,9 +111,9 @@ static __always_inline int spread_add_older(const struct pkt *p, struct verdict 
 	return locality;
 }
 
-/* spread_candidates adds the nodes that may have the flow: the one of the slot and the previous ones. A new flow has
- * only the first; with affinity, the earlier ones may have the client, but not those of another algorithm: it selected
- * nodes without affinity. It returns the role of this node. It is a global function, which the verifier checks once. */
+/* spread_candidates adds the nodes that may have the flow: the slot's node and the previous ones. A new flow has only
+ * the first. With affinity, earlier nodes may have the client, except nodes of another algorithm, which selected nodes
+ * without affinity. It returns the role of this node. It is a global function, which the verifier checks once. */
 __noinline int spread_candidates(struct frontend *fe, int is_new)
 {
 	struct scratch *scratch = scratch_get();
@@ -163,14 +163,14 @@ static __always_inline void spread_append_self(const struct pkt *p, struct verdi
 		v->commit = COMMIT_RELAY;
 }
 
-/* spread_is_of_client reports whether a packet opens a flow of a client that keeps a backend of this node. */
+/* spread_is_of_client reports whether a packet opens a flow for a client that keeps a backend of this node. */
 static __always_inline int spread_is_of_client(const struct pkt *p, struct frontend *local)
 {
 	return local && local->affinity && pkt_opens_flow(p) && spread_has_client(local);
 }
 
-/* spread_follow relays a datagram of an unknown flow as those before it, also after the slot has forgotten the nodes.
- * It returns 0 when there were none, or when the first one has left. */
+/* spread_follow relays a datagram of an unknown flow like the datagrams before it, even after the
+ * slot has forgotten the nodes. It returns 0 if there were none, or if the first one has left. */
 static __always_inline int spread_follow(const struct pkt *p, struct verdict *v, const struct frontend *local,
 					 const struct addr *self)
 {
@@ -245,14 +245,14 @@ static __always_inline struct flow *decide_spread(const struct pkt *p, struct ve
 			return decide_known(p, v, f);
 		if ((!asks && spread_has_backends(local)) || spread_is_of_client(p, local))
 			return spread_open(p, v, local);
-		/* The older table may have an earlier node again, which is then the next one after itself. */
+		/* The older table may list an earlier node again, which is then the next one after itself. */
 		if (in->chain.n && asks && !addr_equal(in->chain.next[0].w, in->outer_dst.w))
 			return spread_relay(p, v, local, in);
 		if (in->chain.passed)
 			return spread_open(p, v, local);
 		if (spread_follow(p, v, local, &in->outer_dst))
 			return spread_send(v);
-		/* The sending node may have an older table, so the own table is used, once. */
+		/* The sending node may have an older table, so this node's table is used, once. */
 	} else if (pkt_opens_flow(p) && !frontend_allows(fe, &p->key.t.src)) {
 		return verdict_set(v, ACTION_DROP, REASON_NOT_ALLOWED);
 	}
@@ -269,8 +269,8 @@ static __always_inline struct flow *decide_spread(const struct pkt *p, struct ve
 		if (spread_is_of_client(p, local)) {
 			if (locality & SLOT_IS_LOCAL || addr_is_zero(&v->t.dst))
 				return spread_open(p, v, local);
-			/* Two nodes may have a client, of flows that came while the nodes had different tables. That of the
-			 * slot is asked first, here as by the other nodes. */
+			/* Two nodes may have the same client, from flows that arrived while the nodes had
+			 * different tables. The slot's node is asked first, here and on the other nodes. */
 			spread_append(v, &v->t.src);
 		}
 		struct backend *self = addr_is_zero(&v->t.dst) ? backend_get(v->backend) : 0;

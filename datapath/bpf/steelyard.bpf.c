@@ -32,7 +32,7 @@ __noinline int parse_tc(struct __sk_buff *skb)
 	return parse_packet((void *)(long)skb->data, (void *)(long)skb->data_end, skb->len);
 }
 
-/* xdp_steps is a function of its own so that its stack is not below that of fast_xdp. */
+/* xdp_steps is a separate function so that its stack is not below that of fast_xdp. */
 __noinline int xdp_steps(struct xdp_md *ctx, int sampled)
 {
 	struct scratch *s = parse_xdp(ctx) ? scratch_get() : 0;
@@ -43,7 +43,7 @@ __noinline int xdp_steps(struct xdp_md *ctx, int sampled)
 	return act_xdp(ctx, s, decide(&s->p, s->parsed, &s->v, 0, 1));
 }
 
-/* The fast path: what XDP can send itself. */
+/* The fast path: packets that XDP can send itself. */
 SEC("xdp")
 int sy_xdp(struct xdp_md *ctx)
 {
@@ -58,12 +58,12 @@ static __always_inline void tc_pull(struct __sk_buff *skb, __u32 size)
 		bpf_skb_pull_data(skb, skb->len < size ? skb->len : size);
 }
 
-/* Ingress: all that XDP leaves. */
+/* Ingress: all packets that XDP leaves. */
 SEC("tc")
 int sy_tc_in(struct __sk_buff *skb)
 {
 	if (skb->pkt_type !=
-	    PACKET_HOST) /* for another machine, or not for one machine; the kernel forwards none either */
+	    PACKET_HOST) /* for another machine, or not for one machine; the kernel would not forward it either */
 		return TC_ACT_UNSPEC;
 	tc_pull(skb, HEADERS_MAX);
 	struct scratch *s = parse_tc(skb) ? scratch_get() : 0;
@@ -71,7 +71,7 @@ int sy_tc_in(struct __sk_buff *skb)
 	return s ? act_tc(skb, s, decide(&s->p, s->parsed, &s->v, 0, 0), 0) : TC_ACT_SHOT;
 }
 
-/* A packet that sy_tc_in has decapsulated, for a VIP. */
+/* A packet for a VIP that sy_tc_in has decapsulated. */
 SEC("tc")
 int sy_tc_decap(struct __sk_buff *skb)
 {

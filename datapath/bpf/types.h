@@ -37,12 +37,12 @@ enum algorithm {
 	ALGORITHM_SOURCE_HASH, /* hash of the client address */
 	ALGORITHM_RANDOM,
 	ALGORITHM_ROUND_ROBIN, /* the next slot for each new flow, per CPU */
-	ALGORITHM_LEAST_CONN, /* of a few random slots the one with the fewest flows per weight */
+	ALGORITHM_LEAST_CONN, /* of a few random slots, the one with the fewest flows per weight */
 };
 
-/* A table of slots: where it is in sy_slots. A slot is one word, the id of its backend. Flows that were opened before
- * a change may still belong to the earlier backends of their slot; they are in words of their own, so that a packet
- * reads four bytes as long as its slot has none. */
+/* A table of slots: its position in sy_slots. A slot is one word, the id of its backend. Flows
+ * that were opened before a change may still belong to the earlier backends of their slot.
+ * Those are in separate words, so that a packet of a slot without any reads only four bytes. */
 struct table {
 	__u32 first; /* word of slot 0 */
 	__u32 slots; /* their number; 0: no table */
@@ -54,13 +54,13 @@ struct frontend {
 	__u8 method; /* enum method */
 	__u8 algorithm; /* enum algorithm */
 	__u8 restricted; /* 1: only sources in sy_src_allow may open flows */
-	__u8 drop_when_empty; /* 1: without a backend, new flows are dropped and not refused */
+	__u8 drop_when_empty; /* 1: without a backend, new flows are dropped instead of refused */
 	__be16 first_port; /* first port of a range; it maps to the backend's port */
 	__u8 chained; /* 1: its backends are nodes that run this datapath; the delivering node stores the flows */
 	__u8 local; /* 1: all of its backends are on this node, so XDP leaves its packets to tc */
 	__u32 affinity; /* in seconds; 0: off */
-	__u8 keep_source; /* 1: METHOD_NAT without SNAT: servers route their replies by this node */
-	__u8 older_algorithm; /* that of older; 0: the same */
+	__u8 keep_source; /* 1: METHOD_NAT without SNAT: servers route their replies through this node */
+	__u8 older_algorithm; /* slots of older; 0: the same */
 	__u16 changed; /* when a slot last got another backend, by table_clock */
 	struct table table;
 	struct table older; /* the table before the last change of size or algorithm */
@@ -111,7 +111,7 @@ struct relay {
 	__u32 seen; /* last datagram, in units of flow_clock */
 };
 
-/* The current key of the tunnels between nodes, the one before and the one after it. */
+/* The current key of the tunnels between nodes, the previous one and the next one. */
 #define TUNNEL_KEYS_MAX 3
 struct tunnel_keys {
 	__u64 send; /* token of the packets sent; 0: none */
@@ -137,8 +137,8 @@ struct member_key {
 	__u32 frontend, backend;
 };
 
-/* The value of a member: its weight in the lower bits, above them its epoch, which is another one when a backend
- * comes back. */
+/* The value of a member: its weight in the lower bits, and above
+ * them its epoch, which changes when a backend comes back. */
 #define MEMBER_WEIGHT_BITS 12
 
 struct affinity_key {
@@ -148,7 +148,7 @@ struct affinity_key {
 
 struct affinity {
 	__u32 backend;
-	__u32 epoch; /* of the member: a client of one that has left may have got another one since */
+	__u32 epoch; /* of the member: after the member left, its client may have got another one */
 	__u64 seen; /* last opened flow, CLOCK_MONOTONIC_COARSE in ns */
 };
 
@@ -228,7 +228,7 @@ struct dsr_flow {
 	__u64 seen; /* last packet that was looked up, CLOCK_MONOTONIC_COARSE in ns */
 	__u8 state; /* enum flow_state */
 	__u8 method; /* enum method */
-	__u8 asked; /* 1: a SYN came at the time seen, and no other packet since. FLOW_CLOSING, 1: it goes on half-closed */
+	__u8 asked; /* 1: a SYN came at the time seen, and no packet since. FLOW_CLOSING, 1: it goes on half-closed */
 	__u8 end; /* FLOW_CLOSING, FLOW_CLOSED: low byte of the number that follows the FIN or RST */
 	__u32 generation; /* of the backend, when the entry was written (flow_ended) */
 };
@@ -323,7 +323,7 @@ enum action {
 	ACTION_RESET, /* answer with a TCP RST */
 	ACTION_REFUSE, /* answer with ICMP port unreachable */
 	ACTION_TOO_BIG, /* answer with an ICMP error; verdict.mtu is what fits */
-	ACTION_DECAP, /* remove the tunnel headers, then to the stack */
+	ACTION_DECAP, /* remove the tunnel headers, then pass the packet to the stack */
 	ACTION_MAX,
 };
 
@@ -337,7 +337,7 @@ enum commit {
 	COMMIT_CLOSE, /* FIN or RST */
 	COMMIT_PMTU, /* store a path MTU */
 	COMMIT_RELAY, /* store which nodes may have a flow of datagrams */
-	COMMIT_FORGET, /* remove that: the packet is dropped, and no node has its flow */
+	COMMIT_FORGET, /* remove those nodes: the packet is dropped, and none of them has its flow */
 	/* Flows by direct return. */
 	COMMIT_DSR_MARK, /* set the pending bit of the flow */
 	COMMIT_DSR_OPEN, /* new half-open flow, and its pending bit */
@@ -362,7 +362,7 @@ struct verdict {
 	__u32 hash; /* of the flow */
 	__u8 dsr_pending; /* 1: its bit in sy_dsr_pending is set */
 	__u8 local; /* 1: METHOD_NAT without SNAT; the stack delivers the packet */
-	__u8 to_uplink; /* 1: the packet leaves by an interface out of which XDP may send */
+	__u8 to_uplink; /* 1: the packet leaves by an interface that XDP may send from */
 	__u8 keyed; /* 1: METHOD_GUE with a token */
 	__u8 reply; /* METHOD_NAT, 1: from the server to the client */
 	__u8 claim; /* COMMIT_OPEN: enum claim */
@@ -374,7 +374,7 @@ struct verdict {
 	__u8 pad[3];
 	struct client_key client; /* METHOD_NAT: the keys of the flow */
 	struct server_key server;
-	struct chain chain; /* sent along by chained frontends */
+	struct chain chain; /* the list that chained frontends send along */
 };
 
 /* What sy_explain returns. */
