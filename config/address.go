@@ -182,7 +182,7 @@ func (i item) addrRange() (lb.AddrRange, bool) {
 			return r, false
 		}
 		if r.From.Is4() != r.To.Is4() {
-			i.errorf("write both in one family", "%q has two address families", s)
+			i.errorf("write both in the same family", "%q has two address families", s)
 			return r, false
 		}
 		if r.To.Less(r.From) {

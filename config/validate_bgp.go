@@ -235,7 +235,7 @@ func (d *decoder) source(i item, peer netip.Addr) netip.Addr {
 	}
 	if peer.IsValid() && a.Is4() != peer.Is4() {
 		i.errorf("write an address of this node in the family of the peer",
-			"%s and the peer %s are of two families", a, peer)
+			"%s and the peer %s are of different families", a, peer)
 		return netip.Addr{}
 	}
 	d.isOwn(a, i)

@@ -81,7 +81,7 @@ func TestExec(t *testing.T) {
 	}
 	for name, want := range map[string]string{
 		"missing":      "run %s: no such file or directory",
-		"open to all":  "run %s: %[1]s can be written by others than root (mode 0777)",
+		"open to all":  "run %s: %[1]s can be written by users other than root (mode 0777)",
 		"unknown user": `run %s: there is no user "nowhere"`,
 	} {
 		c, _ := execCheck(t, "exit 0")

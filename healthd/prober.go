@@ -197,7 +197,7 @@ func (p *Prober) run(ctx context.Context, l *loop) {
 }
 
 // errPanicked is the error of a probe that panicked. The backend keeps its state.
-var errPanicked = ownError{errors.New("the check failed by itself; see the log")}
+var errPanicked = ownError{errors.New("the check itself failed; see the log")}
 
 // probe runs one due probe and applies its result.
 func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.Time) {

@@ -90,7 +90,7 @@ func (s *supervisor) supervise() {
 			again = time.After(10 * time.Millisecond) // to reap them and find their children
 			if log != nil && time.Since(warned) > logInterval {
 				warned = time.Now()
-				log.Warn("processes that programs of exec checks left were killed", "count", killed)
+				log.Warn("killed processes that exec checks left behind", "count", killed)
 			}
 		}
 	}

@@ -168,7 +168,7 @@ func TestAddressesByName(t *testing.T) {
 	manual := pool("manual", "192.0.2.0", "192.0.2.9")
 	manual.AutoAssign, manual.AvoidBuggy = false, true
 	const (
-		noFamily   = "2001:db8::1 is asked for, and the service has no such family"
+		noFamily   = "2001:db8::1 is requested, but the service has no such family"
 		notAllowed = `192.0.2.0 is in the pool "manual", which is not for this service`
 	)
 	for name, tt := range map[string]struct {

@@ -52,7 +52,7 @@ func (e *AssignError) Error() string {
 		return fmt.Sprintf("%s belongs to %s, and cannot be shared with it: both have port %s",
 			e.Addr, e.Service, e.Port.Name())
 	case FamilyNotRequested:
-		return fmt.Sprintf("%s is asked for, and the service has no such family", e.Addr)
+		return fmt.Sprintf("%s is requested, but the service has no such family", e.Addr)
 	}
 	panic(fmt.Sprintf("lb: unknown cause %d of an assignment error", e.Cause))
 }

@@ -32,7 +32,7 @@ func (m *Monitor) attach() {
 				})
 			}
 			if err != nil {
-				m.o.Log.Warn("packets of strangers not filtered by the kernel", "err", err)
+				m.o.Log.Warn("packets from unknown senders not filtered by the kernel", "err", err)
 			}
 		}
 	}

@@ -85,7 +85,7 @@ func Parse(b []byte) (Packet, error) {
 	case length < packetLen || length > len(b):
 		return Packet{}, fmt.Errorf("length %d in a datagram of %d bytes", length, len(b))
 	case flags&flagAuth != 0:
-		return Packet{}, errors.New("the packet has authentication, this node has none")
+		return Packet{}, errors.New("the packet is authenticated, but this node has no key")
 	case flags&flagMultipoint != 0:
 		return Packet{}, errors.New("the multipoint bit is set")
 	case p.Multiplier == 0:

@@ -35,7 +35,7 @@ func TestDevice(t *testing.T) {
 		want(t, second, vip, ours)
 		o.Peers[1].Device = "eth0"
 		c.configure(o)
-		wantReason(t, c, peer, "the peer connects by eth1, device is eth0")
+		wantReason(t, c, peer, "the peer connects through eth1, but device is eth0")
 		o.Peers[1].Device, o.Peers[1].Passive = "eth1", false // FRR connects again after two minutes only
 		c.configure(o)
 		if again := c.established(peer); again.Equal(before) {

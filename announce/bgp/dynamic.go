@@ -89,7 +89,7 @@ func (s *Speaker) connected(from netip.Addr) bool {
 		}
 		s.mu.Unlock()
 		if logged {
-			s.log.Warn("connection closed: too many peers of listen_range", "peer", from, "most", maxDynamic)
+			s.log.Warn("connection closed: too many peers in listen_range", "peer", from, "most", maxDynamic)
 		}
 		return false
 	}

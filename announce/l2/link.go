@@ -53,7 +53,7 @@ func (w *linkWatcher) run(ctx context.Context) {
 			w.overruns.Inc()
 		}
 		if text != logged {
-			w.log.Warn("link updates lost; looking at every interface again", "reason", text)
+			w.log.Warn("link updates lost; checking every interface again", "reason", text)
 			logged = text
 		}
 		select {

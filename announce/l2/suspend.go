@@ -39,7 +39,7 @@ func (a *Announcer) watchClock(ctx context.Context) {
 	defer a.seen.Store(0)
 	for {
 		if a.wasSuspended() && !a.o.Claim {
-			a.o.Log.Warn("this process did not run for a while; probing before addresses are answered for again")
+			a.o.Log.Warn("process was suspended; probing addresses before answering for them again")
 			a.reclaim()
 		}
 		a.seen.Store(int64(boottime()))

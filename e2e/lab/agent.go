@@ -61,7 +61,7 @@ func (a *Agent) Start() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.p != nil && a.p.Running() {
-		return fmt.Errorf("host %s: the agent runs already, as process %d", a.Host, a.p.Pid())
+		return fmt.Errorf("host %s: the agent is already running, as process %d", a.Host, a.p.Pid())
 	}
 	if err := a.WriteFile(AgentConfigPath, a.config, 0o600); err != nil {
 		return err

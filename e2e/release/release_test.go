@@ -168,7 +168,7 @@ func TestPush(t *testing.T) {
 		}
 	}
 	if err := r.push(index, "no such name"); err == nil {
-		t.Error("a name that is none was pushed to")
+		t.Error("pushed to an invalid name")
 	}
 }
 
@@ -195,7 +195,7 @@ func TestImageArchive(t *testing.T) {
 	}
 	r.image = "registry.example:5000/Own"
 	if err := r.writeImage(index); err == nil {
-		t.Error("a name that is none was written")
+		t.Error("an invalid name was written")
 	}
 }
 
@@ -226,7 +226,7 @@ func TestSign(t *testing.T) {
 	check(t, os.WriteFile(key, text, 0o600))
 	check(t, r.writeSums())
 	if err := r.sign(r.path(sumsFile)); err == nil {
-		t.Error("signed with a file that is no key")
+		t.Error("signed with a file that is not a key")
 	}
 	check(t, r.sign(key))
 	sums, err := os.ReadFile(r.path(sumsFile))

@@ -91,7 +91,7 @@ func check(path string, info fs.FileInfo, isProgram bool, u User) error {
 	// be read-only for this process only, like /usr with systemd's ProtectSystem.
 	others := mode&0o002 != 0 || mode&0o020 != 0 && stat.Gid != 0
 	if others && (isProgram || mode&fs.ModeSticky == 0) {
-		return fmt.Errorf("%s can be written by others than root (mode %04o)", path, mode.Perm())
+		return fmt.Errorf("%s can be written by users other than root (mode %04o)", path, mode.Perm())
 	}
 	if stat.Uid != 0 && (os.Geteuid() == 0 || stat.Uid != u.UID) { // an agent that is not root may use its own programs
 		return fmt.Errorf("%s belongs to user %d and not to root", path, stat.Uid)

@@ -163,7 +163,7 @@ func (s *Server) known(host string) bool {
 // listenUnix replaces the socket of an agent that has ended, but not the socket of a running one.
 func listenUnix(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, fmt.Errorf("make the directory of the API socket: %w", err)
+		return nil, fmt.Errorf("create the directory of the API socket: %w", err)
 	}
 	if c, err := net.Dial("unix", path); err == nil {
 		c.Close()

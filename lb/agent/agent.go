@@ -249,7 +249,7 @@ func (a *Agent) connect(
 	a.tasks = append(a.tasks, task{"addresses of the machine", sink.watch})
 	drains, err := openDrainStore(o.StateDir, a.engine, a.problems)
 	if err != nil {
-		a.problems.set("drains of the earlier run not in force", err)
+		a.problems.set("drains of the previous run not in force", err)
 	}
 	var inCluster func() *admin.Cluster
 	var waiting func() []lb.ServiceStatus

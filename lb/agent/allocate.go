@@ -127,7 +127,7 @@ func (a *allocation) reload() (admin.Reloaded, error) {
 	defer a.mu.Unlock()
 	cfg, err := loadForCluster(a.file)
 	if err == nil && len(cfg.Pools) == 0 && len(a.running.Pools) > 0 {
-		err = errors.New("the configuration has no [[pool]] any more")
+		err = errors.New("the configuration no longer has a [[pool]]")
 	}
 	var pools []kube.Pool
 	if err == nil {

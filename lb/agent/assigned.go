@@ -19,7 +19,7 @@ func openFileSource(o Options) (*file.Source, task) {
 	var had file.Assigned
 	if _, err := s.file.Load(&had); err != nil {
 		component(o.Log, "addresses").Warn(
-			"addresses of an earlier run not read; services may get others from their pools", "err", err)
+			"addresses of the previous run not read; services may get others from their pools", "err", err)
 		had = nil
 	}
 	return file.New(had, s), task{"addresses to store", kept.run}

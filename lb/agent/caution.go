@@ -56,7 +56,7 @@ func openCaution(to lb.Sink, dir string, p *problems, log *slog.Logger) *caution
 	}
 	n := 0
 	if _, err := c.ends.Load(&n); err != nil {
-		log.Warn("number of ends not read", "err", err)
+		log.Warn("record of panics not read", "err", err)
 		n = 0
 	}
 	if panicked(dir, log) {
@@ -70,7 +70,7 @@ func openCaution(to lb.Sink, dir string, p *problems, log *slog.Logger) *caution
 	if _, err := c.trusted.Load(&c.proven); err != nil {
 		log.Warn("trusted services not read", "err", err)
 	}
-	p.set(cautionProblem, fmt.Errorf("%d agents in a row have ended by a panic within %s; new and reconfigured "+
+	p.set(cautionProblem, fmt.Errorf("%d agents in a row ended in a panic within %s; new and reconfigured "+
 		"Services stay as they are in the kernel, and reported weights do not count, for %s: see the log for the cause",
 		n, steadyTime, steadyTime))
 	return c
@@ -85,7 +85,7 @@ func panicked(dir string, log *slog.Logger) bool {
 		last := path + ".last"
 		err = os.Rename(path, last)
 		what, _, _ := strings.Cut(string(was), "\n")
-		log.Error("the last agent has ended by a panic", "text", printable.Cut(what), "file", last)
+		log.Error("the last agent ended in a panic", "text", printable.Cut(what), "file", last)
 	}
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		var f *os.File
@@ -94,7 +94,7 @@ func panicked(dir string, log *slog.Logger) bool {
 		}
 	}
 	if err != nil {
-		log.Warn("report of a panic would not be kept", "err", err)
+		log.Warn("cannot store a report of a panic", "err", err)
 	}
 	return len(was) > 0
 }

@@ -55,7 +55,7 @@ func openClusterKeys(o Options) (*clusterKeys, error) {
 	}
 	known, err := c.load()
 	if err != nil {
-		c.log.Warn("tunnel keys of an earlier run not read", "err", err)
+		c.log.Warn("tunnel keys of the previous run not read", "err", err)
 	}
 	client, err := newClient(o.Config.Kubernetes.Kubeconfig, o.Version, 0, o.api.dial)
 	if err != nil {
@@ -71,7 +71,7 @@ func openClusterKeys(o Options) (*clusterKeys, error) {
 		keys, err = within(firstKeysTimeout, c.keeper.First)
 	}
 	if errors.Is(err, kube.ErrNoKeys) && known == nil {
-		c.log.Info("waits for the tunnel keys", "err", err)
+		c.log.Info("waiting for the tunnel keys", "err", err)
 		keys, err = within(makeKeysTimeout, c.keeper.First)
 	}
 	switch {

@@ -133,7 +133,7 @@ func chooseStart(o Options, services *file.Source) (cfg *config.Config, refused,
 		err = services.Use(before)
 	}
 	if err != nil { // written by another version, or its secrets are gone
-		o.Log.Warn("the file is not compared with the last one in force", "err", err)
+		o.Log.Warn("file not compared with the last one in force", "err", err)
 		return o.Config, nil, services.Use(o.Config)
 	}
 	plan, err := services.Plan(o.Config)

@@ -161,7 +161,7 @@ func (m *membership) findings() (all []lb.Finding) {
 	for _, p := range m.Peers(netip.Addr{}) {
 		if p.Alive && p.Twin {
 			all = append(all, lb.FoundMemberName.About(p.Name,
-				"member %s of [l2] has the name of another one: set node.name", p.Name))
+				"two members of [l2] have the name %s: set node.name", p.Name))
 		}
 		if !p.Alive && slices.Contains(m.configured, p.Address) && time.Since(p.Since) > memberGrace {
 			all = append(all, lb.FoundMemberAway.About(p.Address.String(),

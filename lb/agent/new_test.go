@@ -324,7 +324,7 @@ func TestDefaultInterface(t *testing.T) {
 			return
 		}
 	}
-	if err != nil && err.Error() != "there is no default route by an Ethernet interface" {
+	if err != nil && err.Error() != "there is no default route through an Ethernet interface" {
 		t.Error(err)
 	}
 }

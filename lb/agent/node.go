@@ -144,7 +144,7 @@ func (thisHost) defaultInterface() (string, error) {
 			}
 		}
 	}
-	return "", errors.New("there is no default route by an Ethernet interface")
+	return "", errors.New("there is no default route through an Ethernet interface")
 }
 
 func (thisHost) addresses(iface string) (v4, v6 netip.Addr, err error) {

@@ -20,7 +20,7 @@ func (a *Agent) endForRestart(ctx context.Context, stop func()) {
 	case <-a.restarts:
 		a.anew.Store(true)
 	}
-	a.log.Info("agent restarts; peers with graceful restart keep the routes")
+	a.log.Info("agent restarting; peers with graceful restart keep the routes")
 	a.keepRoutes()
 	stop()
 }

@@ -52,7 +52,7 @@ func openVerdictStore(dir string, log *slog.Logger, p *problems) *verdictStore {
 	v := &verdictStore{file: state.New(dir, "verdicts", verdictsVersion), problems: p}
 	var saved savedVerdicts
 	if _, err := v.file.Load(&saved); err != nil {
-		log.Warn("results of health checks of the earlier run not read", "err", err)
+		log.Warn("health check results of the previous run not read", "err", err)
 		return v
 	}
 	if age := time.Since(saved.Written); age < 0 || age > verdictsMaxAge {
@@ -94,7 +94,7 @@ func (v *verdictStore) run(ctx context.Context, from verdicts) error {
 	var last uint64
 	for {
 		if n := from.Changes(); n != last || time.Since(written) >= verdictsRefresh || ctx.Err() != nil {
-			v.problems.set("results of health checks not stored, a restart probes all backends anew",
+			v.problems.set("health check results not stored; a restart probes all backends again",
 				v.save(from.Health()))
 			last, written = n, time.Now()
 		}

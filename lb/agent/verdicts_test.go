@@ -119,7 +119,7 @@ func TestVerdictStore(t *testing.T) {
 	must.Do(t, os.WriteFile(blocked, nil, 0o600))
 	must.Do(t, openVerdictStore(blocked, discard, p).run(ended, list))
 	got := lbtest.Texts(p.findings())
-	if len(got) != 1 || !strings.Contains(got[0], "results of health checks not stored") {
+	if len(got) != 1 || !strings.Contains(got[0], "health check results not stored") {
 		t.Errorf("problems %q", got)
 	}
 	if err := openVerdictStore(dir, discard, p).run(ended, list); err != nil || len(lbtest.Texts(p.findings())) > 0 {

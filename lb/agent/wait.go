@@ -68,7 +68,7 @@ func waitForNetwork(ctx context.Context, o Options) (*config.Config, error) {
 		return nil, err
 	}
 	w.checkAgain()
-	w.log.Info("the network is there")
+	w.log.Info("network available")
 	notifier.Status("")
 	return w.cfg, nil
 }

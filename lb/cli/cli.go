@@ -171,7 +171,7 @@ func commands(e *env) []*ucli.Command {
 			Flags: with(outputFlag("text"), socketFlag()), Action: e.diff,
 		},
 		{
-			Name: "restart", Usage: "replace the running agent by a new one; BGP peers keep the routes",
+			Name: "restart", Usage: "replace the running agent with a new one; BGP peers keep the routes",
 			Flags: with(socketFlag()), Action: e.restart,
 		},
 		{Name: "demo", Usage: "run an example network in namespaces; needs root", Action: e.demo},
@@ -189,13 +189,13 @@ func commands(e *env) []*ucli.Command {
 		{Name: "uninstall", Usage: "remove the systemd service, but not the configuration", Action: e.uninstall},
 		e.manifest(),
 		{
-			Name: "cleanup", Usage: "remove every object of Steelyard from the kernel", Action: e.cleanup,
+			Name: "cleanup", Usage: "remove everything that Steelyard has put into the kernel", Action: e.cleanup,
 			Flags: with(
 				&ucli.BoolFlag{Name: "wait", Usage: "then stay until SIGTERM, as the pods of manifest --cleanup do"},
 				&ucli.BoolFlag{
 					Name: "cluster", Usage: "from a Kubernetes cluster instead: finalizers, addresses, Leases, keys",
 				},
-				&ucli.StringFlag{Name: "kubeconfig", Usage: "with --cluster: `FILE`; default: as kubectl"},
+				&ucli.StringFlag{Name: "kubeconfig", Usage: "with --cluster: `FILE`; default: that of kubectl"},
 				&ucli.StringFlag{
 					Name: "namespace", Value: "steelyard", Usage: "with --cluster: `NAME` of the namespace",
 				},
@@ -206,7 +206,7 @@ func commands(e *env) []*ucli.Command {
 			Name: "completion", Usage: "print the completion script of bash, zsh or fish", ArgsUsage: "SHELL",
 			UsageText: "source <(steelyard completion bash)", Action: e.completion,
 		},
-		{Name: "demo-router", Hidden: true, Usage: "the router of the demo", Action: e.demoRouter},
+		{Name: "demo-router", Hidden: true, Usage: "run the router of the demo", Action: e.demoRouter},
 	}
 }
 
@@ -252,7 +252,7 @@ func strict(c *ucli.Command) {
 	c.Action = func(cc *ucli.Context) error {
 		for _, a := range cc.Args().Slice() {
 			if strings.HasPrefix(a, "-") {
-				return fmt.Errorf("%w: flag %s must stand before the arguments", errUsage, a)
+				return fmt.Errorf("%w: flag %s must come before the arguments", errUsage, a)
 			}
 		}
 		if n := cc.NArg(); n > len(want) || n < len(want)-optional {

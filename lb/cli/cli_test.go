@@ -88,7 +88,7 @@ func TestExitCodes(t *testing.T) {
 		{"nearly a command", []string{"statsu"}, 2, "", `no command "statsu". Did you mean "status"?`},
 		{"unknown flag", []string{"check", "--fast"}, 2, "", "flag provided but not defined: -fast"},
 		{"too many arguments", []string{"check", "x", "y"}, 2, "", "check takes 1 argument, got 2"},
-		{"flag after argument", []string{"check", "x", "-c", "y"}, 2, "", "flag -c must stand before the arguments"},
+		{"flag after argument", []string{"check", "x", "-c", "y"}, 2, "", "flag -c must come before the arguments"},
 		{"check, good", []string{"check", "-c", file}, 0, "ok: " + file + ": 1 service, 0 pools, 1 BGP peer\n", ""},
 		{"check, argument", []string{"check", file}, 0, "ok: " + file + ": 1 service, 0 pools, 1 BGP peer\n", ""},
 		{"check, tunnel keys", []string{"check", keyed}, 0, "1 BGP peer, 1 tunnel key, a hash seed\n", ""},

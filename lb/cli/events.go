@@ -21,13 +21,13 @@ import (
 // events returns a command that prints the history. Without an agent, it reads what the last one has stored.
 func (e *env) events() *ucli.Command {
 	return &ucli.Command{
-		Name: "events", Usage: "what has happened on this node, also before a restart",
+		Name: "events", Usage: "what has happened on this node, including before a restart",
 		UsageText: "steelyard events --since 10m --kind health\nsteelyard events --service web -f",
 		Flags: []ucli.Flag{
 			&ucli.DurationFlag{Name: "since", Usage: "only the last `DURATION`, such as 10m"},
 			&ucli.StringFlag{Name: "service", Usage: "only events about the service `NAME`"},
-			&ucli.StringFlag{Name: "kind", Usage: "only of this `KIND`, the third column, such as health or bgp"},
-			&ucli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on with new ones"},
+			&ucli.StringFlag{Name: "kind", Usage: "only events of this `KIND` (third column), such as health or bgp"},
+			&ucli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "continue with new events"},
 			outputFlag("text"), socketFlag(),
 		},
 		Action: func(c *ucli.Context) error {

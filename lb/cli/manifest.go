@@ -18,12 +18,12 @@ func (e *env) manifest() *ucli.Command {
 		Flags: []ucli.Flag{
 			&ucli.StringFlag{Name: "image", Value: image + ":" + version, Usage: "`IMAGE` of the agent"},
 			&ucli.BoolFlag{Name: "l2", Usage: "announce by ARP and NDP"},
-			&ucli.StringFlag{Name: "bgp", Usage: "announce by BGP to `asn=OWN,peer=ADDRESS:ASN`; also several peer="},
+			&ucli.StringFlag{Name: "bgp", Usage: "announce by BGP to `asn=OWN,peer=ADDRESS:ASN`; peer= may repeat"},
 			&ucli.StringSliceFlag{
-				Name: "pool", Usage: "assign addresses from `RANGE`, a prefix, or first-last; also several",
+				Name: "pool", Usage: "assign addresses from `RANGE`: a prefix or first-last; may repeat",
 			},
 			&ucli.BoolFlag{
-				Name: "cleanup", Usage: "instead those that clean up every node, after the others were deleted",
+				Name: "cleanup", Usage: "print the cleanup objects instead; apply them after deleting the others",
 			},
 		},
 		Action: e.printManifest,

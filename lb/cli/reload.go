@@ -118,12 +118,13 @@ func (e *env) restart(c *ucli.Context) error {
 	err := client.Post(c.Context, "/v1/restart", &struct{}{})
 	var refused *admin.RefusedError
 	if errors.As(err, &refused) && refused.Code == http.StatusNotFound {
-		return fmt.Errorf("the running agent (%s) is of an earlier release, which cannot replace itself: end it with "+
-			"\"kill -9\" (systemd: \"systemctl kill -s KILL steelyard\"), and start the new one if nothing does; "+
-			"packets are forwarded meanwhile, and BGP peers with graceful restart keep the routes", before.Version)
+		return fmt.Errorf("the running agent (%s) is from an earlier release, which cannot replace itself: "+
+			"end it with \"kill -9\" (systemd: \"systemctl kill -s KILL steelyard\"), and start the new one unless "+
+			"something else does; packets are still forwarded, and BGP peers with graceful restart keep the routes",
+			before.Version)
 	}
 	if err != nil {
-		return e.rejected(err, "the running agent goes on")
+		return e.rejected(err, "the running agent continues")
 	}
 	ctx, cancel := context.WithTimeout(c.Context, restartTimeout)
 	defer cancel()

@@ -151,7 +151,7 @@ func (e *env) flows() *ucli.Command {
 func (e *env) routes() *ucli.Command {
 	cmd := e.list("routes", "addresses and whether they are announced", "", nil)
 	cmd.Flags = append(cmd.Flags, &ucli.StringFlag{
-		Name: "peer", Usage: "the routes that were sent to the BGP peer `ADDRESS` instead, with their attributes",
+		Name: "peer", Usage: "instead the routes sent to the BGP peer `ADDRESS`, with their attributes",
 	})
 	cmd.Action = func(c *ucli.Context) error {
 		if !c.IsSet("peer") {

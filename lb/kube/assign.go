@@ -171,7 +171,7 @@ func checkPerNode(s *core.Service, wanted []netip.Addr) error {
 		return fmt.Errorf(`%s is %.200q; write "true"`, perNode[0], text)
 	}
 	if isPerNode(s) && len(wanted) > 0 {
-		return fmt.Errorf("both %s and addresses by name are asked for; leave one out", perNode[0])
+		return fmt.Errorf("both %s and named addresses are requested; leave one out", perNode[0])
 	}
 	return nil
 }
@@ -262,7 +262,7 @@ func (a *assigner) explain(s *core.Service, err error) error {
 	case lb.AddrNotAllowed:
 		return fmt.Errorf("%s is in the pool %q, which is %w", e.Addr, e.Pools[0], errNotAllowed)
 	case lb.AddrInUse:
-		return fmt.Errorf("%w; to share it, give both the annotation steelyard.dev/share with one value", err)
+		return fmt.Errorf("%w; to share it, set the annotation steelyard.dev/share to one value on both", err)
 	case lb.NotSharedWith:
 		return fmt.Errorf("%w, whose share key is for its own namespace; it can name the namespace %s in the "+
 			"annotation %s, or the pool can set share_across_namespaces", err, s.Namespace, shareWith[0])
@@ -271,7 +271,7 @@ func (a *assigner) explain(s *core.Service, err error) error {
 		return fmt.Errorf("%s belongs to %s, and cannot be shared with it: both have port %d/%s",
 			e.Addr, e.Service, e.Port.Port, protocol)
 	case lb.FamilyNotRequested:
-		return fmt.Errorf("%s is asked for, and the Service has no such family: see spec.ipFamilies", e.Addr)
+		return fmt.Errorf("%s is requested, but the Service has no such family: see spec.ipFamilies", e.Addr)
 	}
 	return err
 }
@@ -310,10 +310,10 @@ func requested(s *core.Service) (addrs []netip.Addr, err error) {
 		}
 		addr, err := netip.ParseAddr(part)
 		if err != nil || addr.Zone() != "" { // a zone could be any text
-			return nil, fmt.Errorf("%.200q is asked for, and is not an IP address", part)
+			return nil, fmt.Errorf("%.200q is requested, but is not an IP address", part)
 		}
 		if slices.ContainsFunc(addrs, func(o netip.Addr) bool { return o.Is4() == addr.Is4() }) {
-			return nil, fmt.Errorf("two addresses of one family are asked for: %s", printable.Cut(text))
+			return nil, fmt.Errorf("two addresses of one family are requested: %s", printable.Cut(text))
 		}
 		addrs = append(addrs, addr)
 	}

@@ -81,10 +81,10 @@ func TestAssign(t *testing.T) {
 				s.Spec.Ports[0].Port = 81
 			}),
 			"203.0.113.1 belongs to default/a; " +
-				"to share it, give both the annotation steelyard.dev/share with one value",
+				"to share it, set the annotation steelyard.dev/share to one value on both",
 		},
 		{svc("f", notes("steelyard.dev/addresses", "2001:db8::2")), fourFull},
-		{svc("f", notes("steelyard.dev/addresses", "me")), `"me" is asked for, and is not an IP address`},
+		{svc("f", notes("steelyard.dev/addresses", "me")), `"me" is requested, but is not an IP address`},
 		{svc("e", same), "[198.51.100.9]"}, // it had asked for the pool once, and keeps what it has
 		{svc("g", port(1, notes("steelyard.dev/share", "x", "steelyard.dev/pool", "six"))), sixFull},
 		{svc("a", notes("steelyard.dev/share", "x")), "[203.0.113.1]"},
@@ -200,7 +200,7 @@ func TestFamilies(t *testing.T) {
 		"two, unprintable": {nil, []core.IPFamily{v4}, "203.0.113.5,203.0.113.6,\x1b[2K" + strings.Repeat(" x", 200),
 			twoOfFamily + ",�[2K" + strings.Repeat(" x", 86) + "…"},
 		"with a zone": {nil, []core.IPFamily{v6}, "fe80::1%\x1b[2K",
-			`"fe80::1%\x1b[2K" is asked for, and is not an IP address`},
+			`"fe80::1%\x1b[2K" is requested, but is not an IP address`},
 		"in no pool": {nil, []core.IPFamily{v4}, "192.0.2.1", "192.0.2.1 is in no pool"},
 	} {
 		s := aService(func(s *core.Service) {
@@ -227,8 +227,8 @@ func TestFamilies(t *testing.T) {
 }
 
 const (
-	noFamily    = "2001:db8::1 is asked for, and the Service has no such family: see spec.ipFamilies"
-	twoOfFamily = "two addresses of one family are asked for: 203.0.113.5,203.0.113.6"
+	noFamily    = "2001:db8::1 is requested, but the Service has no such family: see spec.ipFamilies"
+	twoOfFamily = "two addresses of one family are requested: 203.0.113.5,203.0.113.6"
 )
 
 // Addresses asked for and auto_assign pools that the namespace or the labels of a Service exclude.

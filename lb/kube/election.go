@@ -84,7 +84,7 @@ func (a *Allocator) watchLease(ctx context.Context, lease *coordination.Lease) *
 	})
 	if err != nil {
 		if ctx.Err() == nil {
-			a.o.Log.Warn("lease not watched; it is read instead, every "+leaseDuration.String(), "err", err,
+			a.o.Log.Warn("lease not watched; reading it instead, every "+leaseDuration.String(), "err", err,
 				"fix", "apply the Role of the allocator in steelyard manifest")
 		}
 		if sleep(ctx, leaseDuration) && expired(lease) {

@@ -49,7 +49,7 @@ const ledgerPending = "steelyard.dev/pending"
 var errDeposed = errors.New("another agent assigns addresses")
 
 // errLedgerFull is returned when too many writes have an unknown outcome.
-var errLedgerFull = errors.New("the results of too many writes are not known")
+var errLedgerFull = errors.New("too many writes with unknown outcome")
 
 // ledger records what a leader is about to write, in a Lease that does not expire. Its methods may be called from
 // several goroutines.

@@ -88,7 +88,7 @@ func (s *Source) watchOthers(ctx context.Context) {
 			for err := o.watchTable(ctx); err != nil; err = o.watchTable(ctx) {
 				if !said {
 					said = true
-					s.o.Log.Warn("node table not read; every Node is watched instead", "err", err,
+					s.o.Log.Warn("node table not read; watching every Node instead", "err", err,
 						"fix", "apply the Role of steelyard manifest")
 					close(refused)
 				}

@@ -224,7 +224,7 @@ func TestRefusedCondition(t *testing.T) {
 	}
 }
 
-// When the results of too many writes are not known, no further Service gets an address until some are; those known
+// When too many writes with unknown outcome, no further Service gets an address until some are; those known
 // are tried again.
 func TestLedgerFull(t *testing.T) {
 	var problem error

@@ -159,8 +159,8 @@ func (k *KeyKeeper) report(err error) {
 	}
 	k.problem.Store(&text)
 	if err != nil {
-		k.o.Log.Warn("tunnel keys not followed; forwarding continues with those known", "secret", k.name(), "err", err,
-			"fix", `give the agents the Role that "steelyard manifest" prints`)
+		k.o.Log.Warn("tunnel keys not watched; forwarding continues with the known ones",
+			"secret", k.name(), "err", err, "fix", `give the agents the Role that "steelyard manifest" prints`)
 	}
 }
 
@@ -194,7 +194,7 @@ func (k *KeyKeeper) First(ctx context.Context) (Keys, error) {
 }
 
 // ErrNoKeys is returned to a node that may not create the Secret.
-var ErrNoKeys = errors.New("there is no Secret yet; who assigns addresses makes it")
+var ErrNoKeys = errors.New("there is no Secret yet; the agent that assigns addresses creates it")
 
 // errKeysInvalid is the error for a Secret that someone has changed.
 var errKeysInvalid = errors.New("not valid")
@@ -274,7 +274,7 @@ func (k *KeyKeeper) create(ctx context.Context, empty *core.Secret) (Keys, error
 	if err != nil {
 		return Keys{}, err
 	}
-	k.o.Log.Info("tunnel keys made", "secret", k.name())
+	k.o.Log.Info("tunnel keys created", "secret", k.name())
 	return keys, nil
 }
 

@@ -47,7 +47,7 @@ func checkDevice(fd int, is4 bool, device string) error {
 		return fmt.Errorf("the interface of the connection: %w", err)
 	}
 	if arrived.Name != device {
-		return fmt.Errorf("the peer connects by %s, device is %s", arrived.Name, device)
+		return fmt.Errorf("the peer connects through %s, but device is %s", arrived.Name, device)
 	}
 	return nil
 }

@@ -90,7 +90,7 @@ const lastWords = 200 * time.Millisecond
 
 var errSending = errors.New("the connection failed while sending")
 
-var errRefused = errors.New("another connection with the peer is used")
+var errRefused = errors.New("superseded by another connection to the peer")
 
 // handshake exchanges OPEN and KEEPALIVE.
 func (c *conn) handshake(ctx context.Context) error {

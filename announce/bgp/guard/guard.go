@@ -235,11 +235,11 @@ func (c *Config) endFor(other *Config, stays bool) error {
 	case c.RestartTime > 0 && other.RestartTime > 0 && c.ASN == other.ASN && c.LocalASN == other.LocalASN:
 		return errReconnect
 	}
-	return cease(ceaseChanged, "the configuration of the peer is changed")
+	return cease(ceaseChanged, "the configuration of the peer changed")
 }
 
 // errReconnect ends a connection without a NOTIFICATION.
-var errReconnect = errors.New("the configuration of the peer is changed")
+var errReconnect = errors.New("the configuration of the peer changed")
 
 // forget stops a peer and removes its key from the listening sockets. g.mu is held.
 func (g *Guard) forget(p *peer, reason error) {

@@ -191,11 +191,11 @@ func (g *Guard) accepted(ctx context.Context, c *net.TCPConn, device string) {
 	g.mu.Unlock()
 	switch {
 	case wanted != device && device == "":
-		err = fmt.Errorf("the peer does not connect by device %s", wanted)
+		err = fmt.Errorf("the peer does not connect through device %s", wanted)
 	case wanted != device:
-		err = fmt.Errorf("the peer connects by %s, which is not its device", device)
+		err = fmt.Errorf("the peer connects through %s, which is not its device", device)
 	case cfg.Source.IsValid() && local.WithZone("") != cfg.Source.WithZone(""):
-		err = fmt.Errorf("the peer connects to %v, source is %v", local, cfg.Source)
+		err = fmt.Errorf("the peer connects to %v, but source is %v", local, cfg.Source)
 	case err == nil:
 		err = control(raw, func(fd int) error {
 			if cfg.Device != "" && device == "" {

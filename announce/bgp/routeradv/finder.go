@@ -331,7 +331,7 @@ func (l *link) turn() bool {
 	if !next.IsValid() {
 		return false
 	}
-	l.o.Log.Debug("another router is tried", "interface", l.name, "router", next, "before", router)
+	l.o.Log.Debug("trying another router", "interface", l.name, "router", next, "before", router)
 	l.o.Found(l.name, next)
 	return true
 }

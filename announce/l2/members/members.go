@@ -93,7 +93,7 @@ func (m *Members) filter() {
 		return
 	}
 	if err := m.network.filter(m.table.addresses()); err != nil {
-		m.o.Log.Warn("packets of strangers not filtered by the kernel", "err", err)
+		m.o.Log.Warn("packets from unknown senders not filtered by the kernel", "err", err)
 	}
 }
 
@@ -106,7 +106,7 @@ func (m *Members) SetMACs(macs []string) {
 	m.mu.Unlock()
 	if list != nil && !same {
 		if err := list.UpdateNode(streamTimeout); err != nil {
-			m.o.Log.Debug("members not told of MAC addresses", "err", err)
+			m.o.Log.Debug("MAC addresses not sent to members", "err", err)
 		}
 	}
 }
@@ -136,7 +136,7 @@ func (m *Members) Run(ctx context.Context) error {
 		return nil
 	case <-m.keyed:
 	case <-time.After(joinWait):
-		m.o.Log.Warn("no key yet; members are not known")
+		m.o.Log.Warn("no key yet; waiting to join the members")
 		m.ready()
 		select {
 		case <-ctx.Done():
@@ -316,7 +316,7 @@ func (d delegate) NotifyLeave(n *memberlist.Node) { d.changed(n, false) }
 
 // NotifyConflict implements memberlist.ConflictDelegate. Names are addresses, so a conflict means a wrong address.
 func (d delegate) NotifyConflict(_, other *memberlist.Node) {
-	d.o.Log.Warn("a member has the name of another one", "name", other.Name, "address", other.Address())
+	d.o.Log.Warn("two members have the same name", "name", other.Name, "address", other.Address())
 }
 
 func (d delegate) changed(n *memberlist.Node, alive bool) {

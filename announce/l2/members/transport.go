@@ -144,7 +144,7 @@ func (t *transport) accepts(from netip.Addr) bool {
 	defer t.mu.Unlock()
 	if from.Unmap() != t.m.table.self && time.Since(t.stranger) >= strangerInterval {
 		t.stranger = time.Now()
-		t.m.o.Log.Warn("messages of a host that is no member discarded", "host", from.Unmap())
+		t.m.o.Log.Warn("discarding messages from a host that is not a member", "host", from.Unmap())
 	}
 	return false
 }
@@ -172,7 +172,7 @@ func (t *transport) give(from netip.Addr) {
 func (t *transport) peer(addr string) (netip.AddrPort, error) {
 	a, err := netip.ParseAddrPort(addr)
 	if err != nil || a.Port() != t.m.o.Port || !t.m.table.isPeer(a.Addr().Unmap()) {
-		return a, fmt.Errorf("%.40q is no configured member", addr)
+		return a, fmt.Errorf("%.40q is not a configured member", addr)
 	}
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()), nil
 }

@@ -31,7 +31,7 @@ func (g *Collector) half(table int) uint32 {
 // (bpf/reclaim.h). It must be called every few seconds.
 func (g *Collector) attend() {
 	if err := g.writeState(); err != nil {
-		g.log.Error("the programs do not know that the agent collects flows", "err", err)
+		g.log.Error("programs not told that the agent collects flows", "err", err)
 	}
 }
 

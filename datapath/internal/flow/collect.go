@@ -244,7 +244,7 @@ func (g *Collector) publish(w *walk) {
 	err := errors.Join(g.services.SetLoads(w.open), g.services.SetUDPFlows(w.udp),
 		g.counted(w.tables, w.stored))
 	if err != nil {
-		g.log.Error("numbers of flows not written", "err", err)
+		g.log.Error("flow counts not written", "err", err)
 	}
 	g.mu.Lock()
 	g.flows, g.tables, g.clients = w.counts, w.tables, w.clients.after(g.clients, time.Now())

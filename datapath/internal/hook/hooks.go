@@ -105,7 +105,7 @@ func (a *Hooks) Attach(needed []int) error {
 	for _, name := range a.names {
 		nic, err := a.prepare(name)
 		if errors.As(err, new(netlink.LinkNotFoundError)) {
-			a.Log.Warn("interface not found; it is attached when it exists", "interface", name)
+			a.Log.Warn("interface not found; it will be attached when it exists", "interface", name)
 			a.gone(name)
 			continue
 		}
@@ -269,14 +269,14 @@ func (a *Hooks) Follow(indexes []int) {
 		}
 		if err != nil {
 			if a.notFollowed[name] != err.Error() { // the attempt is repeated
-				a.Log.Error("interface not attached, to which routes lead", "interface", name, "err", err)
+				a.Log.Error("interface that routes use not attached", "interface", name, "err", err)
 			}
 			a.notFollowed[name] = err.Error()
 			continue
 		}
 		delete(a.notFollowed, name)
 		a.names = append(a.names, name)
-		a.Log.Info("interface attached, because routes lead there", "interface", name)
+		a.Log.Info("interface attached because routes use it", "interface", name)
 	}
 	a.need(indexes, time.Now())
 }

@@ -68,7 +68,7 @@ func (a *Hooks) release(name string) error {
 		return filepath.Base(filepath.Dir(path)) == name
 	}))
 	a.forget(name)
-	a.Log.Info("interface released, because no route leads there", "interface", name)
+	a.Log.Info("interface released because no route uses it", "interface", name)
 	return err
 }
 
@@ -171,7 +171,7 @@ func (a *Hooks) existing(name string) (netlink.Link, error) {
 	delete(a.index, name)
 	delete(a.Needed, name)
 	delete(a.Foreign, name)
-	a.Log.Warn("interface renamed; it forwards by its new name", "interface", name, "name", now,
+	a.Log.Warn("interface renamed; it forwards under its new name", "interface", name, "name", now,
 		"fix", "write the new name where the configuration has the old one")
 	return renamed, nil
 }

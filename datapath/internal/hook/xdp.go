@@ -35,7 +35,7 @@ func (a *Hooks) attachXDP(nic netlink.Link) (Mode, error) {
 	native, generic := PinName(name, string(ModeXDP)), PinName(name, string(ModeXDPGeneric))
 	mode := a.o.Mode
 	if mode == ModeAuto && (nic.Type() == "veth" || nic.Type() == "bridge") {
-		a.Log.Debug("native XDP would turn GSO off; tc is used", "interface", name, "type", nic.Type())
+		a.Log.Debug("native XDP would turn GSO off; using tc", "interface", name, "type", nic.Type())
 		mode = ModeTC
 	}
 	switch mode {
@@ -49,7 +49,7 @@ func (a *Hooks) attachXDP(nic netlink.Link) (Mode, error) {
 		if mode == ModeXDP {
 			return "", err
 		}
-		a.Log.Info("native XDP not attached; tc is used", "interface", name, "err", err)
+		a.Log.Info("native XDP not attached; using tc", "interface", name, "err", err)
 	}
 	if err := a.removeUplink(index); err != nil {
 		return "", err

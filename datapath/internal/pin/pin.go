@@ -46,7 +46,7 @@ func Open(path string) (_ *Pins, err error) {
 			return nil, err
 		}
 		if err := os.MkdirAll(path, 0o700); err != nil {
-			return nil, fmt.Errorf("make the directory for pinned maps: %w", err)
+			return nil, fmt.Errorf("create the directory for pinned maps: %w", err)
 		}
 	}
 	if err := state.Private(path); err != nil {
@@ -80,7 +80,7 @@ func Open(path string) (_ *Pins, err error) {
 	}
 	for _, sub := range []string{"links", "chunks"} {
 		if err := os.MkdirAll(filepath.Join(p.Dir, sub), 0o700); err != nil {
-			return nil, fmt.Errorf("make the directory for pinned maps: %w", err)
+			return nil, fmt.Errorf("create the directory for pinned maps: %w", err)
 		}
 	}
 	return p, nil

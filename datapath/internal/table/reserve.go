@@ -33,6 +33,6 @@ func (s *Services) reserve(plans []*lb.FrontendPlan, later int) {
 		err = errors.Join(err, s.counters.grow(s.Free[n-frontends]+1))
 	}
 	if err != nil {
-		s.log.Warn("no room made for all services at once", "err", err)
+		s.log.Warn("could not reserve map space for all services", "err", err)
 	}
 }

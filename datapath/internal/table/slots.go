@@ -209,7 +209,7 @@ func (s *slotStore) Reserve(n uint32) error {
 func (s *slotStore) Run(ctx context.Context) error {
 	for {
 		if err := s.Reserve(SpareWords); err != nil {
-			s.log.Error("no room made for tables", "err", err)
+			s.log.Error("could not reserve space for tables", "err", err)
 		}
 		if err := s.Collect(); err != nil {
 			s.log.Error("words of earlier tables not released", "err", err)

@@ -29,7 +29,7 @@ func Watch(
 		hint, done := make(chan struct{}, 1), make(chan struct{})
 		err := subscribe(hint, done)
 		if err != nil {
-			log.Warn("changes of addresses are found by polling only", "err", err)
+			log.Warn("address changes are found only by polling", "err", err)
 		}
 		for again := true; again; {
 			n, err := last, error(nil)
