@@ -184,7 +184,7 @@ func TestServersGetTheKeyWhenTheyAreTunnelSources(t *testing.T) {
 		fx.serve(tunnel(lb.EncapGUE), "b1")
 		r := fx.run(fx.fromClient(dptest.TCP, dptest.SYN).Frame())
 		if r.did != "sent" || len(r.out.Private) != 0 {
-			t.Errorf("no tunnel source any more: %s: private data %x", r.did, r.out.Private)
+			t.Errorf("no longer a tunnel source: %s: private data %x", r.did, r.out.Private)
 		}
 	})
 }

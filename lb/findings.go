@@ -34,7 +34,7 @@ var (
 		"`steelyard peers` has the reason for each session.")
 	FoundPortDown = kind("port-down", SeverityDegraded,
 		"A port of an announced address has no healthy backend. Its clients are refused, or, with `on_all_down = "+
-			"\"keep\"`, sent to the backends all the same.",
+			"\"keep\"`, sent to the backends anyway.",
 		"`steelyard backends` has the reason for each backend.")
 	FoundAddressConflict = kind("address-conflict", SeverityDegraded,
 		"Another host on the link uses the address, and may get the packets of its clients.",
@@ -50,10 +50,10 @@ var (
 		"Compare with `ip route get CLIENT`.")
 	FoundServerReplies = kind("server-replies", SeverityDegraded,
 		"Clients of a server by `dsr` or `tunnel` do not continue after their first packet, and clients of the other "+
-			"servers do, so its replies are probably lost. Its check is answered on another way.",
-		"On that server, compare `ip route get CLIENT` with another one; then look for filters on the way.")
+			"servers do, so its replies are probably lost. Its check is answered on another path.",
+		"On that server, compare `ip route get CLIENT` with another one; then look for filters on the path.")
 	FoundServerUnreached = kind("server-unreached", SeverityDegraded,
-		"Packets of clients do not reach a server that is in use: it has no check, or its checks take another way.",
+		"Packets of clients do not reach a server that is in use: it has no check, or its checks take another path.",
 		"The text has the cause; `steelyard explain CLIENT VIP:PORT` has the steps.")
 	FoundFromOtherNodes = kind("from-other-nodes", SeverityDegraded,
 		"Kubernetes: packets that other nodes send to pods here do not reach them.",
@@ -72,14 +72,14 @@ var (
 		"The agent only connects to its BGP peers: another process has the port, so passive sessions fail.",
 		"`ss -ltnp 'sport = :179'` names the process.")
 	FoundBFD = kind("bfd", SeverityDegraded,
-		"BFD with a peer is not up, so a failure is found by the hold time only.",
+		"BFD with a peer is not up, so only the hold time detects a failure.",
 		"Configure BFD on the router, or remove it here; see docs/bgp.md.")
 	FoundBackendDown = kind("backend-down", SeverityDegraded,
 		"Some backends are not healthy; others serve their clients.",
 		"`steelyard backends` has the reason for each.")
 	FoundAllBackendsDown = kind("all-backends-down", SeverityDegraded,
 		"All backends on several servers failed at about the same time, so the cause is probably on this node or on "+
-			"the way to the servers.",
+			"the path to the servers.",
 		"Look here first: `nft list ruleset`, `ip route get SERVER`, the switch. `steelyard backends` has the reasons.")
 	FoundMemberAway = kind("member-away", SeverityDegraded,
 		"A member of `[l2]` does not respond: it is down, or its port is filtered.",
@@ -97,14 +97,14 @@ var (
 		"The text has the cause; `bpftool net` lists programs of others.")
 	FoundAPIServerAway = kind("api-server-away", SeverityDegraded,
 		"The Kubernetes API server does not answer. Its last known state stays in force.",
-		"Nothing is needed here once it answers again.")
+		"Nothing needs to be done here once it answers again.")
 	FoundDrained = kind("drained", SeverityDegraded,
 		"An operator has drained this node or some services.", "`steelyard undrain` ends that.")
 	FoundReloadRejected = kind("reload-rejected", SeverityDegraded,
-		"The configuration file has errors. The one before stays in force.",
+		"The configuration file has errors. The previous one stays in force.",
 		"`steelyard check` lists the errors.")
 	FoundRestartNeeded = kind("restart-needed", SeverityDegraded,
-		"Sections of the file have changed that are read at the start only.",
+		"Sections of the file that are read only at the start have changed.",
 		"`steelyard restart` ends no connection.")
 	FoundPartFails = kind("part-fails", SeverityDegraded,
 		"A part of the agent fails, and is tried again.", "The text has the cause.")
@@ -122,7 +122,7 @@ var (
 		"`steelyard cleanup` cannot restore sysctls, because their values could not be stored.",
 		"Make the state directory writable.")
 	FoundLogIncomplete = kind("log-incomplete", SeverityDegraded,
-		"Lines of the log were lost in the last ten minutes: their reader is too slow, or has gone.",
+		"Lines of the log were lost in the last ten minutes: their reader is too slow, or is gone.",
 		"Check the process or the disk that takes the log.")
 )
 
@@ -131,7 +131,7 @@ var (
 	FoundConfiguration = kind("configuration", SeverityWarning,
 		"The configuration is valid, but probably not what was meant.", "")
 	FoundFileChanged = kind("file-changed", SeverityWarning,
-		"The configuration file is not the one in force: it was edited, or cannot be read any more. The next start "+
+		"The configuration file is not the one in force: it was edited, or can no longer be read. The next start "+
 			"would use it.",
 		"`steelyard diff` prints the difference, `steelyard reload` puts the file in force, and `steelyard config "+
 			"show` prints the one in force.")
@@ -159,5 +159,5 @@ var (
 		"Add a default route if there are other clients.")
 	FoundTunnelKeyMismatch = kind("tunnel-key-mismatch", SeverityWarning,
 		"Packets from a tunnel source come without a valid key: they are forged, or the sender has none for us.",
-		"Add this node to `tunnel_sources` of the sender, and compare the files of keys (docs/keys.md).")
+		"Add this node to `tunnel_sources` of the sender, and compare the key files (docs/keys.md).")
 )

@@ -98,7 +98,7 @@ func (c *claim) standbyReason(now time.Time) string {
 	case !c.silent:
 		return fmt.Sprintf("standby: %s has it", c.standby)
 	case !c.outside.at.IsZero() && now.Sub(c.outside.at) < conflictTime:
-		const text = "standby: %s is elected but does not announce it: %s, which is no member of [l2], claims it"
+		const text = "standby: %s is elected but does not announce it: %s, which is not a member of [l2], claims it"
 		return fmt.Sprintf(text, c.standby, c.outside.mac)
 	}
 	return fmt.Sprintf("standby: %s is elected but does not announce it; its own status says why", c.standby)

@@ -299,7 +299,7 @@ func TestElectedDoesNotHold(t *testing.T) {
 		elected.set(vip, shared[1])                                    // the members change
 		x.pass(20 * time.Millisecond)
 		want = "standby: " + elected.name() + " is elected but does not announce it: " + otherMAC.String() +
-			", which is no member of [l2], claims it"
+			", which is not a member of [l2], claims it"
 		if w := other.a.Waiting()[vip]; w.Reason != want {
 			t.Errorf("%+v; want %s", w, want)
 		}

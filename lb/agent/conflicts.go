@@ -30,7 +30,7 @@ func (conflicts) text(c l2.Conflict) string {
 	if c.Withheld {
 		return fmt.Sprintf("not announced here: %s answers for it since %s", host, c.Since.Format(time.RFC3339))
 	}
-	return fmt.Sprintf("%s claims it, too, since %s", host, c.Since.Format(time.RFC3339))
+	return fmt.Sprintf("%s also claims it, since %s", host, c.Since.Format(time.RFC3339))
 }
 
 // findings returns the conflicts for the status, with equal texts merged.

@@ -97,7 +97,7 @@ func TestConflictsInStatus(t *testing.T) {
 		t.Errorf("problems %q without l2", got)
 	}
 	c := l2.Conflict{MAC: "m", Interface: "eth0", Since: since}
-	if got := (conflicts{}).text(c); !strings.HasPrefix(got, "m on eth0 claims it, too") {
+	if got := (conflicts{}).text(c); !strings.HasPrefix(got, "m on eth0 also claims it") {
 		t.Error(got)
 	}
 }
@@ -111,7 +111,7 @@ func TestConflictsOfOneHost(t *testing.T) {
 	} {
 		all = append(all, l2.Conflict{VIP: ip(x.vip), MAC: x.mac, Interface: "eth0", Since: since})
 	}
-	const claims = " on eth0 claims it, too, since 2026-01-02T03:04:05Z"
+	const claims = " on eth0 also claims it, since 2026-01-02T03:04:05Z"
 	want := []string{
 		"address conflict: 203.0.113.1, 203.0.113.3, 203.0.113.4: m1" + claims,
 		"address conflict: 203.0.113.2: m2" + claims,

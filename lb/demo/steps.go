@@ -197,7 +197,7 @@ func (s *show) allServersFail(ctx context.Context) (string, error) {
 		return "", err
 	}
 	took := time.Since(start)
-	s.observed("the router has no route any more, %s after the last server stopped", short(took))
+	s.observed("the router no longer has a route, %s after the last server stopped", short(took))
 	if err := s.showRoutes(); err != nil {
 		return "", err
 	}

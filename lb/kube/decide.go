@@ -93,7 +93,7 @@ func (a *assigner) unpooled(s *core.Service, has []netip.Addr) (kept netip.Addr)
 }
 
 func unpooled(kept netip.Addr) string {
-	return fmt.Sprintf("%s is in no pool any more; the Service keeps it, and it is not announced; ", kept)
+	return fmt.Sprintf("%s is no longer in a pool; the Service keeps it, and it is not announced; ", kept)
 }
 
 // extends reports whether writing addrs to a Service's status keeps every entry that others wrote.

@@ -121,7 +121,7 @@ func TestReconcileStatus(t *testing.T) {
 	const taken = "Warning AddressMoved 203.0.113.1 was taken from the Service: " +
 		"its type or its class is another one now"
 	withdrawn := []string{clearBoth}
-	const noPoolAnyMore = "192.0.2.1 is in no pool any more; the Service keeps it, and it is " +
+	const noPoolAnyMore = "192.0.2.1 is no longer in a pool; the Service keeps it, and it is " +
 		"not announced; to get another one, set the annotation steelyard.dev/pool"
 	const left = "Warning ForeignAddress status.loadBalancer was written by other and is left as it is; without it " +
 		"[203.0.113.1] would be assigned"

@@ -71,7 +71,7 @@ func TestExcludedServiceKeepsItsAddress(t *testing.T) {
 	if got := patches(client); len(got) > 0 {
 		t.Errorf("patched %q", got)
 	}
-	const want = "Warning PoolExcludesService the pool of 203.0.113.1 is not for this Service any more: see its " +
+	const want = "Warning PoolExcludesService the pool of 203.0.113.1 is no longer for this Service: see its " +
 		"class, namespaces and service_selector; the Service keeps the address until its status.loadBalancer is emptied"
 	if n, got := len(events.Events), <-events.Events; n != 1 || got != want {
 		t.Errorf("%d Events, %q; want one, %q", n, got, want)
@@ -158,7 +158,7 @@ func TestAddressWithoutPool(t *testing.T) {
 	team := poolOfOne("203.0.113.2")
 	team.Namespaces = []string{"team"}
 	s := wanting("web", given("203.0.113.1"))
-	const kept = "203.0.113.1 is in no pool any more; the Service keeps it, and it is not announced; "
+	const kept = "203.0.113.1 is no longer in a pool; the Service keeps it, and it is not announced; "
 	for _, tt := range []struct {
 		pools []Pool
 		want  string

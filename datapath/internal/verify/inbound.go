@@ -60,7 +60,7 @@ func (v *Verifier) inboundFault(f lb.Frontend) string {
 		return ""
 	}
 	if !v.view.own[in.Self] {
-		return fmt.Sprintf("%s, to which other nodes send, is no address of this node", in.Self)
+		return fmt.Sprintf("%s, to which other nodes send, is not an address of this node", in.Self)
 	}
 	for _, n := range in.Senders {
 		if n.Addr == in.Self || n.Addr.Is4() != in.Self.Is4() {

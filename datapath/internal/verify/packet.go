@@ -144,7 +144,7 @@ func (v *Verifier) faultOf(q lb.Question, s table.Subject, x bpf.Explained) stri
 	case !sent:
 		return fmt.Sprintf("packets are not forwarded: %s: %s", reason, v.Meaning(reason))
 	case x.V.Counted == 2 && !slices.Contains(s.Backends, x.V.Backend):
-		return fmt.Sprintf("packets are sent to %s, which is no backend", to)
+		return fmt.Sprintf("packets are sent to %s, which is not a backend", to)
 	case reasons[x.Route] == noRoute:
 		return v.noWay(x, "delivered")
 	case reasons[x.Route] != forwarded:
@@ -154,7 +154,7 @@ func (v *Verifier) faultOf(q lb.Question, s table.Subject, x bpf.Explained) stri
 	case !local && nat && !v.view.Attached[int(x.Ifindex)]:
 		return fmt.Sprintf("replies of %s arrive on %s, to which no program is attached", to, v.view.Name(x.Ifindex))
 	case !local && from != q.Client.Addr() && from.IsGlobalUnicast() && !v.view.own[from] && !s.Direct():
-		return fmt.Sprintf("%s, the source of packets to %s, is no address of this node", from, to)
+		return fmt.Sprintf("%s, the source of packets to %s, is not an address of this node", from, to)
 	}
 	if fault := v.wayFault(q, x); fault != "" {
 		return fault
