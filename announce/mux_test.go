@@ -80,7 +80,7 @@ func TestMuxFiltersByAnnouncer(t *testing.T) {
 	}
 }
 
-// An announcement whose only announcer is off is not announced, and is no error.
+// A VIP whose only announcer is off is not announced, and this is not an error.
 func TestMuxOffAnnouncer(t *testing.T) {
 	bgp := &recorder{}
 	m := announce.NewMux(map[lb.AnnouncerKind]lb.Announcer{lb.AnnounceBGP: bgp})

@@ -43,8 +43,8 @@ func TestEmptyFileIsDefault(t *testing.T) {
 	must.Equal(t, want, c, exact)
 }
 
-// reference.toml says the default of every key: with all keys written it means the same as with only those that have
-// no default.
+// reference.toml states the default of every key: with all keys it means the same as with only the ones that have no
+// default.
 func TestReferenceHasTheDefaults(t *testing.T) {
 	got, want := mustParse(t, "reference.toml"), mustParse(t, "testdata/required.toml")
 	// tunnel has its default but no effect, which is a warning; this test is about values.

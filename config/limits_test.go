@@ -220,7 +220,7 @@ func TestSpecialAddresses(t *testing.T) {
 	}
 }
 
-// Paths of a document whose first array element has a table of its own, and keys with quotes.
+// Paths of a document whose first array element has its own table, and keys with quotes.
 func TestScanPaths(t *testing.T) {
 	var got []string
 	const text = "[[a]]\n[a.b]\nc = 1\n'd\\e' = 2\n[[a]]\n[[a.f]]\n[a.f.g]\n\"h\\\"i\" = {j = [1], k = 2}\n"

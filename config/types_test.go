@@ -11,7 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// A number where a text is expected is one error at that key, whatever the key is.
+// A number where text is expected is one error at that key, for every key.
 func TestTextIsRequired(t *testing.T) {
 	const pool = "[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/28\"]\n"
 	service := fmt.Sprintf(withService, "")

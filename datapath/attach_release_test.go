@@ -56,7 +56,7 @@ func (fx *fixture) attachedTo() (names []string) {
 	return names
 }
 
-// An interface to which no route leads any more loses its programs after a while, but not while a flow needs it.
+// An interface that no route uses any more loses its programs after a while, but not while a flow needs it.
 func TestInterfacesAreReleased(t *testing.T) {
 	t.Parallel()
 	moved := &netlink.Route{Dst: prefix(v4["b1"] + "/32"), Gw: prefix("10.1.0.2/32").IP}
@@ -126,8 +126,8 @@ func TestInterfacesAreKept(t *testing.T) {
 	}
 }
 
-// An interface that is renamed keeps its programs, also while it is up: the links are the same. So does one that is
-// configured by its old name.
+// A renamed interface keeps its programs and links, even while it is up. So does one that is configured by its old
+// name.
 func TestInterfaceIsRenamed(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []Mode{ModeTC, ModeXDP} {

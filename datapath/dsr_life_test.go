@@ -35,7 +35,7 @@ func (fx *fixture) openTo(flows int) []netip.Addr {
 	return servers
 }
 
-// Flows by direct return keep their server when what selects the servers of new flows changes.
+// DSR flows keep their server when the selection for new flows changes.
 func TestDirectReturnKeepsFlowsAcrossAlgorithms(t *testing.T) {
 	t.Parallel()
 	type selection struct {
@@ -154,7 +154,7 @@ func TestClosedFlowsByDirectReturnLeaveSoon(t *testing.T) {
 	}
 }
 
-// An ABORT of SCTP may be forged: any later packet of the client shows that the flow goes on.
+// An SCTP ABORT may be forged: any later packet of the client shows that the flow continues.
 func TestAForgedAbortKeepsFlowsByDirectReturn(t *testing.T) {
 	t.Parallel()
 	const initiate, data, abort = 1, 0, 6
@@ -219,8 +219,7 @@ func TestMadePacketsHaveRandomPorts(t *testing.T) {
 	}
 }
 
-// A flow by direct return counts for its server until it ends; where the server follows from the hash, once the client
-// continues.
+// A DSR flow counts for its server until it ends; if the server follows from the hash, from when the client continues.
 func TestDirectReturnFlowsAreCounted(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookXDP, false, nil)

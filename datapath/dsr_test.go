@@ -60,8 +60,8 @@ func (fx *fixture) tunnelTo(proto lb.Protocol, down func(netip.Addr) bool, hosts
 	fx.end()
 }
 
-// Flows by direct return keep their server when servers are added or removed, when the size of the table changes, and
-// when the agent restarts. They lose it when it is down.
+// DSR flows keep their server when servers are added or removed, when the size of the table changes, and when the agent
+// restarts. They lose it when it is down.
 func TestDirectReturnFlowsKeepTheirServer(t *testing.T) {
 	t.Parallel()
 	const flows = 60
@@ -289,8 +289,8 @@ func TestAnotherMethodEndsFlows(t *testing.T) {
 	fx.wantReason("a flow by dsr continues by nat", tcp(dptest.ACK)(fx), "no_flow")
 }
 
-// Forged packets with the addresses of a flow by direct return, whose server is not that of its slot any more, end it
-// only if nothing else of the flow comes for some seconds. A client that uses its port again gets a new flow then.
+// Forged packets with the addresses of a DSR flow whose server is no longer the slot's end it only if nothing else
+// arrives for some seconds. A client that uses its port again then gets a new flow.
 func TestForgedPacketsKeepDirectReturnFlows(t *testing.T) {
 	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
@@ -348,7 +348,7 @@ func TestForgedPacketsKeepDirectReturnFlows(t *testing.T) {
 	})
 }
 
-// ageDSR makes all entries of flows by direct return older.
+// ageDSR makes the entries of all DSR flows older.
 func (fx *fixture) ageDSR(by time.Duration) {
 	fx.t.Helper()
 	for k, f := range fx.dsrFlows() {

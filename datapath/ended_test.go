@@ -96,7 +96,7 @@ func (fx *fixture) forget() {
 	}
 }
 
-// Flows by direct return end like those by nat.
+// DSR flows end like NAT flows.
 func TestDirectReturnFlowsEndAtOnceWhenTheirBackendGoesDown(t *testing.T) {
 	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
@@ -123,7 +123,7 @@ func TestDirectReturnFlowsEndAtOnceWhenTheirBackendGoesDown(t *testing.T) {
 	})
 }
 
-// A backend that goes down for one frontend keeps the flows of another one, also when an agent starts in between.
+// A backend that goes down for one frontend keeps the flows of another one, even if an agent starts in between.
 func TestFlowsOfOtherFrontendsContinue(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookXDP, false, nil)
@@ -235,7 +235,7 @@ func TestFlowsOfADownBackendMoveInAFullShare(t *testing.T) {
 	}
 }
 
-// The list of flows has no flow that has ended.
+// The list of flows leaves out ended flows.
 func TestListWithoutEndedFlows(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, nil)

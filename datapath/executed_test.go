@@ -123,7 +123,7 @@ func mapsOf(t *testing.T, prog *ebpf.Program, spec *ebpf.CollectionSpec) map[str
 }
 
 // least runs some packets and returns the calls of the one with the fewest: caches expire and are filled again, and a
-// sample of packets refreshes entries. Each SYN is of another flow.
+// sample of packets refreshes entries. Each SYN belongs to a new flow.
 func (fx *fixture) least(in *instrumented, prog string, packet func(*fixture) dptest.Packet) map[string]int {
 	fx.t.Helper()
 	var least map[string]int
@@ -211,7 +211,7 @@ func fromSelf(fx *fixture) dptest.Packet {
 	return dptest.Packet{Src: fx.at("self", 22), Dst: fx.at("client", 40000), Proto: dptest.TCP, Flags: dptest.ACK}
 }
 
-// knownFlow opens the flow of fromClient by nat.
+// knownFlow opens the NAT flow of fromClient.
 func knownFlow(fx *fixture) {
 	fx.service(lb.TCP, "b1", "b2")
 	fx.run(fx.fromClient(dptest.TCP, dptest.SYN).Frame())
@@ -234,8 +234,8 @@ func delivered(fx *fixture) {
 	fx.run(fx.fromClient(dptest.TCP, dptest.ACK).Frame())
 }
 
-// The work for a packet does not grow: calls of helpers, of which lookups in maps are most, and the size of the
-// programs. testdata/executed.txt has the limits; -update writes what is.
+// The work for a packet does not grow: helper calls, most of which are map lookups, and the size of the programs.
+// testdata/executed.txt has the limits; -update writes the current values.
 func TestExecutedWork(t *testing.T) {
 	t.Parallel()
 	labtest.Root(t)

@@ -15,7 +15,7 @@ const outdated = 1<<32 + 5001 - 100_000
 // onePort leaves a service with one server a single source port.
 func onePort(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} }
 
-// taken reports whether a SYN of another client does not get the only source port.
+// taken reports whether a SYN of another client fails to get the only source port.
 func (fx *fixture) taken() bool {
 	fx.t.Helper()
 	fx.clear("sy_snat_used") // programs believe the hints for a second
@@ -235,8 +235,8 @@ func TestIdleConnectionsAreKept(t *testing.T) {
 	}
 }
 
-// The timeout of a connection that is closed begins with the packet that closes it, also when it was idle before, and
-// before the server has acknowledged it.
+// The timeout of a closed connection begins with the packet that closes it, even if it was idle before, and before the
+// server has acknowledged it.
 func TestTimeoutsBeginWithTheClose(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, onePort)

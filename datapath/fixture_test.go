@@ -228,7 +228,7 @@ func (fx *fixture) fromClient(proto uint8, flags uint8) dptest.Packet {
 	return fx.marked(p)
 }
 
-// marked sets the fields of the IP header that have no meaning here.
+// marked sets the fields of the IP header that play no role here.
 func (fx *fixture) marked(p dptest.Packet) dptest.Packet {
 	p.TOS, p.ID = 0x28, 0xbeef
 	if fx.v6 {
@@ -237,7 +237,7 @@ func (fx *fixture) marked(p dptest.Packet) dptest.Packet {
 	return p
 }
 
-// reply is a packet of the backend to which the last one went.
+// reply is a packet from the backend that received the last one.
 func (fx *fixture) reply(flags uint8) dptest.Packet {
 	return fx.marked(dptest.Packet{Src: fx.last.Dst, Dst: fx.last.Src, Proto: fx.last.Proto, Flags: flags, Seq: 5000,
 		Ack: 1001, Payload: []byte("answer")})

@@ -23,7 +23,7 @@ func entries[K comparable, V any](t testing.TB, m *ebpf.Map) map[K]V {
 	return out
 }
 
-// natFlows is how tests see flows by nat: their servers' entries, and those of their clients that there are.
+// natFlows is how tests see NAT flows: their servers' entries, and the clients' entries that exist.
 type natFlows struct {
 	servers map[bpf.ServerKey]bpf.ServerFlow
 	clients map[bpf.ClientKey]bpf.ClientFlow
@@ -42,7 +42,7 @@ func (fx *fixture) flowsIn(tables ...bpf.FlowTable) natFlows {
 // flows returns all flows by nat.
 func (fx *fixture) flows() natFlows { return fx.flowsIn(fx.d.objects.FlowTables()...) }
 
-// confirmed returns the flows by nat whose client is confirmed.
+// confirmed returns the NAT flows whose client is confirmed.
 func (fx *fixture) confirmed() natFlows {
 	flows := fx.flowsIn(fx.d.objects.FlowTables()[1:]...)
 	half := uint8(bpf.FlowHalfOpen)
@@ -55,7 +55,7 @@ func (a natFlows) equal(b natFlows) bool {
 	return maps.Equal(a.servers, b.servers) && maps.Equal(a.clients, b.clients)
 }
 
-// want fails the test unless there are so many flows and entries of clients.
+// want fails the test unless there are this many flows and client entries.
 func (a natFlows) want(servers, clients int) error {
 	return wrong(len(a.servers) != servers || len(a.clients) != clients,
 		"%d flows with %d entries of clients; want %d, %d", len(a.servers), len(a.clients), servers, clients)
@@ -205,7 +205,7 @@ func TestListOfFlows(t *testing.T) {
 	})
 }
 
-// A packet that cannot be stored because its key is taken is not counted as one for which the table is full (D25).
+// A packet that cannot be stored because its key is taken does not count as one that found the table full (D25).
 func TestATakenKeyIsNoFullTable(t *testing.T) {
 	t.Parallel()
 	for _, h := range []hookName{hookXDP, hookTC} {

@@ -19,7 +19,7 @@ import (
 )
 
 // Frames for other machines, which a switch floods or a promiscuous interface receives, are left alone, and so are
-// unicast packets in multicast frames. The address is that of the uplink, also after a change.
+// unicast packets in multicast frames. The uplink's current address counts.
 func TestFramesForOthersAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, h hookName, v6 bool) {
@@ -121,7 +121,7 @@ func TestMappedDestination(t *testing.T) {
 	}
 }
 
-// A packet with IP options that is refused is no internal error.
+// Refusing a packet with IP options is not an internal error.
 func TestRefusedPacketWithOptions(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, h hookName, v6 bool) {

@@ -26,8 +26,8 @@ func (o onHost) Apply(ctx context.Context, d lb.Delta) (failed map[lb.Frontend]e
 	return failed
 }
 
-// One service that takes the room of all others, 140,000 pairs of endpoint and port, is refused before anything of it
-// is written. While one of 40,000 pairs is written, the engine answers, and a failed server of another one is taken
+// One service that takes the room of all others, 140,000 pairs of endpoint and port, is refused before any of it is
+// written. While one with 40,000 pairs is written, the engine answers, and a failed server of another service is taken
 // out.
 func TestServiceThatNeedsAllRoom(t *testing.T) {
 	fx := newFixture(t, hookTC, false, nil)
@@ -110,7 +110,7 @@ func TestServiceThatNeedsAllRoom(t *testing.T) {
 	t.Logf("40,000 pairs took %s", time.Since(start))
 }
 
-// reasonOf returns why the datapath has refused a service; "": it has not.
+// reasonOf returns why the datapath has refused a service, or "".
 func reasonOf(t *testing.T, e *lb.Engine, name string) string {
 	t.Helper()
 	st, err := e.Status(t.Context())

@@ -130,7 +130,7 @@ func reported(ago time.Duration) func(*fixture) {
 	}
 }
 
-// data is a segment with so many bytes.
+// data is a segment with this many bytes.
 func data(n int) func(*fixture) dptest.Packet {
 	return change(tcp(dptest.ACK), func(_ *fixture, p *dptest.Packet) { p.Payload = make([]byte, n) })
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// This file has what the model knows of flows by nat.
+// This file has what the model knows about NAT flows.
 
 // opened: the table selects the server of a new flow; no other flow to that server has its source port. The source is
 // one of snatTries that follow from the hash, and each of them may rest after an earlier flow of the client.
@@ -60,8 +60,8 @@ func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) predictio
 }
 
 // gives reports whether the server of an ended flow has it in TIME_WAIT and accepts a SYN from its source port (RFC
-// 1122, 4.2.2.13; there are no timestamps here). Another client gets the port only when the server has nothing to send
-// again.
+// 1122, 4.2.2.13; there are no timestamps here). Another client gets the port only when the server has nothing to
+// resend.
 func (m *model) gives(e *entry, s segment) bool {
 	rests := e.fin == bpf.FinAcknowledged || e.fin == bpf.FinFirst && e.to.back() == s.way
 	return s.proto == dptest.TCP && e.state == bpf.FlowClosed && int32(s.seq-e.ack) > 0 && rests

@@ -31,7 +31,7 @@ type way struct {
 
 func (x way) back() way { return way{x.dst, x.src, x.proto} }
 
-// entry is one side of a flow by nat.
+// entry is one side of a NAT flow.
 type entry struct {
 	to              way // the tuple after translation
 	end, ack        uint32

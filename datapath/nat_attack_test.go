@@ -45,8 +45,8 @@ func (fx *fixture) invented(rnd *rand.Rand, n int, proto, flags uint8) (frames [
 // defaultPorts is the default of snat_ports.
 func defaultPorts(o *Options) { o.SNATPorts = []PortRange{{1024, 32767}, {61000, 65535}} }
 
-// At 200,000 invented SYNs a second and a round-trip time of 50 ms, 10,000 of them arrive between each two packets of a
-// handshake. All handshakes succeed, with one backend, also when all source ports are taken.
+// At 200,000 forged SYNs a second and a round-trip time of 50 ms, 10,000 of them arrive between the packets of a
+// handshake. All handshakes succeed, with one backend, even when all source ports are taken.
 func TestHandshakesDuringASYNFlood(t *testing.T) {
 	t.Parallel()
 	const between, clients = 10_000, 12

@@ -215,7 +215,7 @@ func TestAnExpiredUDPFlowMovesNoOtherOne(t *testing.T) {
 	})
 }
 
-// The ACK that ends a connection frees its source port, also by the short way of XDP.
+// The ACK that ends a connection frees its source port, including on the fast path of XDP.
 func TestLastACKAfterASimultaneousClose(t *testing.T) {
 	t.Parallel()
 	eachOf(t, onePort, func(t *testing.T, fx *fixture) {

@@ -12,7 +12,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// agentGone is as if no agent ran for a minute.
+// agentGone simulates that no agent has run for a minute.
 func (fx *fixture) agentGone() {
 	fx.t.Helper()
 	for i, c := range entries[uint32, bpf.Collector](fx.t, fx.d.objects.SyCollector) {
@@ -21,7 +21,7 @@ func (fx *fixture) agentGone() {
 	}
 }
 
-// ageFlows makes the flows of these ports of the client look idle for so long.
+// ageFlows makes the client's flows on these ports look idle for this long.
 func (fx *fixture) ageFlows(by time.Duration, first, last int) {
 	fx.t.Helper()
 	of := func(k bpf.ClientKey) bool {
@@ -88,7 +88,7 @@ func flagsOf(proto lb.Protocol) uint8 {
 // unattended is a case of flows without an agent.
 type unattended struct {
 	proto lb.Protocol
-	// ends makes flows end; then they are idle for so long.
+	// ends makes flows end; they are then idle for this long.
 	ends func(fx *fixture, i int)
 	idle time.Duration
 }
@@ -150,7 +150,8 @@ func TestFlowsEndWithoutAnAgent(t *testing.T) {
 }
 
 // Without an agent a flow is stored only with a place. When the agent ends while the table is full, half of the flows
-// have a place, and as many are served without it. Live flows are never removed, and what finds no room is refused.
+// have a place, and as many are served without one. Live flows are never removed, and flows that find no room are
+// refused.
 func TestFullTableWithoutAnAgent(t *testing.T) {
 	t.Parallel()
 	const size = 96
@@ -222,8 +223,8 @@ func TestFullTableWithoutAnAgent(t *testing.T) {
 	}
 }
 
-// The tables of flows by direct return are LRU maps, which need no agent: entries of flows that have ended give way,
-// and flows with packets stay.
+// The tables of DSR flows are LRU maps, which need no agent: entries of ended flows give way, and flows with packets
+// stay.
 func TestDirectReturnFlowsEndWithoutAnAgent(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookXDP, false, nil)

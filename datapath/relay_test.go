@@ -116,7 +116,7 @@ func TestDecapsulatedPackets(t *testing.T) {
 }
 
 // After timeout_udp, datagrams of new flows ask no earlier node. Live flows are still relayed to the node that has
-// them, as long as it has backends, until it does not know them any longer.
+// them, as long as it has backends and knows them.
 func TestDatagramsStopAskingEarlierNodes(t *testing.T) {
 	t.Parallel()
 	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
@@ -161,8 +161,8 @@ func TestDatagramsStopAskingEarlierNodes(t *testing.T) {
 	})
 }
 
-// A node that has no endpoint that serves may be down: datagrams are no longer relayed by way of it, and those that
-// belong to a flow of another node still get there.
+// A node without a serving endpoint may be down: datagrams are no longer relayed through it, and datagrams of another
+// node's flow still get there.
 func TestDatagramsAvoidNodesThatMayBeDown(t *testing.T) {
 	t.Parallel()
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {

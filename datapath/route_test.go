@@ -156,8 +156,8 @@ func serveBehind(t *testing.T, balancer *lab.Host, mode Mode, change func(*lb.Se
 	must.Do(t, balancer.Do(func() error { return Cleanup(o.PinPath, o.StateDir, quiet) }))
 }
 
-// The balancer forwards to servers behind it and is no router for its clients: what is not to a VIP takes the way that
-// it took before the datapath was opened (D6). A router stays one.
+// The balancer forwards to servers behind it and does not route for its clients: packets for other addresses than VIPs
+// take the same path as before the datapath was opened (D6). A router stays one.
 func TestBalancerIsNoRouter(t *testing.T) {
 	t.Parallel()
 	client, balancer, _ := behind(t)

@@ -10,7 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// Rows that need other options have a host of their own; those that change the host, one for every hook and family.
+// Rows that need other options have their own host; rows that change the host have one for every hook and family.
 func TestRows(t *testing.T) {
 	t.Parallel()
 	t.Run("together", func(t *testing.T) {

@@ -259,8 +259,8 @@ func TestSpreadUsesPortsAgain(t *testing.T) {
 	})
 }
 
-// The first datagram of a flow has no mark: the earlier nodes of the slot come first, then the present one opens the
-// flow.
+// The first datagram of a flow has no mark: the earlier nodes of the slot are asked first, then the current one opens
+// the flow.
 func TestSpreadDatagrams(t *testing.T) {
 	t.Parallel()
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
@@ -313,7 +313,7 @@ func TestSpreadAnyNode(t *testing.T) {
 	})
 }
 
-// A table of another size maps all flows to other slots: the previous table is kept.
+// A table of another size maps all flows to other slots, so the previous table is kept.
 func TestSpreadOverTablesOfOtherSizes(t *testing.T) {
 	t.Parallel()
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {

@@ -43,8 +43,8 @@ func TestStackHasRoom(t *testing.T) {
 	}
 }
 
-// deepest returns the stack of the calls that need most, of a program of which the verifier logged the stack of each
-// function, in the order of the instructions.
+// deepest returns the stack of the deepest calls in a program for which the verifier logged the stack of each function,
+// in the order of the instructions.
 func deepest(t *testing.T, program asm.Instructions, log string) (bytes int, path string) {
 	t.Helper()
 	var functions []string

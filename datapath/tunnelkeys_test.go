@@ -44,8 +44,8 @@ func (fx *fixture) fromNode(in dptest.Packet, private ...byte) dptest.Packet {
 		Payload: dptest.GUE(in, private...)}
 }
 
-// A packet from the address of a node is not a packet of a node: pods behind masquerade have that address, too. Both
-// kinds of destination ask for the key, a VIP and an address of this node.
+// A packet from the address of a node need not come from the node: pods behind masquerade also have that address. Both
+// kinds of destination require the key, a VIP and an address of this node.
 func TestTunnelPacketsNeedTheKey(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, h hookName, v6 bool) {
@@ -109,7 +109,7 @@ func TestTunnelPacketsNeedTheKey(t *testing.T) {
 	})
 }
 
-// tokenOf returns the token that a packet carries; 0: none.
+// tokenOf returns the token that a packet carries, or 0.
 func tokenOf(p dptest.Packet) uint64 {
 	if len(p.Private) < privateHead {
 		return 0
@@ -189,7 +189,7 @@ func TestServersGetTheKeyWhenTheyAreTunnelSources(t *testing.T) {
 	})
 }
 
-// Health checks take the path of traffic, so they carry the token, too.
+// Health checks take the path of traffic, so they carry the token as well.
 func TestProbesCarryTheKey(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookTC, false, func(o *Options) { o.TunnelSources = []netip.Prefix{hostPrefix("192.0.2.22")} })
@@ -208,8 +208,8 @@ func TestProbesCarryTheKey(t *testing.T) {
 	}
 }
 
-// The node that delivers asks for the allowed sources, too: a packet from a tunnel was not necessarily forwarded by a
-// node that did.
+// The delivering node also checks the allowed sources, because a packet from a tunnel need not come from a node that
+// did.
 func TestDecapsulatedPacketsAreFromAllowedSources(t *testing.T) {
 	t.Parallel()
 	for _, v6 := range []bool{false, true} {

@@ -54,7 +54,7 @@ func TestLostClients(t *testing.T) {
 	})
 }
 
-// Clients whose connections are short are looked at for a while, and those that are lost for longer.
+// Clients with short connections are watched for a while, and lost ones for longer.
 func TestClientsOfShortConnections(t *testing.T) {
 	t.Parallel()
 	blackhole := &netlink.Route{Dst: prefix(v4["client"] + "/32"), Type: unix.RTN_BLACKHOLE}
@@ -95,8 +95,8 @@ func TestClientsOfShortConnections(t *testing.T) {
 	}
 }
 
-// What is wrong with the delivery of packets that other nodes send here is warned of. This node still announces: its
-// announcement does not depend on it.
+// There is a warning when packets from other nodes are not delivered here. This node still announces, because its
+// announcement does not depend on them.
 func TestInboundFaults(t *testing.T) {
 	t.Parallel()
 	blackhole := &netlink.Route{Dst: prefix(v4["b1"] + "/32"), Type: unix.RTN_BLACKHOLE}

@@ -83,7 +83,7 @@ func TestWayToServersIsLost(t *testing.T) {
 	}
 }
 
-// A router that reports that the servers are unreachable is no answer of theirs, however often the probe is looked at.
+// A router's report that the servers are unreachable is not an answer from them, however often the probe is checked.
 func TestUnreachableIsNoAnswer(t *testing.T) {
 	t.Parallel()
 	l := labtest.New(t)

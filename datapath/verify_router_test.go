@@ -87,8 +87,8 @@ func (fx *fixture) send(to string) {
 	})
 }
 
-// The loss of the default route is a fault, also when the network of the servers has an address that could be that of a
-// client, on the link or behind a router.
+// The loss of the default route is a fault, even if the servers' network has an address that a client could have, on
+// the link or behind a router.
 func TestDefaultRouteIsLost(t *testing.T) {
 	t.Parallel()
 	toRouter := &netlink.Route{Dst: prefix("0.0.0.0/0"), Gw: net.ParseIP(v4["router"])}
@@ -210,7 +210,7 @@ func TestRouterBecomesSilent(t *testing.T) {
 	}
 }
 
-// A program that drops packets drops the answers of routers, too: it is the reason.
+// A program that drops packets also drops the answers of routers: it is the reason.
 func TestDroppedAnswersHaveAReason(t *testing.T) {
 	t.Parallel()
 	fx, x, router := behindRouter(t, false)

@@ -28,7 +28,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// faults are those that a datapath has reported and not withdrawn.
+// faults are the ones that a datapath has reported and not withdrawn.
 type faults struct {
 	fx  *fixture
 	mu  sync.Mutex // guards now
@@ -156,7 +156,7 @@ func detach(kind string) func(*fixture) error {
 	}
 }
 
-// What others change on the node is restored within a second.
+// Whatever others change on the node is restored within a second.
 func TestRepairs(t *testing.T) {
 	t.Parallel()
 	tcx := labtest.TCHook(t) == "tcx"
@@ -327,7 +327,7 @@ func (fx *fixture) secondNIC() {
 	}
 }
 
-// The interface by which a backend is reached gets the programs, at once and when the route changes later.
+// The interface that leads to a backend gets the programs, at once and when the route changes later.
 func TestInterfacesFollowRoutes(t *testing.T) {
 	t.Parallel()
 	names := func(fx *fixture) map[string]Mode {
@@ -363,7 +363,8 @@ func TestInterfacesFollowRoutes(t *testing.T) {
 	})
 }
 
-// When nothing works, a round takes about as many made packets as when all does: not many for each frontend.
+// When nothing works, a round takes about as many synthetic packets as when everything works, not many for each
+// frontend.
 func TestARoundOfManyFaultsIsShort(t *testing.T) {
 	t.Parallel()
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})

@@ -66,7 +66,7 @@ func TestExhaustedCapacityIsWarnedOf(t *testing.T) {
 	}
 }
 
-// A server by direct return whose clients do not continue is named, until they do; not when no server's clients do.
+// A DSR server whose clients do not continue is named until they do, unless no server's clients do.
 func TestLostRepliesOfAServerAreFound(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookXDP, false, nil)
@@ -170,7 +170,7 @@ func TestTunnelPacketsWithoutTheKeyAreWarnedOf(t *testing.T) {
 	}
 }
 
-// When made packets cannot be run, no fault is known; that is said.
+// If synthetic packets cannot be run, no fault is known, and a warning says so.
 func TestVerificationThatDoesNotRun(t *testing.T) {
 	t.Parallel()
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
@@ -216,7 +216,8 @@ func TestShortageIsNoFault(t *testing.T) {
 	}
 }
 
-// A program of others before ours is run on a made packet where that is permitted; where it is not, that is said.
+// A program of others before ours is run on a synthetic packet where that is permitted; elsewhere a warning says that
+// it is not.
 func TestProgramsThatMayNotBeExamined(t *testing.T) {
 	t.Parallel()
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})

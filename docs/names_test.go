@@ -92,7 +92,7 @@ func TestLinksLeadSomewhere(t *testing.T) {
 	}
 }
 
-// anchors returns the names by which links lead to the headings of a page, as GitHub makes them.
+// anchors returns the names by which links lead to the headings of a page, as GitHub generates them.
 func anchors(page string) (names []string) {
 	for _, m := range heading.FindAllStringSubmatch(fence.ReplaceAllString(page, ""), -1) {
 		names = append(names, strings.ReplaceAll(notInLink.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-"))
@@ -161,7 +161,7 @@ func TestReferenceIsDocumentedWhole(t *testing.T) {
 // generated pages are as long as the code that they show.
 var generated = []string{"datapath.md", "findings.md", "metrics.md", "reasons.md", "reference.md"}
 
-// What is longer is not read: README is one screen, the change log one page, and a page takes a few minutes.
+// Nobody reads what is longer: README is one screen, the changelog one page, and a page takes a few minutes.
 func TestWords(t *testing.T) {
 	limits := map[string]int{"../README.md": 700, "../CHANGELOG.md": 600}
 	sum := 0

@@ -52,7 +52,7 @@ func TestAttack(t *testing.T) {
 	}
 }
 
-// roundTrip is that of the clients during floods: half-open flows must live for so long.
+// roundTrip is the round-trip time of clients during floods: half-open flows must live for this long.
 const roundTrip = 50 * time.Millisecond
 
 // victims are the connections that an attack must not end.

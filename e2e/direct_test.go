@@ -120,7 +120,7 @@ func (s *site) directService(m method, active int) lab.AgentService {
 	}
 }
 
-// TestDirectReturn: servers reply to clients directly, by dsr, ipip and gue.
+// TestDirectReturn: servers reply to clients directly with dsr, ipip and gue.
 func TestDirectReturn(t *testing.T) {
 	t.Parallel()
 	for _, m := range methods {

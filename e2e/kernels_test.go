@@ -90,7 +90,7 @@ func TestLinuxEndsTunnels(t *testing.T) {
 	}
 }
 
-// newSlowSite is a site of one balancer and two servers with generous times.
+// newSlowSite is a site with one balancer, two servers and generous times.
 func newSlowSite(t *testing.T, mode string, u uplink, service lab.AgentService) *site {
 	s := newBareSite(t, lab.Shape{
 		Clients: 1, Balancers: 1, Servers: 2, Wired: true, Links: lab.LinkOptions{SoftwareChecksums: true},

@@ -102,8 +102,8 @@ func TestMembersTakeOver(t *testing.T) {
 }
 
 // TestMembersJoinedSegment: a member and a server are behind a link of the segment that goes down. The members on both
-// sides have all addresses then. When the link is up again, one of them gives each address up, and the router, which
-// nobody uses meanwhile, must have the MAC address of the other one.
+// sides then have all addresses. When the link is up again, one of them gives each address up, and the router, which
+// nobody uses in between, must have the other one's MAC address.
 func TestMembersJoinedSegment(t *testing.T) {
 	m := newMembers(t, 2)
 	before := m.Settled(t, m.Agents...)

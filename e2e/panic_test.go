@@ -50,7 +50,7 @@ func newPanicSite(t *testing.T) *panicSite {
 
 func addressOf(i int) netip.Addr { return netip.AddrFrom4([4]byte{203, 0, 113, byte(10 + i)}) }
 
-// broken is the service of which the agent cannot handle something.
+// broken is the service with something that the agent cannot handle.
 const broken = 7
 
 // servicesOf are 200 services; port is that of the broken one, beside 80.
@@ -187,7 +187,7 @@ func (s *panicSite) prints(t *testing.T, again string) {
 	})
 }
 
-// healed waits until a part has no panic for a while, longer than any of its objects takes to come again.
+// healed waits until a part has had no panic for longer than any of its objects takes to come again.
 func (s *panicSite) healed(t *testing.T, part string) {
 	t.Helper()
 	labtest.Until(t, lab.Ready, part+" panics no more", func() error {

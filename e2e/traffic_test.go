@@ -253,7 +253,7 @@ func (s *site) terminates(t *testing.T) {
 	s.checkAnswered(t, 100)
 }
 
-// farClient adds a client behind a router of its own. The link of that router to the lab's router has this MTU.
+// farClient adds a client behind its own router. The link from that router to the lab's router has this MTU.
 func (s *site) farClient(t *testing.T, mtu int) traffic.Client {
 	t.Helper()
 	edge, client := labtest.Host(t, s.Lab, "edge"), labtest.Host(t, s.Lab, "far")

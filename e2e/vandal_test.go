@@ -32,7 +32,7 @@ type vandal struct {
 	// mode is the hook: "" is every one. Where no packet can be answered, the agent withdraws in the same way by both.
 	mode   string
 	within time.Duration // until it is noticed; 0: noticed
-	// astray: the router does not lead to the servers meanwhile.
+	// astray: in the meantime the router does not lead to the servers.
 	astray bool
 }
 
@@ -106,7 +106,7 @@ func removePins(pattern string) func(*lab.Host) error {
 	}
 }
 
-// attachXDP attaches a program with a constant result to eth0, in place of ours.
+// attachXDP attaches a program with a constant result to eth0, replacing ours.
 func attachXDP(result int32) func(*lab.Host) error {
 	return func(h *lab.Host) error {
 		return h.Do(func() error { return dptest.AttachXDP("eth0", result) })
@@ -172,8 +172,8 @@ var vandals = []vandal{
 	{name: "NIC towards the servers deleted", do: commands("ip link delete eth1"), undo: nothing},
 }
 
-// TestVandals breaks a running balancer with two NICs, of which none is configured, and without health checks: what it
-// notices, its datapath has noticed. In no state it may announce an address that does not answer.
+// TestVandals breaks a running balancer that has two NICs, neither of them configured, and no health checks: only its
+// datapath can notice the damage. In no state may it announce an address that does not answer.
 func TestVandals(t *testing.T) {
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run(mode, func(t *testing.T) {

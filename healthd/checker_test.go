@@ -186,7 +186,7 @@ func TestTCP(t *testing.T) {
 	}
 }
 
-// udpServer replies to each datagram with the result of reply; nil: no reply.
+// udpServer replies to each datagram with the result of reply; a nil result means no reply.
 func udpServer(t testing.TB, reply func([]byte) []byte) netip.AddrPort {
 	c := must.Get(net.ListenPacket("udp", "127.0.0.1:0"))(t)
 	done := make(chan struct{})

@@ -114,8 +114,8 @@ func TestProgramsHaveNoPrivileges(t *testing.T) {
 	}
 }
 
-// Nothing that a program starts outlives it for long, also not in a session of its own and without its parent. Nothing
-// is left to reap either. A child of this process that is of no check stays.
+// Nothing that a program starts outlives it for long, even in its own session and without its parent, and nothing is
+// left to reap. A child of this process that belongs to no check stays.
 func TestProgramsAreEndedAsAWhole(t *testing.T) {
 	own := exec.Command("sleep", "1000")
 	must.Do(t, own.Start())

@@ -50,7 +50,7 @@ func TestInconclusive(t *testing.T) {
 const starvedEnv = "STEELYARD_TEST_STARVED"
 
 // A shortage of descriptors says nothing about the backends: they keep their states, the problem is reported, and
-// probes decide again when it is over. The limit is that of a process of its own.
+// probes decide again when it is over. A separate process has the limit.
 func TestWithoutDescriptors(t *testing.T) {
 	if os.Getenv(starvedEnv) == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestWithoutDescriptors$", "-test.v")
@@ -103,7 +103,7 @@ func TestWithoutDescriptors(t *testing.T) {
 	must.True(t, healthy(), "reports %v; want three of healthy backends", reports)
 }
 
-// A program that cannot be started says nothing about the backend; why it has no state is reported.
+// A program that cannot be started says nothing about the backend; the report says why the backend has no state.
 func TestMissingProgramIsInconclusive(t *testing.T) {
 	reports := make(chan lb.Health, 1)
 	p := New(Options{Report: func(h lb.Health) { reports <- h }, Log: slog.New(slog.DiscardHandler)})

@@ -87,8 +87,8 @@ func TestFirstProbesAreSpread(t *testing.T) {
 	}
 }
 
-// Probes stay spread over the interval: none of ten slots of it has many more than a tenth, at any time, also of checks
-// that were added together.
+// Probes stay spread over the interval: none of its ten slots ever has many more than a tenth, even of checks that were
+// added together.
 func TestProbesStaySpread(t *testing.T) {
 	f := &fake{took: time.Millisecond}
 	bubble(t, f, func(t *testing.T, p *Prober, _ func() []string) {

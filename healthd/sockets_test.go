@@ -78,7 +78,7 @@ func TestDNSQuestion(t *testing.T) {
 	}
 }
 
-// What a program writes beyond the first 1,024 bytes is not kept, however it arrives.
+// Only the first 1,024 bytes that a program writes are kept, however they arrive.
 func TestFirstKiB(t *testing.T) {
 	text := strings.Repeat("0123456789", 200)
 	for _, r := range []io.Reader{strings.NewReader(text), iotest.OneByteReader(strings.NewReader(text))} {
@@ -146,8 +146,8 @@ func listenAs(t *testing.T, uid int, address string) net.Listener {
 	return l
 }
 
-// A check that believes only root takes the answer of another user for none: every user can listen at the port of
-// kube-proxy's health endpoint. Who answers where no socket is found is believed.
+// A check that believes only root ignores the answer of another user, because every user can listen at the port of
+// kube-proxy's health endpoint. An answer is believed if no socket is found for it.
 func TestAnswersOfRootOnly(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: sockets have owners")

@@ -202,7 +202,7 @@ func (s *silentServer) Probe(ctx context.Context) (Result, error) {
 	return Result{}, ctx.Err()
 }
 
-// A time-out on a node that did not run meanwhile says nothing about the server. The next one does.
+// A time-out on a node that did not run in the meantime says nothing about the server. The next one does.
 func TestLateProbeIsInconclusive(t *testing.T) {
 	reports := make(chan lb.Health, 8)
 	p := New(Options{Report: func(h lb.Health) { reports <- h }, Log: slog.New(slog.DiscardHandler)})

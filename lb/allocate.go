@@ -10,8 +10,8 @@ import (
 // Holder is the part of a service that determines whether it can share an address.
 type Holder struct {
 	Service string
-	// ShareKey lets services share an address: all have the same key, not "", and no port in common. A service that has
-	// the address keeps it even if the keys change.
+	// ShareKey lets services share an address if all have the same key, not "", and no port in common. A service that
+	// has the address keeps it even if the keys change.
 	ShareKey string
 	// Namespace bounds the ShareKey: a service in another namespace may join only if ShareWith names that namespace.
 	Namespace string

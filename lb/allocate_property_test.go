@@ -120,8 +120,8 @@ func TestLargePool(t *testing.T) {
 	wantAssigned(t, a, "after two releases", request("x", "", "6"), "[2001:db8::12c]")
 }
 
-// Assigning and releasing one address costs the same whatever is assigned already. With a share key all services have
-// the same port, so that no address fits.
+// Assigning and releasing one address costs the same however many are assigned. With a share key all services have the
+// same port, so that no address fits.
 func BenchmarkAssign(b *testing.B) {
 	for _, key := range []string{"", "shared"} {
 		for _, given := range []int{100, 1000, 10_000, 100_000} {
@@ -140,8 +140,8 @@ func BenchmarkAssign(b *testing.B) {
 	}
 }
 
-// A service has as many addresses of a family as it asks for and the pool of the first one has. It keeps those that it
-// has, and gives back those that it no longer asks for.
+// A service gets as many addresses of a family as it requests and the pool of the first one has. It keeps the ones it
+// has, and gives back any that it no longer requests.
 func TestSeveralOfAFamily(t *testing.T) {
 	dual := pool("dual", "203.0.113.1", "203.0.113.4")
 	dual.Ranges = append(dual.Ranges, AddrRange{netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2")})

@@ -301,7 +301,7 @@ func TestShare(t *testing.T) {
 		"after all are released: %v, %v, %v", a.shared, a.holders, a.assigned)
 }
 
-// A service with a share key is assigned an address that it has reserved, also after the address was found in use for
+// A service with a share key is assigned an address that it has reserved, even after the address was found in use for
 // another service with the same ports.
 func TestShareOwnReservation(t *testing.T) {
 	a := NewAllocator([]Pool{pool("v4", "203.0.113.1", "203.0.113.9")})

@@ -130,7 +130,7 @@ func TestFrozenServiceIsDeleted(t *testing.T) {
 	})
 }
 
-// When the status of one service panics, the others have theirs.
+// When the status of one service panics, the others still have one.
 func TestPanicOfAStatus(t *testing.T) {
 	b, _ := stumbling(lb.PartStatus, "bad")
 	inEngine(t, lbtest.New(), func(t *testing.T, e *lb.Engine) {

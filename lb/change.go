@@ -166,7 +166,7 @@ func parts[K interface {
 	return all
 }
 
-// name returns the name of a part. A backend without a port of its own is named by its address.
+// name returns the name of a part. A backend without its own port is named by its address.
 func name(k fmt.Stringer) string {
 	if id, ok := k.(netip.AddrPort); ok && id.Port() == 0 {
 		return id.Addr().String()

@@ -119,7 +119,7 @@ func TestDrainsWith(t *testing.T) {
 	}
 }
 
-// A backend that serves each port of the service has no port in the log.
+// The log names no port of a backend that serves each port of the service.
 func TestBackendName(t *testing.T) {
 	for _, want := range []string{"10.0.0.2", "10.0.0.2:9000", "2001:db8::2", "[2001:db8::2]:9000"} {
 		b := Backend{}

@@ -74,7 +74,8 @@ func (d *datapathState) held() (ports []uint16) {
 	return ports
 }
 
-// The frontends of an old plan that the next one lacks go; those of other services and those that stay do not.
+// Frontends of an old plan that the next one lacks are removed; other services' frontends and the remaining ones are
+// not.
 func TestDatapathStateDrop(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -136,7 +137,7 @@ func TestDatapathStateRetries(t *testing.T) {
 	}
 }
 
-// A plan equal to the one in force is no delta; another one is.
+// A plan equal to the one in force is not a delta; another one is.
 func TestDatapathStateAppliesChangesOnly(t *testing.T) {
 	d := newTestState()
 	d.want(testPlan("web", 1, 80))

@@ -249,7 +249,7 @@ func TestFrontendOfAnotherServiceIsRefusedUntilFree(t *testing.T) {
 	})
 }
 
-// The VIPs of a drained service are served but not announced, except those that another service uses, too.
+// The VIPs of a drained service are served but not announced, except VIPs that another service also uses.
 func TestDrain(t *testing.T) {
 	fx := lbtest.New()
 	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {

@@ -15,8 +15,8 @@ func aged(service, key string, minute int, ports ...uint16) Request {
 	return r
 }
 
-// Who has an address keeps it, and does not get a port of another one that shares it, whatever is changed, and however
-// old the two are.
+// A service that has an address keeps it, and does not get a port of another service that shares it, whatever is
+// changed, and however old the two are.
 func TestFirstHolderKeeps(t *testing.T) {
 	const same = "[203.0.113.1]"
 	for _, tt := range []struct {
@@ -76,8 +76,8 @@ func TestDeniedPortIsFreed(t *testing.T) {
 	}
 }
 
-// Of two services that both hold a port, the one that was created first has it, then the one with the lower ID,
-// whichever is looked at first.
+// If two services both hold a port, it belongs to the one created first, then to the one with the lower ID, whichever
+// is looked at first.
 func TestPortOfTwoHolders(t *testing.T) {
 	old, young, same := aged("old", "", 1, 80), aged("young", "", 2, 80), aged("a-same", "", 1, 80)
 	for _, tt := range []struct {
@@ -106,7 +106,7 @@ func TestPortOfTwoHolders(t *testing.T) {
 	}
 }
 
-// A reservation keeps an address from others that do not have it, and takes it from nobody, however old it is.
+// A reservation keeps an address from services that do not have it, and takes it from none, however old it is.
 func TestReservationTakesNothing(t *testing.T) {
 	a := NewAllocator([]Pool{pool("v4", "203.0.113.1", "203.0.113.9")})
 	has, thief := aged("has", "", 2, 80), aged("thief", "", 1, 80)

@@ -99,8 +99,8 @@ func inForce(fx *lbtest.Fixture, in *input) (text []string) {
 	return append(text, fmt.Sprint(fx.Announcements()))
 }
 
-// After each of many random changes, the datapath, the announcers and the status are as those of an engine that is told
-// everything anew.
+// After each of many random changes, the datapath, the announcers and the status are the same as with an engine that is
+// told everything from the start.
 func TestIncrementalPlans(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(7, 8))

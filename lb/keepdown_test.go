@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// With KeepDown, an unhealthy backend keeps its flows, also those that an earlier agent left, until it is deleted.
+// With KeepDown, an unhealthy backend keeps its flows, including those that an earlier agent left, until it is deleted.
 func TestKeepDown(t *testing.T) {
 	all := []Backend{
 		{Addr: netip.MustParseAddr("10.0.0.1"), Weight: 1}, {Addr: netip.MustParseAddr("10.0.0.2"), Weight: 1},

@@ -42,7 +42,7 @@ func (r *routes) remains(addr vipKey, now time.Time) bool {
 	return true
 }
 
-// leave begins the end of all routes. It reports whether any must be kept for some time.
+// leave begins to withdraw all routes. It reports whether any must be kept for some time.
 func (r *routes) leave(now time.Time) bool {
 	longest := time.Duration(0)
 	for _, a := range r.last {

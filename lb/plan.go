@@ -112,7 +112,7 @@ func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 	return p
 }
 
-// frozenPlan returns the plan of a service of which only the VIPs are certain.
+// frozenPlan returns the plan of a service for which only the VIPs are certain.
 func frozenPlan(s *Service, drains Drains) *Plan {
 	p := &Plan{Service: s, Frozen: true}
 	for _, vip := range s.VIPs {

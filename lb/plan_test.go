@@ -232,8 +232,8 @@ func TestReportedWeightsAreBounded(t *testing.T) {
 	}
 }
 
-// A backend that says that it takes no new flows keeps those that it has: it is neither a target nor down. When all do,
-// on_all_down = "keep" uses them.
+// A backend that reports that it takes no new flows keeps its existing ones: it is neither a target nor down. If all
+// do, on_all_down = "keep" uses them.
 func TestDrainingBackends(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -367,7 +367,7 @@ func TestFirstPortDecides(t *testing.T) {
 	}
 }
 
-// A VIP in another pool than the others has announcers and a reason of its own.
+// A VIP in a different pool from the others has its own announcers and reason.
 func TestRulePerVIP(t *testing.T) {
 	vips := addrs("203.0.113.1", "203.0.113.2", "203.0.113.3")
 	a, b, c := vips[0], vips[1], vips[2]

@@ -11,7 +11,7 @@ type Port struct {
 	// Last is the last port of a range that begins with Port, or 0 for Port alone. Target is then the first port of the
 	// backends' range.
 	Last uint16
-	// Target is used for backends without a port of their own.
+	// Target is used for backends without their own port.
 	Target   uint16
 	Protocol Protocol
 }

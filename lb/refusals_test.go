@@ -14,8 +14,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// An address that moves from one service to another is no error, in whatever order the two are put. One that two
-// services want for good is, once.
+// An address that moves from one service to another is not an error, in whatever order the two are put. One that two
+// services want permanently is reported once.
 func TestRefusedFrontends(t *testing.T) {
 	for _, tt := range []struct {
 		name   string

@@ -51,7 +51,7 @@ func (d *datapathState) refuse(t *testing.T, now time.Time, want string) {
 	d.complete(delta, errs, now)
 }
 
-// What does not fit is the fault of its service: nothing of the node is behind, and it is retried seldom.
+// A service that does not fit is at fault itself: nothing of the node is behind, and the service is retried rarely.
 func TestRefusedFrontend(t *testing.T) {
 	d, now := newTestState(), testStart
 	d.want(testPlan("large", 3, 80))
@@ -71,7 +71,7 @@ func TestRefusedFrontend(t *testing.T) {
 	}
 }
 
-// A frontend in force that grows too large keeps the targets that it has, and loses those that fail.
+// A frontend in force that grows too large keeps its targets, and loses those that fail.
 func TestRefusedUpdateRemovesTargets(t *testing.T) {
 	d, now := newTestState(), testStart
 	first := testPlan("web", 3, 80)

@@ -106,7 +106,7 @@ func TestRoutesLogChanges(t *testing.T) {
 		"announced since %s, then kept %v; want %s, nothing", since, fx.since, testStart)
 }
 
-// The first set after a start logs the routes that an earlier run announced, too.
+// The first set after a start also logs the routes that an earlier run announced.
 func TestFirstRoutesAreLogged(t *testing.T) {
 	fx := newRoutesFixture(testVIP)
 	fx.vips.get(testVIP).announce.Done = true

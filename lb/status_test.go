@@ -62,7 +62,7 @@ func TestStatusHasTheTunnelBetweenNodes(t *testing.T) {
 	}
 }
 
-// A backend that was deleted is passed on for a while, so that its flows end. It is in no status: nobody can heal it.
+// A deleted backend is passed on for a while, so that its flows end. No status lists it, because nobody can heal it.
 func TestStatusHasNoDeletedBackends(t *testing.T) {
 	inEngine(t, lbtest.New(), func(t *testing.T, e *lb.Engine) {
 		s := service("web", []netip.Addr{vip1}, "10.0.0.1", "10.0.0.2")

@@ -45,8 +45,8 @@ func objectsOf(t *testing.T, manifest string) map[string]runtime.Object {
 	return all
 }
 
-// Pods run on Linux only, with the least privileges: the agent has the capabilities that the unit has, too, and what
-// assigns addresses has none and is not root.
+// Pods run only on Linux, with the least privileges: the agent has the same capabilities as in the unit; the allocator
+// has none and is not root.
 func TestManifestPods(t *testing.T) {
 	all := objects(t)
 	agent := all["DaemonSet steelyard"].(*apps.DaemonSet).Spec.Template.Spec
@@ -196,7 +196,7 @@ func TestManifestPolicy(t *testing.T) {
 	}
 }
 
-// What cleans up the nodes has the capabilities for that, no account, and a namespace also after an uninstall.
+// The cleanup of the nodes has the capabilities for it, no account, and a namespace, even after an uninstall.
 func TestCleanupManifest(t *testing.T) {
 	all := objectsOf(t, systemd.CleanupManifest("steelyard:test"))
 	d := all["DaemonSet steelyard-cleanup"].(*apps.DaemonSet)
@@ -238,7 +238,7 @@ func TestExampleIsValid(t *testing.T) {
 
 var toml = regexp.MustCompile(`(?s)steelyard.toml: \|\n(.*?)\n---`)
 
-// The configuration of the DaemonSet is valid, also with every line uncommented.
+// The configuration of the DaemonSet is valid, even with every line uncommented.
 func TestManifestConfigurationIsValid(t *testing.T) {
 	text := toml.FindStringSubmatch(systemd.Manifest("steelyard:test", ""))
 	if text == nil {

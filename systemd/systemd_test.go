@@ -164,7 +164,7 @@ func TestInstall(t *testing.T) {
 	}
 	must.Equal(t, "mine", string(must.Get(os.ReadFile(config))(t)))
 	install("Next: systemctl enable --now steelyard")
-	// What was drained before the removal is not drained after the next installation.
+	// A drain from before the removal does not apply after the next installation.
 	drained := filepath.Join(root, drainsPath)
 	must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(drained), 0o755), os.WriteFile(drained, nil, 0o600)))
 	must.Do(t, Uninstall(new(bytes.Buffer), root, remains(false)))

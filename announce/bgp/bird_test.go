@@ -153,7 +153,7 @@ func TestLinkLocalSession(t *testing.T) {
 	}
 }
 
-// Without an IPv6 address towards the router IPv6 routes have no next hop: they are not sent, and the status has the
+// Without an IPv6 address towards the router, IPv6 routes have no next hop: they are not sent, and the status has the
 // reason. They are sent as soon as there is an address.
 func TestNoNextHop(t *testing.T) {
 	b, h, o := oneLink(t)
@@ -299,7 +299,7 @@ func TestNoHoldTime(t *testing.T) {
 	r.await("show route count", none4)
 }
 
-// FRR accepts the documented configuration, first that of a router, then that of BFD, and both are in force.
+// FRR accepts the documented configuration, first for a router, then for BFD, and both take effect.
 func TestDocumentedFRR(t *testing.T) {
 	text := must.Get(os.ReadFile("../../docs/bgp.md"))(t)
 	_, router, ok := strings.Cut(string(text), "```\n# FRR\n")

@@ -29,7 +29,8 @@ func (c *child) kept(peer netip.Addr, since time.Time) {
 	}
 }
 
-// A peer is added and removed while the session with another one goes on, and a changed hold time interrupts no route.
+// A peer is added and removed while the session with another one continues, and a changed hold time does not interrupt
+// a route.
 func TestConfigurePeers(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		b := newBench(t)
@@ -89,7 +90,7 @@ func TestConfigureAttributes(t *testing.T) {
 	c.kept(b.theirs[0][0], since)
 }
 
-// Peers and pools have attributes of their own. Changed ones are sent in the same session, and lowered routes keep the
+// Peers and pools have their own attributes. Changed ones are sent in the same session, and lowered routes keep the
 // lowest preference.
 func TestAttributesOfPeersAndPools(t *testing.T) {
 	b, h, o := oneLink(t)
@@ -140,7 +141,8 @@ func TestAttributesOfPeersAndPools(t *testing.T) {
 	c.kept(b.theirs[0][0], since)
 }
 
-// Towards a peer, this node may have another AS, which is then the AS path, also after a reload, and is prepended.
+// Towards a peer, this node may have another AS. The AS path then has that AS, even after a reload, and it is the one
+// that is prepended.
 func TestLocalASN(t *testing.T) {
 	b, h, o := oneLink(t)
 	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64999; "+bothFamilies, "")

@@ -83,7 +83,7 @@ func TestWrongPassword(t *testing.T) {
 	})
 }
 
-// What the segments of one peer say is a hint about this peer only. (There was one counter for all of them.)
+// What one peer's segments show is a hint only about this peer. (There was one counter for all of them.)
 func TestPasswordHintIsOfThePeer(t *testing.T) {
 	b := newBench(t)
 	for _, passive := range []bool{false, true} {

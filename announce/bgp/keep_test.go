@@ -33,7 +33,7 @@ func TestRestartTime(t *testing.T) {
 	})
 }
 
-// A speaker that ends for a restart loses no route, also with BFD, whose end is a planned one.
+// A speaker that ends for a restart loses no route, even with BFD, which ends as planned.
 func TestRestartKeepsTheRoutes(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		variants := []bool{false}

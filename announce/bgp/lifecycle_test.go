@@ -47,7 +47,7 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 		}
 		r.forgetNeighbour(t)
 	}
-	// The router is a server of gobgp, too: what it leaves does not count.
+	// The router is also a gobgp server: what it leaves behind does not count.
 	labtest.Until(t, timeout, "all goroutines to end", func() error {
 		b := make([]byte, 1<<20)
 		for stack := range strings.SplitSeq(string(b[:runtime.Stack(b, true)]), "\n\n") {

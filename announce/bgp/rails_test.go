@@ -11,7 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// No more than MaxRoutes are announced. What is announced stays, and each VIP beyond has an error.
+// At most MaxRoutes routes are announced. Announced ones stay, and each further VIP has an error.
 func TestMaxRoutes(t *testing.T) {
 	s := must.Get(New(Options{
 		ASN: 64512, RouterID: netip.MustParseAddr("192.0.2.11"), MaxRoutes: 2, Log: slog.New(slog.DiscardHandler),

@@ -11,7 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// open resets the sessions and adds the routes. When it fails, Set has no gobgp to change.
+// open resets the sessions and adds the routes. If it fails, Set has no gobgp to change.
 func TestOpen(t *testing.T) {
 	s, p, srv := withServer(t, new(strings.Builder))
 	defer srv.stop()
@@ -60,7 +60,7 @@ func TestAttach(t *testing.T) {
 	s.detach(unknown.Peer)
 }
 
-// Every peer has an address of its own towards gobgp.
+// Every peer has its own address towards gobgp.
 func TestBackendAddresses(t *testing.T) {
 	seen := map[netip.Addr]bool{backendAt: true}
 	for n := range maxPeers {

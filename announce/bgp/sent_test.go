@@ -86,8 +86,8 @@ func TestSentRoutes(t *testing.T) {
 	}
 }
 
-// The details of a session are what both sides have negotiated, and its messages are those that the router counts. A
-// session that ends is counted.
+// The details of a session show what both sides have negotiated, and as many messages as the router counts. A session
+// that ends is counted.
 func TestSessionDetails(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		b := newBench(t)

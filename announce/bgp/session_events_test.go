@@ -143,8 +143,7 @@ func TestReport(t *testing.T) {
 	s.report(netip.MustParseAddr("192.0.2.99")) // removed meanwhile
 }
 
-// A peer whose session ends again and again, each time for another reason, fills no log. What it is in the end is
-// logged.
+// A peer whose session ends repeatedly, each time for another reason, does not fill the log. Its last state is logged.
 func TestReportIsLimited(t *testing.T) {
 	var out strings.Builder
 	s, p, srv := withServer(t, &out)

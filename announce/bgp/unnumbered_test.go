@@ -90,8 +90,8 @@ func forgeAdvertisements(t *testing.T, h *lab.Host) {
 	t.Cleanup(func() { close(done); sending.Wait(); c.Close() })
 }
 
-// A host that advertises itself before the router does, and goes on, does not keep the session from coming up, and does
-// not end it.
+// A host that advertises itself before the router does, and continues to, neither keeps the session from coming up nor
+// ends it.
 func TestForgedRouter(t *testing.T) {
 	b, h := newUnnumbered(t)
 	ours, theirs := linkLocal(t, b.host), linkLocal(t, h).WithZone("eth0")
@@ -122,8 +122,8 @@ func TestForgedRouter(t *testing.T) {
 	}
 }
 
-// A peer that may have any other AS has a session with a router of any AS but the own, also of another one after a
-// reload of the router, and its AS is reported.
+// A peer that may have any other AS has a session with a router of any AS but this node's, even if a reload of the
+// router changes it, and the peer's AS is reported.
 func TestUnnumberedExternal(t *testing.T) {
 	b, h := newUnnumbered(t)
 	ours := linkLocal(t, b.host)

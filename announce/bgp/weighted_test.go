@@ -145,8 +145,8 @@ func wantRoute(t *testing.T, r *peers.Router, prefix string, via ...netip.Addr) 
 	}
 }
 
-// Each router gets the routes of its pools only. A pool has a prefix of its own length while it has a member. A change
-// of the pools of a router takes back what it got before, and interrupts no other route.
+// Each router gets only the routes of its pools. A pool has a prefix of its own length while it has a member. When the
+// pools of a router change, it loses the routes that it got before, and no other route is interrupted.
 func TestPoolsOfPeers(t *testing.T) {
 	b := newBench(t)
 	first, second := b.router(peers.BIRD, nil), b.router(peers.FRR, nil)

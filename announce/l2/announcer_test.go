@@ -79,7 +79,7 @@ func TestReply(t *testing.T) {
 	}
 }
 
-// A conflict is counted per frame and logged once per VIP and MAC address; other addresses are no conflict.
+// A conflict is counted per frame and logged once per VIP and MAC address; other addresses are not a conflict.
 func TestConflict(t *testing.T) {
 	log := &lines{}
 	a := newAnnouncer(t, log, "eth0")

@@ -100,7 +100,8 @@ func TestClaimOfATakenAddress(t *testing.T) {
 	}
 }
 
-// Of two hosts that probe at the same time, the one with the lower MAC address goes on. Our own frames are no conflict.
+// Of two hosts that probe at the same time, the one with the lower MAC address continues. Our own frames are not a
+// conflict.
 func TestSimultaneousProbes(t *testing.T) {
 	lower := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	for _, tt := range []struct {

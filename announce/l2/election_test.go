@@ -310,8 +310,8 @@ func TestElectedDoesNotHold(t *testing.T) {
 	})
 }
 
-// A standby that receives nothing, and so hears no member, takes nothing from an owner, which is well. When it hears a
-// host again, it takes over what nobody has.
+// A standby that receives nothing, and so hears no member, takes nothing from an owner that works. When it hears a host
+// again, it takes over what nobody has.
 func TestDeafStandby(t *testing.T) {
 	onSegment(t, 2, func(t *testing.T, x *segment) {
 		x.set(shared...)

@@ -121,7 +121,7 @@ func (n *neighbour) do(f func() error) error {
 	return <-done
 }
 
-// resolve returns the MAC address of a new resolution of ip; nil when there is no reply.
+// resolve returns the MAC address from a new resolution of ip, or nil if there is no reply.
 func (n *neighbour) resolve(ip netip.Addr) net.HardwareAddr {
 	n.t.Helper()
 	return n.resolveAll([]netip.Addr{ip})[ip]

@@ -43,8 +43,8 @@ func TestForgedFrames(t *testing.T) {
 	}
 }
 
-// An address is defended at once, and then at most once in ten seconds: also after a conflict within that time
-// (RFC 5227 §2.4 c), or hosts would have the other MAC address until they ask again.
+// An address is defended at once, and then at most once in ten seconds, even after a conflict within that time (RFC
+// 5227 §2.4 c); otherwise hosts would have the other MAC address until they ask again.
 func TestDefence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeSystem()

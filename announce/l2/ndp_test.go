@@ -78,7 +78,7 @@ func TestParseNeighbour(t *testing.T) {
 	}
 }
 
-// Duplicate address detection asks the group of the address, and has no link-layer address of its sender.
+// Duplicate address detection asks the group of the address, and does not carry the sender's link-layer address.
 func TestDetectsDuplicates(t *testing.T) {
 	link := func(d ndp.Direction) ndp.Option { return &ndp.LinkLayerAddress{Direction: d, Addr: otherMAC} }
 	for _, tt := range []struct {
@@ -101,7 +101,7 @@ func TestDetectsDuplicates(t *testing.T) {
 	}
 }
 
-// What is invalid although the checksum is correct.
+// Messages that are invalid although their checksum is correct.
 func TestParseNeighbourInvalidMessage(t *testing.T) {
 	for _, tt := range []struct {
 		name   string

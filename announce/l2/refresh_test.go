@@ -92,7 +92,8 @@ func TestAnnounceAgain(t *testing.T) {
 	})
 }
 
-// Each VIP is announced once a minute, and not all at the same time. What this node does not have is not.
+// Each VIP is announced once a minute, and not all at the same time. VIPs that this node does not have are not
+// announced.
 func TestRefresh(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 200
@@ -157,8 +158,8 @@ func TestSilentRival(t *testing.T) {
 	}
 }
 
-// A process that was stopped probes before it replies again: another node may have its VIPs. The frames of that node,
-// which it took over from meanwhile, are no conflict.
+// A process that was stopped probes before it replies again, because another node may have its VIPs. Frames of that
+// node, which has taken over in the meantime, are not a conflict.
 func TestStoppedProcess(t *testing.T) {
 	defer func(f func() time.Duration) { boottime = f }(boottime)
 	synctest.Test(t, func(t *testing.T) {
@@ -200,8 +201,8 @@ func TestStoppedProcess(t *testing.T) {
 	})
 }
 
-// A member that did not run for a moment keeps its VIP, whoever comes first in the order of the VIP, and loses it when
-// another one has taken it over meanwhile.
+// A member that did not run for a moment keeps its VIP, whoever comes first in the order of the VIP, and loses it if
+// another member has taken it over in the meantime.
 func TestOwnerThatPauses(t *testing.T) {
 	onSegment(t, 2, func(t *testing.T, x *segment) {
 		vip := shared[0]

@@ -175,7 +175,7 @@ func clusterTable(c cluster.Result) table {
 	return t
 }
 
-// rollout is the number of nodes of the rolling restart for which requests are extrapolated.
+// rollout is the number of nodes in the rolling restart for which requests are extrapolated.
 const rollout = 1000
 
 // requestsTable has what one restart asks the API server for, and a rolling restart, which does so once for each node.

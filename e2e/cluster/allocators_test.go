@@ -30,7 +30,7 @@ name = "public"
 addresses = ["203.0.113.0/24", "2001:db8:1::/64"]
 `
 
-// otherKubeconfigPath is the kubeconfig of what assigns addresses to Services of another class.
+// otherKubeconfigPath is the kubeconfig of the allocator for Services of another class.
 const otherKubeconfigPath = kube.KubeconfigPath + "-other"
 
 // TestAllocators covers what assigns addresses beside a real API server, with the objects of the manifest.
@@ -120,7 +120,7 @@ func forgedMetadata(t *testing.T, c *cluster) {
 	if err := patch(c.api, merge, label); err != nil { // others are not concerned
 		t.Error(err)
 	}
-	// Assignment and release work beside the finalizer of somebody else.
+	// Assignment and release work beside somebody else's finalizer.
 	api := c.api.CoreV1().Services("default")
 	must.Do(t, api.Delete(t.Context(), "forged", meta.DeleteOptions{}))
 	labtest.Until(t, 10*time.Second, "the addresses are released", func() error {
@@ -215,7 +215,7 @@ func (c *cluster) checkStatus(t *testing.T, name, writer string, addresses, fina
 }
 
 // sharerChanges: an older Service shares the address of another one by its key, and then asks for its port while nobody
-// assigns addresses: it is told no, and the other one is not written.
+// assigns addresses: it is refused, and the other Service is not written.
 func sharerChanges(t *testing.T, c *cluster) {
 	port := func(port int32) func(*core.Service) {
 		return func(s *core.Service) { s.Spec.Ports = s.Spec.Ports[:1]; s.Spec.Ports[0].Port = port }

@@ -28,8 +28,8 @@ var (
 // slow is an interval in which nodes respond that share two CPUs with all else.
 const slow = 300 * time.Millisecond
 
-// ofNodes is the service of an appliance for a Service of a cluster: its backends are the nodes. port is that of the
-// check; 0: the default.
+// ofNodes is the service of an appliance for a Service of a cluster: its backends are the nodes. port is the check's,
+// or 0 for the default.
 func ofNodes(s *core.Service, addrs []netip.Addr, nodes []lab.Node, port int32) lab.AgentService {
 	out := lab.AgentService{Name: s.Name, Addresses: addrs, Backends: lab.Backends(nodes...), Check: lab.AgentCheck{
 		Type: "health-check-node-port", Port: int(port), Interval: slow, Timeout: slow, Rise: 1, Fall: 8,

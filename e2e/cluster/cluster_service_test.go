@@ -113,7 +113,7 @@ func (c *cluster) startService(
 	return vips
 }
 
-// deleteService deletes a Service and waits until it does not exist any more, so until its finalizer is removed.
+// deleteService deletes a Service and waits until it is gone, and so until its finalizer is removed.
 func (c *cluster) deleteService(t *testing.T, name string) {
 	t.Helper()
 	ctx, api := context.Background(), c.api.CoreV1().Services("default") // t.Context() is done in a cleanup
@@ -189,8 +189,8 @@ func (c *cluster) allAnswered(t *testing.T, vip netip.Addr, n int) traffic.Resul
 	return r
 }
 
-// overrideRoutes makes the router send these addresses to one node, in place of the announced routes, until the test
-// ends.
+// overrideRoutes makes the router send these addresses to one node, instead of following the announced routes, until
+// the test ends.
 func (c *cluster) overrideRoutes(t *testing.T, vips []netip.Addr, node int) {
 	t.Helper()
 	for _, vip := range vips {

@@ -232,7 +232,7 @@ func (c *cluster) register(t *testing.T, i int) {
 	must.Get(api.UpdateStatus(t.Context(), node, meta.UpdateOptions{}))(t)
 }
 
-// startProxy starts kube-proxy on a node, in place of the one that ran there.
+// startProxy starts kube-proxy on a node, replacing the one that ran there.
 func (c *cluster) startProxy(t *testing.T, n lab.Node) {
 	t.Helper()
 	c.stopProxy(n)

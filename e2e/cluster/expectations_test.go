@@ -142,7 +142,7 @@ func namedPorts(t *testing.T, c *cluster, pods ...*pod) {
 	}
 }
 
-// fromPods: pods reach the addresses of Services, also of a Service whose endpoint they are, and the endpoint sees
+// fromPods: pods reach the addresses of Services, including a Service whose endpoint they are, and the endpoint sees
 // their own address. kube-proxy of their node forwards these packets; the agent must not take them.
 func fromPods(t *testing.T, c *cluster, pods ...*pod) {
 	for name, x := range map[string]struct {
@@ -181,7 +181,8 @@ func recreated(t *testing.T, c *cluster, pods ...*pod) {
 	}
 }
 
-// externalIPs: those that are in a pool are announced and served for a Service of any type; source ranges do not apply.
+// externalIPs: addresses that are in a pool are announced and served for a Service of any type; source ranges do not
+// apply.
 func externalIPs(t *testing.T, c *cluster, pods ...*pod) {
 	four, six := netip.MustParseAddr("203.0.113.200"), netip.MustParseAddr("2001:db8:1::200")
 	vips := []netip.Addr{four, six}

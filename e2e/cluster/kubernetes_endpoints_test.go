@@ -99,8 +99,8 @@ func udpMoves(t *testing.T, c *cluster, pods ...*pod) {
 	}
 }
 
-// udpMovesFor sends datagrams from one port while pods come and go. When a pod does not serve any longer, another one
-// answers that was there before.
+// udpMovesFor sends datagrams from one port while pods come and go. When a pod no longer serves, another pod that was
+// there before answers.
 func udpMovesFor(t *testing.T, c *cluster, vip netip.Addr, byCluster bool, pods ...*pod) {
 	t.Helper()
 	conn := must.Get(c.Client().Dial(t.Context(), "udp", netip.AddrPortFrom(vip, 5353).String()))(t)

@@ -72,8 +72,8 @@ func (s *segmentCluster) lose(t *testing.T, a *lab.Agent) {
 	}
 }
 
-// spreadsLocal: under the policy Local, the owner forwards to the nodes with endpoints, each in proportion to their
-// number, and to its own. Pods see the address of the client. That is so, too, while the owner has no endpoint.
+// spreadsLocal: under the policy Local, the owner forwards to the nodes with endpoints in proportion to their number,
+// and to its own. Pods see the address of the client. This also holds while the owner has no endpoint.
 func (s *segmentCluster) spreadsLocal(t *testing.T) {
 	others := s.m.VIPs
 	defer func() { s.m.VIPs = others }()
@@ -115,7 +115,7 @@ func (s *segmentCluster) spreadsLocal(t *testing.T) {
 }
 
 // TestMembersOfACluster: in a cluster, each address has one owner among the nodes, another node takes over from one
-// that fails, and a planned end loses no request. That is so while the API server is away, too.
+// that fails, and a planned end loses no request. This also holds while the API server is away.
 func TestMembersOfACluster(t *testing.T) {
 	s := newSegmentCluster(t)
 	secret, err := s.api.CoreV1().Secrets("steelyard").Get(t.Context(), "steelyard-tunnel-keys", meta.GetOptions{})

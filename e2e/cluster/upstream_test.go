@@ -141,7 +141,7 @@ func startUpstream(t *testing.T, programs string, nodes int, agent bool) *upstre
 		u.join(t, i)
 		u.startProxy(t, n)
 		v4, v6 := podPrefixes(i)
-		// The API server and the tests reach pods, too.
+		// The API server and the tests reach pods as well.
 		router := u.Topology.Router
 		must.Do(t, errors.Join(router.AddRoute(v4, n.V4), router.AddRoute(v6, n.V6)))
 		kubelet := must.Get(u.control.StartKubelet(n, kube.Kubelet{
@@ -239,7 +239,7 @@ func (u *upstream) start(t *testing.T, args ...string) (specs []spec, output str
 			specs = append(specs, suite.SpecReports...)
 		}
 	}
-	// Tests outside the focus are reported as skipped, too, but without a reason.
+	// Tests outside the focus are also reported as skipped, but without a reason.
 	specs = slices.DeleteFunc(specs, func(s spec) bool {
 		return s.LeafNodeType != "It" || s.State == "skipped" && s.Failure.Message == ""
 	})

@@ -173,7 +173,7 @@ const (
 // buildTime is added to the limit of the tests, for compiling and linking them.
 const buildTime = 2 * time.Minute
 
-// test runs the tests of p against m; nil is the package as it is.
+// test runs the tests of p against m, or against the unchanged package if m is nil.
 func (r *runner) test(ctx context.Context, p pkg, m *mutant, limit time.Duration) (result, string) {
 	ctx, cancel := context.WithTimeout(ctx, limit+buildTime)
 	defer cancel()

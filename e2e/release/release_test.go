@@ -23,7 +23,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
-// made returns a release of which the slow parts exist already: short files stand for the binaries.
+// made returns a release whose slow parts exist already: short files stand for the binaries.
 func made(t *testing.T) *release {
 	t.Helper()
 	r := &release{

@@ -91,8 +91,8 @@ type Options struct {
 	// Reload reads the configuration file again. Its error has one line for each problem of a rejected file. force is
 	// the word that permits a change that is otherwise refused, or "".
 	Reload func(force string) (Reloaded, error)
-	// Diff returns what a reload of the configuration file would change, or, with a name, what text would change in
-	// place of that file.
+	// Diff returns what a reload of the configuration file would change, or, with a name, what text would change
+	// instead of that file.
 	Diff func(name string, text []byte) (Reloaded, error)
 	// Text returns the text of the active configuration file.
 	Text func() string

@@ -24,7 +24,7 @@ import (
 // out that it has gone.
 const eventsIdle = 30 * time.Second
 
-// events lists the history. With ?follow=true, where that is allowed, it goes on with new events as server-sent ones.
+// events lists the history. With ?follow=true, where that is allowed, it continues with new events as server-sent ones.
 func (s *Server) events(mayFollow bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		q := r.URL.Query()

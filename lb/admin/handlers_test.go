@@ -95,7 +95,7 @@ func TestInfoCounts(t *testing.T) {
 	must.True(t, len(i.Interfaces) == 1, "interfaces %+v", i.Interfaces)
 }
 
-// Services that an operator has drained are no failures: they are counted as drained, whatever their checks say.
+// Services that an operator has drained are not failures: they are counted as drained, whatever their checks say.
 func TestDrainedServicesAreCounted(t *testing.T) {
 	o := options(t)
 	services := []lb.ServiceStatus{
@@ -253,7 +253,7 @@ func TestFlowsOfUnknownServices(t *testing.T) {
 	}
 }
 
-// By TCP nobody lists all flows: the answer with a million of them takes a gigabyte.
+// Nobody can list all flows over TCP: the answer with a million of them takes a gigabyte.
 func TestFlowsAreLimited(t *testing.T) {
 	for _, tt := range []struct {
 		writable bool

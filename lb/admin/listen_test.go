@@ -76,7 +76,7 @@ func TestListeners(t *testing.T) {
 	}
 }
 
-// A socket that was removed from under the agent is made again, but not in place of that of another agent.
+// A socket that was removed while the agent runs is created again, but does not replace another agent's.
 func TestSocketIsMadeAgain(t *testing.T) {
 	o := options(t)
 	o.Socket = filepath.Join(t.TempDir(), "run", "s")
@@ -145,7 +145,8 @@ func TestSocketThatCannotBeReplaced(t *testing.T) {
 		"a directory in place of the socket: %v", err)
 }
 
-// By TCP, only requests for an address or a known name are served: a page of another site must not read the API.
+// Over TCP, only requests for an address or a known name are served, so that a page of another site cannot read the
+// API.
 func TestHostIsChecked(t *testing.T) {
 	o := options(t)
 	o.Hosts = []string{"lb1", "lb1.example.net"}

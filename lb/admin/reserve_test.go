@@ -15,7 +15,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// fullEnv names the socket of the process of TestStatusWithoutDescriptors that has no descriptors left.
+// fullEnv names the socket of the process in TestStatusWithoutDescriptors that has no descriptors left.
 const fullEnv = "STEELYARD_TEST_FULL"
 
 // An agent without descriptors answers by its socket, one client after the other.

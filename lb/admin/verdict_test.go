@@ -158,7 +158,7 @@ func TestMostFrequentReasonIsNamed(t *testing.T) {
 	}
 }
 
-// failed returns a backend on a server of its own for each time since when it is unhealthy.
+// failed returns a backend on its own server for each time since when it is unhealthy.
 func failed(since ...time.Duration) (all []lb.BackendStatus) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for n, d := range since {

@@ -24,8 +24,8 @@ type putSink struct {
 func (p putSink) Put(s *lb.Service)  { p.put[s.Name] = s }
 func (p putSink) Delete(name string) { delete(p.put, name) }
 
-// After three panics in a row the agent starts without what came last, says so, and has all after ten minutes. A clean
-// end, or ten minutes between two panics, begin to count anew. An agent that is killed does not count.
+// After three panics in a row the agent starts without the latest input, says so, and uses it after ten minutes. A
+// clean end, or ten minutes between two panics, restart the count. An agent that is killed does not count.
 func TestThreePanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()

@@ -56,7 +56,7 @@ func startWith(t *testing.T, kubeconfig, dir string) (*Agent, *memoryDatapath) {
 	return a, dp
 }
 
-// The datapath opens with the seed and the keys of the cluster, also when the API server does not answer but an earlier
+// The datapath opens with the seed and the keys of the cluster, even if the API server does not answer but an earlier
 // agent has read them.
 func TestStartsWithTheKeysOfTheCluster(t *testing.T) {
 	t.Parallel()
@@ -138,7 +138,7 @@ func TestFollowsTheKeysOfTheCluster(t *testing.T) {
 	}
 }
 
-// What has changed while the agent did not run is in force when the datapath opens, by a watch alone.
+// Changes made while the agent did not run are in force when the datapath opens, through a watch alone.
 func TestStartsWithChangedKeys(t *testing.T) {
 	dir := t.TempDir()
 	startWith(t, apiServer(t, keysInCluster(keysOf(7, "A"))), dir)

@@ -16,7 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// An address that another host answers for is not shown as announced, unless BGP announces it, too.
+// An address that another host answers for is not shown as announced, unless BGP also announces it.
 func TestConflictsInStatus(t *testing.T) {
 	vip := ip("203.0.113.10")
 	since := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)

@@ -52,8 +52,8 @@ func TestRetryingDial(t *testing.T) {
 	}
 }
 
-// A connection to the API server ends within seconds when nobody answers any more, whether it is idle or has sent a
-// request: a router may have moved it to a node that does not know it.
+// A connection to the API server ends within seconds when nobody answers, whether it is idle or has sent a request: a
+// router may have moved it to a node that does not know it.
 func TestLostConnectionEnds(t *testing.T) {
 	labtest.Root(t)
 	l := labtest.New(t)

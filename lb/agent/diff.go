@@ -14,7 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/file"
 )
 
-// diff returns what a reload would change, or, with a name, what text would change in place of the file.
+// diff returns what a reload would change, or, with a name, what text would change instead of the file.
 func (l *reloader) diff(name string, text []byte) (then admin.Reloaded, err error) {
 	l.readiness.exclusive(func() {
 		if name == "" {

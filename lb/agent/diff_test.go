@@ -29,7 +29,7 @@ name = "p"
 addresses = ["203.0.113.0/28"]
 `
 
-// diff says what a reload changes, before and without it; the reload says the same, and then there is no difference.
+// diff says what a reload would change; the reload says the same, and afterwards there is no difference.
 func TestDiffIsWhatReloadChanges(t *testing.T) {
 	l, services := newTestReloader(t, new(slog.LevelVar), discard)
 	eventually(t, "web", func() bool { return services.has("web") })

@@ -70,7 +70,7 @@ func TestGuard(t *testing.T) {
 	}
 }
 
-// The word of the command allows the change, too.
+// The word given with the command also allows the change.
 func TestGuardByCommand(t *testing.T) {
 	l, _ := newTestReloader(t, new(slog.LevelVar), discard)
 	writeConfig(t, l.file, many(0, 20, 0))
@@ -113,7 +113,7 @@ func TestGuardOfTheCluster(t *testing.T) {
 	}
 }
 
-// A start with a file that a reload would refuse goes on with the last one in force, and says so.
+// A start with a file that a reload would refuse continues with the last one in force, and says so.
 func TestGuardAtTheStart(t *testing.T) {
 	dir := t.TempDir()
 	for _, tt := range []struct {

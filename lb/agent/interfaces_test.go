@@ -120,8 +120,8 @@ func reloadFile(path string) (*config.Config, error) {
 	return reload(path, text)
 }
 
-// checkedNotAtStart fails the test unless check and a reload refuse a file by an error of which want is a part, and the
-// start of the agent warns of it.
+// checkedNotAtStart fails the test unless check and a reload refuse a file with an error that contains want, and the
+// start of the agent only warns.
 func checkedNotAtStart(t *testing.T, path, want string) {
 	t.Helper()
 	if _, err := Check(path, false); err == nil || !strings.Contains(err.Error(), want) {

@@ -70,7 +70,7 @@ func after(t *testing.T, dir string, d time.Duration, isAway bool, feed func(l *
 	return out, nodes
 }
 
-// What the source has put before is put again when the API server is away, with a probe of its own.
+// When the API server is away, the services that the source had put are put again, each with its own probe.
 func TestLastKnownState(t *testing.T) {
 	dir := t.TempDir()
 	nodes := []netip.Addr{ip("192.0.2.1"), ip("192.0.2.2")}
@@ -110,7 +110,7 @@ func TestLastKnownState(t *testing.T) {
 			t.Error("the state was not put although the API server gives none")
 		}
 	})
-	// What does not exist any more when the API server is back is deleted.
+	// Services that no longer exist when the API server is back are deleted.
 	synctest.Test(t, func(t *testing.T) {
 		out, _ := after(t, dir, time.Minute, true, func(l *lastKnown) {
 			time.Sleep(10 * time.Second)

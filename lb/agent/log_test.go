@@ -38,8 +38,8 @@ func (r *reader) Write(p []byte) (int, error) {
 	return r.text.Write(p)
 }
 
-// While nobody reads the log, the agent withdraws the address of a dead server and says that lines are lost; then also
-// in the log. It lives on when the reader ends.
+// While nobody reads the log, the agent withdraws the address of a dead server and reports that lines are lost; later
+// the log says so as well. The agent continues when the reader ends.
 func TestLogThatNobodyReads(t *testing.T) {
 	labtest.Root(t)
 	self := must.Get(os.Executable())(t)

@@ -100,7 +100,7 @@ func openLog(w io.Writer, c config.Log, level *slog.LevelVar) (*slog.Logger, *lo
 // keepDir returns the state directory that survives a reboot (systemd.exec(5)), or else the runtime directory.
 func keepDir() string { return cmp.Or(os.Getenv("STATE_DIRECTORY"), datapath.DefaultStateDir) }
 
-// openHistory returns the history of events in a directory, and log with records that go there, too.
+// openHistory returns the history of events in a directory, and a log whose records also go there.
 func openHistory(dir string, log *slog.Logger) (*events.History, *slog.Logger) {
 	h, err := events.Open(dir)
 	log = slog.New(h.Handler(log.Handler()))

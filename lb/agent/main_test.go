@@ -27,8 +27,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// TestMain makes the test program an agent, too: the lab starts it in a host with the arguments "run -c FILE". The
-// logger of client-go is set before any use, as Main does it.
+// TestMain lets the test program be an agent as well: the lab starts it in a host with the arguments "run -c FILE". The
+// logger of client-go is set before any use, as in Main.
 func TestMain(m *testing.M) {
 	klog.SetSlogLogger(discard)
 	if len(os.Args) != 4 || os.Args[1] != "run" {
@@ -130,7 +130,7 @@ func TestHangupBeforeTheStart(t *testing.T) {
 }
 
 // Without a default route and without interfaces in the file, the agent waits, says so, and starts when the route is
-// there. A reload can end the wait, too.
+// there. A reload can also end the wait.
 func TestWaitsForTheNetwork(t *testing.T) {
 	labtest.Root(t)
 	self := must.Get(os.Executable())(t)

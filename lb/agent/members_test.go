@@ -104,7 +104,7 @@ func TestReloadMembers(t *testing.T) {
 	}
 }
 
-// Members of the file besides the nodes of a cluster are changed by a reload, too.
+// A reload also changes the members that the file lists besides the nodes of a cluster.
 func TestReloadMembersInACluster(t *testing.T) {
 	config := func(members ...netip.Addr) *config.Config {
 		return &config.Config{L2: &config.L2{Members: members}, Kubernetes: &config.Kubernetes{}}
@@ -154,7 +154,7 @@ func TestMembersDoNotRespond(t *testing.T) {
 	})
 }
 
-// Members of the family that this node is no member by are refused; beside others, they are a warning.
+// Members are refused if their family is not the one of this node's membership; beside others, they are a warning.
 func TestMemberFamily(t *testing.T) {
 	for _, tt := range []struct {
 		name, members  string
@@ -249,7 +249,7 @@ func findEachOther(t *testing.T, all []*membership) {
 	}
 }
 
-// What cannot be told apart is named: a member that is down, a filtered port, and another secret.
+// Causes that look the same are all named: a member that is down, a filtered port, and another secret.
 func TestMemberProblems(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &config.Config{L2: &config.L2{Port: 7946, Members: []netip.Addr{ip("127.0.6.2")}}}

@@ -165,8 +165,8 @@ func TestThisHost(t *testing.T) {
 	}
 }
 
-// A node has the peers whose node_selector its labels meet, follows their changes and those of the configuration, and
-// has them when it starts anew without the API server.
+// A node has the peers whose node_selector matches its labels, follows changes of both, and has them when it starts
+// again without the API server.
 func TestPeersOfANode(t *testing.T) {
 	const text = `
 [kubernetes]

@@ -173,7 +173,7 @@ tunnel_sources = ["192.0.2.0/24"]`)
 			t.Errorf("%v, -want +got:\n%s", err, d)
 		}
 	}
-	// Packets of clients arrive where VIPs are resolved, and by the peers, whatever the interfaces are.
+	// Clients' packets arrive where VIPs are resolved, and from the peers, whatever the interfaces are.
 	cfg.Datapath.Interfaces, cfg.L2 = []string{"eth0"}, &config.L2{}
 	cfg.BGP = &config.BGP{Peers: []config.Peer{
 		{Address: ip("192.0.2.254")}, {Address: ip("fe80::1%eth2")}, {Interface: "eth3"},

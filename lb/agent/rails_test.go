@@ -76,8 +76,8 @@ func checkRails(t *testing.T, text string) (valid bool) {
 	return true
 }
 
-// Nothing but addresses of pools leaves, whatever valid configuration there is. Most addresses are near the ends of
-// pools, and most of the lengths near those of the pools.
+// Only addresses of pools are ever announced, whatever valid configuration there is. Most addresses are near the ends
+// of pools, and most prefix lengths near the pools' lengths.
 func TestRails(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(12, 12))

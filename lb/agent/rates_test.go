@@ -10,7 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Rates follow the counters. What servers still send to clients that have gone is no packet of a client.
+// Rates follow the counters. What servers still send to clients that are gone does not count as a client's packet.
 func TestRates(t *testing.T) {
 	t.Parallel()
 	var c datapath.Traffic

@@ -76,7 +76,7 @@ func TestReadersByTCPDisturbNoHealthCheck(t *testing.T) {
 	t.Logf("%d answers, %d refused", got, refused)
 }
 
-// getOnce asks for flows that do not exist, by a connection of its own, and returns the status.
+// getOnce requests flows that do not exist, on its own connection, and returns the status.
 func getOnce(ctx context.Context, from *lab.Host, to netip.Addr) (int, error) {
 	c, err := from.Dial(ctx, "tcp", netip.AddrPortFrom(to, 9911).String())
 	if err != nil {

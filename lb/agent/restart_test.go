@@ -15,8 +15,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// What check refuses, a restart refuses with the same text, also what the start of an agent would only wait for. A
-// reload warns of the interfaces, which it does not change.
+// A restart refuses what check refuses, with the same text, including what a starting agent would only wait for. A
+// reload warns about the interfaces, which it does not change.
 func TestRestartRefusesWhatCheckRefuses(t *testing.T) {
 	l, _ := newTestReloader(t, new(slog.LevelVar), discard)
 	a := &Agent{reloader: l, restarts: make(chan struct{}, 1)}

@@ -98,7 +98,7 @@ func TestVerdictStore(t *testing.T) {
 		t.Error("a result of a check that had none")
 	}
 
-	// A file that is old, damaged or missing has no results.
+	// An old, damaged or missing file has no results.
 	old := savedVerdicts{Written: time.Now().Add(-verdictsMaxAge - time.Second)}
 	old.Verdicts = []savedVerdict{{Service: key.Service, Backend: key.Backend, State: lb.StateHealthy}}
 	for name, spoil := range map[string]func() error{

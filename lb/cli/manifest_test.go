@@ -7,7 +7,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// What the flags say is the configuration of the manifest, in place of the example.
+// The flags become the configuration of the manifest, instead of the example.
 func TestManifestConfiguration(t *testing.T) {
 	const pool = "\n    [[pool]]\n    name = \"public\"\n    addresses = "
 	for _, tt := range []struct{ flags, want string }{

@@ -59,7 +59,7 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// config show prints the file as it is, with what is not printable.
+// config show prints the file unchanged, including unprintable characters.
 func TestConfigShow(t *testing.T) {
 	const text = "# caf\u00e9 \u009b\n[log]\n\tlevel = \"info\"\n\n"
 	socket := serve(t, lb.Status{}, func(o *admin.Options) { o.Text = func() string { return text } })

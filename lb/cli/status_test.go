@@ -222,7 +222,7 @@ func TestPeerFlag(t *testing.T) {
 	}
 }
 
-// The details of an established session, and of one without all that is optional.
+// The details of an established session, and of one without any optional value.
 func TestDetailsOfASession(t *testing.T) {
 	ago := func(d time.Duration) time.Time { return time.Now().Add(-d) }
 	p := lb.PeerStatus{

@@ -90,7 +90,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// until waits until f returns nil, and meanwhile shows the condition.
+// until waits until f returns nil, and shows the condition while it waits.
 func (s *show) until(ctx context.Context, within time.Duration, what string, f func() error) (time.Duration, error) {
 	start := time.Now()
 	took, err := lab.Until(ctx, within, what, func() error {

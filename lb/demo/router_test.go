@@ -62,8 +62,8 @@ func TestRouter(t *testing.T) {
 	}
 	via(20*time.Second, one, two)
 
-	// Killed without a NOTIFICATION: the routes stay. The hold time is 3 s; they stay also after it, and while a new
-	// speaker announces the same routes.
+	// If the speaker is killed without a NOTIFICATION, the routes stay, even after the hold time of 3 s, and while a
+	// new speaker announces the same routes.
 	p1.Kill()
 	stays(t, n, 4*time.Second, one, two)
 	speaker(t, one, self)

@@ -94,7 +94,7 @@ func TestHistoryIsBounded(t *testing.T) {
 	}
 }
 
-// What cannot be written, as on a full disk, is a problem until it is written.
+// Failing to write, as on a full disk, is a problem until a write succeeds.
 func TestHistoryWithoutDisk(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "later")
 	h, log := open(t, dir)

@@ -167,7 +167,7 @@ func TestFamiliesOfAService(t *testing.T) {
 	}
 }
 
-// A service has an address for each member, from what the others leave, also when a member is added.
+// A service has an address for each member, from what the others leave, including after a member is added.
 func TestAddressPerNode(t *testing.T) {
 	const head = "[l2]\nunencrypted = true\nmembers = [%s]\n[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/29\"]\n"
 	s := New(nil, nil)
@@ -197,7 +197,7 @@ func TestAddressPerNode(t *testing.T) {
 	}
 }
 
-// Services of two machines have the same addresses, whatever the order of their files is.
+// Services of two machines get the same addresses, whatever the order of their files is.
 func TestAddressesDoNotDependOnTheOrder(t *testing.T) {
 	const head = "[bgp]\nasn = 64512\n[[pool]]\nname = \"p\"\naddresses = [%s]\n"
 	names := []string{"a", "b", "c", "web", "mail", "dns"}
@@ -232,7 +232,7 @@ type memory struct{ saved Assigned }
 
 func (m *memory) Save(a Assigned) { m.saved = a }
 
-// A service keeps its address when the agent starts anew, also when others are added that come before it.
+// A service keeps its address when the agent starts again, even if services that come before it are added.
 func TestAddressesOutliveTheAgent(t *testing.T) {
 	for _, name := range []string{"a", "b", "c", "d"} {
 		store := &memory{}

@@ -121,7 +121,7 @@ func (s *apiServer) client(name string, f *faults) kubernetes.Interface {
 	return c
 }
 
-// faults are those of one client. The zero value has none.
+// faults are one client's. The zero value has none.
 type faults struct {
 	mu     sync.Mutex
 	rate   float64   // of requests that fail, before or after they are served, and of watches that end
@@ -262,7 +262,7 @@ func (t *transport) serve(r *http.Request, body []byte) *http.Response {
 	return respond(http.StatusCreated, map[string]any{"kind": "Event", "apiVersion": "v1"})
 }
 
-// listVersion returns the version of a list: what is stored if none is required, else any that is not older.
+// listVersion returns the version of a list: the stored one if none is required, otherwise any that is not older.
 func (s *apiServer) listVersion(required string) uint64 {
 	if required == "" {
 		return s.version

@@ -66,7 +66,7 @@ func TestConditionAssigned(t *testing.T) {
 	}
 }
 
-// What looks like an annotation of ours and is none gets an Event, once for each set of them.
+// An annotation that looks like ours but is not gets an Event, once for each set of them.
 func TestUnknownAnnotations(t *testing.T) {
 	for _, tt := range []struct {
 		annotations []string
@@ -134,7 +134,7 @@ func TestWaiting(t *testing.T) {
 	}
 }
 
-// Two allocators with different pools, which lead in two namespaces, do not overwrite each other's conditions for ever.
+// Two allocators with different pools, which lead in two namespaces, do not overwrite each other's conditions forever.
 func TestConditionsOfTwoAllocators(t *testing.T) {
 	for name, change := range map[string]func(*core.Service){
 		"has an address of one": func(s *core.Service) { given("203.0.113.1")(s); s.Finalizers = []string{finalizer} },

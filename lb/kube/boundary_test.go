@@ -37,8 +37,8 @@ func numbered(name string, n int) (*core.Service, *endpointSlice) {
 	return s, slimSlice(of(name, slice(8080, ep("10.0.0.1", "n1", "rs"))))
 }
 
-// A panic in the view of one Service, or in one of its slices, leaves it as it was, or as the kernel has it; 200 others
-// are served. It is tried again when it changes.
+// A panic in the view of one Service, or in one of its slices, leaves the Service as it was, or as the kernel has it;
+// 200 others are served. It is tried again when it changes.
 func TestPanicOfAService(t *testing.T) {
 	for _, part := range []lb.Part{lb.PartService, lb.PartSlice} {
 		t.Run(string(part), func(t *testing.T) {
@@ -124,8 +124,8 @@ func TestPanicOfANode(t *testing.T) {
 	}
 }
 
-// A Service that the allocator cannot handle keeps its addresses, and nobody else gets them; others get theirs. When it
-// changes it is handled again.
+// A Service that the allocator cannot handle keeps its addresses, and nobody else gets them; other Services get theirs.
+// It is handled again when it changes.
 func TestPanicOfAnAllocation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newAllocators(t, 1)

@@ -107,7 +107,7 @@ func TestWhoHasAnAddress(t *testing.T) {
 		}
 	}
 
-	// A Service of which every address is refused is a row of its own, under each policy.
+	// A Service whose addresses are all refused has its own row, under each policy.
 	f := newFixture(t, func(o *Options) {
 		at := netip.MustParseAddr(vip)
 		o.Pools = []Pool{{ExternalIPs: true, Pool: lb.Pool{Ranges: []lb.AddrRange{{From: at, To: at}}}}}

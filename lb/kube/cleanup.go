@@ -83,7 +83,7 @@ func cleanupService(ctx context.Context, client kubernetes.Interface, s *core.Se
 		if wroteStatus(s) {
 			addrs = nil
 		}
-		// If the Service was created with the finalizer, from a backup, nobody else removes it.
+		// A Service that was restored from a backup has the finalizer, which nobody else removes.
 		ours := hasOurFinalizer(s) || wroteStatus(s) || assignedCondition(s) != nil
 		keep := hasFinalizer(s) && !ours
 		now, err := a.write(ctx, s, keep, addrs, conditionsOfOthers(s))

@@ -15,7 +15,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// Cleanup takes back what is ours and leaves what is not, and does nothing while somebody assigns addresses.
+// Cleanup removes what is ours and leaves the rest, and does nothing while somebody assigns addresses.
 func TestCleanup(t *testing.T) {
 	finalized := func(more func(*core.Service)) func(*core.Service) {
 		return func(s *core.Service) { s.Finalizers = []string{finalizer}; more(s) }

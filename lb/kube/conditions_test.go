@@ -213,7 +213,7 @@ func TestProxyListens(t *testing.T) {
 	}
 }
 
-// A check starts once, starts anew when its target changes, and its result is not used after it has stopped.
+// A check starts once and again when its target changes, and its result is not used after it has stopped.
 func TestCheckStartsAndStops(t *testing.T) {
 	const web = "default/web"
 	f := newFixture(t, asIs)
@@ -258,8 +258,8 @@ func TestCheckStartsAndStops(t *testing.T) {
 	}
 }
 
-// The health check node port is probed by each family that the service has an address and an endpoint here of. What
-// fails withholds the addresses of its family.
+// The health check node port is probed in each family in which the service has an address and a local endpoint. A
+// failure withholds the addresses of its family.
 func TestHealthCheckNodePortOfEachFamily(t *testing.T) {
 	const web, port = "default/web", "health check node port 30000"
 	const bad, notYet = port + ": bad", port + " has not answered yet"

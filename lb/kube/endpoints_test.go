@@ -11,7 +11,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// The owner of a Service with externalIPs that no pool permits is told, once, whatever the type of the Service is.
+// The owner of a Service with externalIPs that no pool permits is told once, whatever the type of the Service is.
 func TestExternalIPNotPermitted(t *testing.T) {
 	const want = "Warning ExternalIPNotPermitted 198.51.100.1 of spec.externalIPs is not announced: no pool permits " +
 		"it; a [[pool]] that has the address and is for this Service needs external_ips = true"
@@ -39,7 +39,7 @@ func TestExternalIPNotPermitted(t *testing.T) {
 	}
 }
 
-// An endpoint with an address that no host has is none: packets to it would reach nobody.
+// An endpoint with an address that no host has is ignored: packets to it would reach nobody.
 func TestEndpointsOfHosts(t *testing.T) {
 	for addr, want := range map[string]bool{
 		"10.0.0.1": true, "2001:db8::1": true,
@@ -145,8 +145,8 @@ func TestPolicyIsExternalTrafficPolicy(t *testing.T) {
 	}
 }
 
-// Under Local, packets to each port and family without a backend here are dropped when another node has one, and
-// refused when none has, whatever is so of the other ports and of the other family (pkg/proxy/service.go).
+// Under Local, packets to each port and family without a local backend are dropped if another node has one, and refused
+// if none has, independently of the other ports and the other family (pkg/proxy/service.go).
 func TestDropsByPortAndFamily(t *testing.T) {
 	port := func(name string, at int32, e *discovery.EndpointSlice) *discovery.EndpointSlice {
 		e.Ports = []discovery.EndpointPort{{Name: ptr(name), Port: &at, Protocol: ptr(core.ProtocolTCP)}}

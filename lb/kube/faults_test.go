@@ -114,7 +114,7 @@ func (m *allocators) step() {
 	}
 }
 
-// refuse begins or ends that writes of the status of one Service are refused.
+// refuse makes the API server refuse writes of one Service's status, or stop refusing them.
 func (m *allocators) refuse() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -296,9 +296,9 @@ func (m *allocators) quiet() {
 	}
 }
 
-// Whatever fails, no port of an address is given to two Services, nobody loses an address, and no status of another
-// controller is overwritten. Any number of agents believe that they lead: clocks
-// that differ or a process that was stopped make an election fail in this way.
+// Whatever fails, no port of an address is given to two Services, no Service loses an address, and no status of another
+// controller is overwritten. Any number of agents believe that they lead: clocks that differ or a stopped process can
+// make an election fail like this.
 func TestAllocatorWithFaults(t *testing.T) {
 	for seed := range uint64(3) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {

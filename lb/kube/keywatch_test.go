@@ -58,7 +58,7 @@ func TestResume(t *testing.T) {
 	})
 }
 
-// Without the Secret, the right to read it or an answer the node goes on with what it has.
+// Without the Secret, the right to read it or an answer, the node continues with the keys it has.
 func TestResumeWithoutKeys(t *testing.T) {
 	for name, tt := range map[string]struct {
 		answer error

@@ -64,7 +64,7 @@ func TestLastAnnouncer(t *testing.T) {
 	}
 }
 
-// other is a result of the check of another node's proxy, or with "" of this node's.
+// other is a check result for another node's proxy, or with "" for this node's.
 func other(node string, err error) lb.Health {
 	key := proxyCheck
 	if node != "" {
@@ -135,7 +135,7 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// A Service without a usable endpoint is not announced, under either policy and whatever the proxy says; that is no
+// A Service without a usable endpoint is not announced, under either policy and whatever the proxy says; that is not a
 // fault of the node.
 func TestNoEndpoint(t *testing.T) {
 	for _, policy := range []func(*core.Service){same, localPort} {
@@ -163,7 +163,7 @@ func TestNoEndpoint(t *testing.T) {
 	}
 }
 
-// An address whose family nothing here serves is withheld, and that is no fault of the node either.
+// An address whose family nothing here serves is withheld, and that is not a fault of the node either.
 func TestFamilyWithoutEndpoint(t *testing.T) {
 	two := func(s *core.Service) {
 		s.Spec.IPFamilies = []core.IPFamily{core.IPv4Protocol, core.IPv6Protocol}

@@ -215,7 +215,8 @@ func TestNodePortAfterBoot(t *testing.T) {
 	}
 }
 
-// A service proxy answers for every Service, also for those that another program serves and those without an address.
+// A service proxy answers for every Service, including Services that another program serves and Services without an
+// address.
 func TestNodePortsOfOthers(t *testing.T) {
 	for name, change := range map[string]func(*core.Service){
 		"no address":    func(s *core.Service) { s.Status = core.ServiceStatus{} },

@@ -212,7 +212,7 @@ func TestNodesBeforeTheTable(t *testing.T) {
 		pass(time.Second)
 		stop()
 		f.tunnels = nil
-		// Nobody writes the table now, so a node that appears is not seen any more.
+		// Nobody writes the table now, so a node that appears is no longer seen.
 		client.CoreV1().Nodes().Create(t.Context(), node("n3", "192.0.2.3"), meta.CreateOptions{})
 		pass(time.Second)
 		if got := taken(&f.tunnels); got != "[]" {

@@ -98,7 +98,8 @@ func TestTooManyEndpoints(t *testing.T) {
 	}
 }
 
-// Of a Service with very many pairs, not all are made at each change: nothing else of the cluster is handled meanwhile.
+// The pairs of a Service with very many are not all made at each change, because nothing else of the cluster would be
+// handled in the meantime.
 func TestPairsAreNotAllMade(t *testing.T) {
 	const ports, most = 5000, 10000
 	f := newFixture(t, func(o *Options) { o.MaxEndpoints, o.Forward = most, lb.MethodTunnel })

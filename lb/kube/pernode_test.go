@@ -63,8 +63,8 @@ func TestAddressPerNode(t *testing.T) {
 	}
 }
 
-// The agent that assigns addresses counts the nodes that may have some, also those that appear while it leads, and a
-// new leader takes no address back.
+// The agent that assigns addresses counts the nodes that may have some, including nodes that appear while it leads, and
+// a new leader takes no address back.
 func TestAddressPerNodeFollowsNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		excluded := node("n3", "192.0.2.3")

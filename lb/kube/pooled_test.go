@@ -116,7 +116,7 @@ func TestGrace(t *testing.T) {
 	}
 }
 
-// The claim of an address that is not served takes it from nobody.
+// A claim of an address that is not served takes it from nobody.
 func TestAddressInNoPoolHasNoOwner(t *testing.T) {
 	pool := poolOfOne("203.0.113.1")
 	pool.ExternalIPs = true
@@ -127,7 +127,7 @@ func TestAddressInNoPoolHasNoOwner(t *testing.T) {
 	}
 }
 
-// A Service from which an address is taken gets an Event with the reason. The deletion of the Service is no reason.
+// A Service from which an address is taken gets an Event with the reason. The deletion of the Service is not one.
 func TestAddressMoved(t *testing.T) {
 	const taken = "Warning AddressMoved 203.0.113.1 was taken from the Service"
 	for _, tt := range []struct {

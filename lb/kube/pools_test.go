@@ -153,7 +153,7 @@ func TestSourceFollowsPools(t *testing.T) {
 	}
 }
 
-// A Service keeps its address when no pool is left that has it, and is told so, also when it could get no other one.
+// A Service keeps its address when it is no longer in a pool, and is told so, even if it could get no other one.
 func TestAddressWithoutPool(t *testing.T) {
 	team := poolOfOne("203.0.113.2")
 	team.Namespaces = []string{"team"}

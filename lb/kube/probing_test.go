@@ -67,7 +67,7 @@ func TestSetProbing(t *testing.T) {
 	}
 }
 
-// The checks of other nodes' proxies follow, too.
+// The checks of other nodes' proxies follow as well.
 func TestSetProbingOfOthers(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.ProxyHealthz = "http://127.0.0.1:10256/healthz" })
 	f.conditions.startProxyCheck(false)

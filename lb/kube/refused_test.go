@@ -141,7 +141,8 @@ func TestManyRefused(t *testing.T) {
 	})
 }
 
-// What a refusal does to the ledger depends on the writes before it: one whose result is not known may be applied yet.
+// What a refusal does to the ledger depends on the writes before it: a write with an unknown result may still be
+// applied.
 func TestLedgerAfterRefusal(t *testing.T) {
 	s := wanting("web", same)
 	forbidden := &apierrors.StatusError{ErrStatus: refusals[0]}

@@ -47,7 +47,7 @@ func TestNobodyAnnounces(t *testing.T) {
 	}
 }
 
-// Without pools, a Service is left to another controller for a minute, and one that has its address for ever.
+// Without pools, a Service is left to another controller for a minute, and one that has its address forever.
 func TestServiceWithoutPools(t *testing.T) {
 	for _, tt := range []struct {
 		age   time.Duration

@@ -16,8 +16,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Who has an address and a port keeps them, whatever the other one changes, also while there is no leader. The other
-// one gets what is free, and is told about the rest.
+// A Service that has an address and a port keeps them, whatever the other one changes, even while there is no leader.
+// The other one gets what is free, and is told about the rest.
 func TestSharerThatChangesTakesNothing(t *testing.T) {
 	const both, denied = "guest [203.0.113.1], host [203.0.113.1]", "443/TCP at 203.0.113.1 belongs to default/host; " +
 		"the Service keeps its addresses for its other ports"
@@ -166,8 +166,8 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// A share key is for the namespace of who has the address, and for those that it names, or for all where the pool says
-// so. Who only knows it gets another address.
+// A share key is valid in the namespace of the Service that has the address, in namespaces that this Service names, and
+// in all if the pool says so. A Service elsewhere that only knows the key gets another address.
 func TestShareAcrossNamespaces(t *testing.T) {
 	const (
 		in      = "the address"

@@ -67,7 +67,7 @@ func paths(v reflect.Value, name string, add func(string)) {
 	}
 }
 
-// What the caches keep of an object is what the rules read, and no more. A rule that reads another field needs it here.
+// The caches keep exactly the parts of an object that the rules read. A rule that reads another field needs it here.
 func TestSlim(t *testing.T) {
 	const object = "Name Namespace UID ResourceVersion DeletionTimestamp Labels Annotations Finalizers"
 	annotations := map[string]string{wantPool[0]: "a", "kubectl.kubernetes.io/last-applied-configuration": "{}"}

@@ -131,7 +131,7 @@ func (h *handlers) AddEventHandler(x cache.ResourceEventHandler) (cache.Resource
 }
 func (h *handlers) HasSynced() bool { return true }
 
-// What changes is queued, and with a Service those that share an address with it, before or after.
+// A changed Service is queued, together with the Services that share an address with it, before or after.
 func TestWatch(t *testing.T) {
 	named := func(name string, ips ...string) *core.Service {
 		return aService(func(s *core.Service) {

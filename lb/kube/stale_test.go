@@ -36,8 +36,8 @@ func deleted(v *view) string {
 
 const webName = "default/web"
 
-// The endpoints that a service has had are deleted ones when they are in no slice any longer, whatever was known of
-// them before.
+// Endpoints that a service has had become deleted ones when no slice has them any more, whatever was known of them
+// before.
 func TestStaleEndpoints(t *testing.T) {
 	const none, first = "[[] []]", "[[10.0.0.1:8080] []]"
 	const both = "[[10.0.0.1:8080 10.0.0.2:8080] []]"

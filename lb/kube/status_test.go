@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// What we write is recognised as ours in metadata.managedFields, as the field manager of the API server records it,
-// also after slim; what another one has written over it is not.
+// Our writes are recognised as ours in metadata.managedFields, as the API server's field manager records them, even
+// after slim; what another writer has overwritten is not.
 func TestManagedFields(t *testing.T) {
 	term, client, _ := testTerm(t)
 	api := client.CoreV1().Services("default")

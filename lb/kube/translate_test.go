@@ -254,7 +254,7 @@ func TestAllowedSources(t *testing.T) {
 	}
 }
 
-// What a node does not choose itself is the same for all Services.
+// Settings that do not depend on the node are the same for all Services.
 func TestViewHasFixedFields(t *testing.T) {
 	s := aService(func(s *core.Service) {
 		s.Spec.Ports = []core.ServicePort{
@@ -351,7 +351,7 @@ func TestNodeForwarding(t *testing.T) {
 	}
 }
 
-// Without tunnels there is no forwarding between nodes, also where an address is shared, and with affinity.
+// Without tunnels there is no forwarding between nodes, even for shared addresses and with affinity.
 func TestNoNodeForwardingWithoutTunnels(t *testing.T) {
 	endpoints := []*discovery.EndpointSlice{slice(8080, ep("10.0.0.2", "n2", "rs"))}
 	for _, change := range []func(*core.Service){local, stickyLocal} {

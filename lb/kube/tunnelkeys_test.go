@@ -216,7 +216,7 @@ func TestKeysAreUsedAgain(t *testing.T) {
 	})
 }
 
-// Without the permission the agent goes on with the keys that it has, and says once what is missing.
+// Without the permission the agent continues with the keys it has, and reports once what is missing.
 func TestKeysWithoutPermission(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, log, granted := newKeyCluster(), new(bytes.Buffer), new(atomic.Bool)

@@ -19,7 +19,8 @@ func takesBack(s *core.Service, classes []string, given []netip.Addr) (status, f
 	if matchesClass(s, classes...) { // being deleted
 		// If the Service was created with the finalizer, from a backup, nobody else removes it.
 		final = had || empty || wroteStatus(s) || hasOurFinalizer(s)
-		// The addresses are released with the finalizer: they must not be in two statuses, whoever wrote this one.
+		// The addresses are released together with the finalizer, because they must not be in two statuses, whoever
+		// wrote this one.
 		return wroteStatus(s) || final && hasFinalizer(s), final
 	}
 	other := isOfOtherClass(s, classes)

@@ -65,7 +65,7 @@ func (q *Queue) lose(lines int) {
 	q.lost, q.lostAt = q.lost+lines, time.Now()
 }
 
-// run passes on the lines, always all of them, and reports lost lines in their place.
+// run passes on all queued lines each time, and reports lost lines in their place.
 func (q *Queue) run() {
 	var lines []byte
 	unsaid := 0

@@ -65,7 +65,7 @@ func (w *refusing) Write(p []byte) (int, error) {
 	return w.Builder.Write(p)
 }
 
-// What a writer refuses is lost, and reported as soon as it takes lines again.
+// Lines that a writer refuses are lost, which is reported as soon as it accepts lines again.
 func TestRefusedLinesAreReported(t *testing.T) {
 	out := &refusing{err: errors.New("no reader")}
 	q := New(out, report)

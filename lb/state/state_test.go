@@ -26,7 +26,7 @@ func TestSaveAndLoad(t *testing.T) {
 	}
 }
 
-// A file that is cut off, changed, of another version or of another name is not loaded.
+// A truncated or changed file, or one with another version or name, is not loaded.
 func TestDamagedFilesAreNotLoaded(t *testing.T) {
 	f := New(t.TempDir(), "things", 1)
 	must.Do(t, f.Save([]string{"one", "two"}))

@@ -129,7 +129,7 @@ func (f *fixture) end() {
 	f.backend.Close()
 }
 
-// port returns the port of a TCP listener; 0: it is none.
+// port returns the port of a TCP listener, or 0 for another kind.
 func port(l net.Listener) uint16 {
 	a, _ := l.Addr().(*net.TCPAddr)
 	return a.AddrPort().Port()
@@ -288,7 +288,7 @@ func open(change func(*Open)) []byte {
 	return o.message()
 }
 
-// bubble runs a subtest with a clock of its own.
+// bubble runs a subtest with its own clock.
 func bubble(t *testing.T, name string, f func(t *testing.T)) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) { synctest.Test(t, f) })

@@ -274,7 +274,7 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// A message of a peer that panics is lost; the session goes on, with the messages after it.
+// A message that panics is lost; the session continues with the messages after it.
 func TestPanicOfAMessage(t *testing.T) {
 	bubble(t, "established", func(t *testing.T) {
 		var on atomic.Bool

@@ -15,7 +15,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// What a peer must not send ends the connection with the NOTIFICATION of RFC 4271, section 6, and is the reason.
+// A message that a peer must not send ends the connection with the NOTIFICATION of RFC 4271, section 6, which is the
+// reason.
 func TestProtocolErrors(t *testing.T) {
 	valid := open(func(*Open) {})
 	version := bytes.Clone(valid)
@@ -209,8 +210,8 @@ func TestHoldTime(t *testing.T) {
 	}
 }
 
-// The end of a session is reported with its NOTIFICATION, also when the peer is lost and closes nothing: by its hold
-// time, or as by BFD.
+// The end of a session is reported with its NOTIFICATION, even when the peer is lost and closes nothing: when the hold
+// time ends, or when BFD finds out.
 func TestLostPeerIsReportedAtOnce(t *testing.T) {
 	for reason, end := range map[string]func(*fixture){
 		"no message from the peer": func(*fixture) {},

@@ -76,8 +76,8 @@ func TestManyRouters(t *testing.T) {
 	}
 }
 
-// flood passes turns, in each of which forged addresses are heard twice and the router last, and returns which of them
-// the router has.
+// flood runs through turns, in each of which forged addresses are heard twice and the router last, and returns which
+// turns the router has.
 func flood(c *candidates, now time.Time, turns int, forged func(turn, i int) netip.Addr, n int) (its []int) {
 	for i := range turns {
 		for range 2 {

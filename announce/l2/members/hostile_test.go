@@ -87,7 +87,7 @@ func nonsense() [][]byte {
 	}
 }
 
-// sealedWith seals a text as memberlist does, of version 0 without padding.
+// sealedWith encrypts a text as memberlist does in version 0, without padding.
 func sealedWith(t testing.TB, key, text, with []byte, version byte) []byte {
 	sum := sha256.Sum256(append([]byte("steelyard members\x00"), key...))
 	block := must.Get(aes.NewCipher(sum[:]))(t)
@@ -117,8 +117,8 @@ func ended(t testing.TB, c net.Conn) {
 	}
 }
 
-// Messages of a member that has the key and sends nonsense end no other one: those that need a length of 2^60 bytes or
-// a negative one, that inflate, that are nested, empty, or without the padding that their version has.
+// Messages of a member that has the key and sends nonsense do not end another member: lengths of 2^60 bytes or below
+// zero, and messages that inflate, are nested or empty, or lack the padding of their version.
 func TestNonsenseOfAMember(t *testing.T) {
 	port := freePort(t)
 	a, _ := start(t, port, 1, 3, "key")
@@ -182,7 +182,7 @@ func allocated() uint64 {
 	return s.TotalAlloc
 }
 
-// Connections from a host that is no member are ended at once. Of one at the address of a member, without the key, few
+// Connections from a host that is not a member are ended at once. From the address of a member, without the key, few
 // are served at a time, and no more is stored than a member may need.
 func TestConnectionsWithoutTheKey(t *testing.T) {
 	port := freePort(t)
@@ -224,7 +224,7 @@ func TestConnectionsWithoutTheKey(t *testing.T) {
 	}
 }
 
-// The kernel drops the datagrams of hosts that are no members, so a flood of them displaces none of a member; also
+// The kernel drops datagrams from hosts that are not members, so a flood of them displaces none from a member, even
 // after the members have changed.
 func TestStrangersAreDropped(t *testing.T) {
 	port := freePort(t)

@@ -169,7 +169,7 @@ func TestKeyComesLater(t *testing.T) {
 	until(t, "members", func() bool { return len(alive(a)) == 1 && len(alive(b)) == 1 })
 }
 
-// A member is understood by memberlist with a key and a label of its own, and understands it: so are earlier versions.
+// A member and memberlist with the same key and label understand each other, and so do earlier versions.
 func TestLibraryAsMember(t *testing.T) {
 	port := freePort(t)
 	a, _ := start(t, port, 1, 2, "key")

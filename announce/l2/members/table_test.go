@@ -53,7 +53,7 @@ func TestMergeOrder(t *testing.T) {
 	}
 }
 
-// What a member has said before it started again does not count from when it is known to have started.
+// Reports of a member from before its restart do not count once the restart is known.
 func TestClaimsOfAnEarlierProcess(t *testing.T) {
 	x, _ := newTestTable(1, node(2))
 	holds := map[netip.Addr]entry{vip: {Claim{Eligible: true, Holds: true}, 1}}
@@ -76,7 +76,7 @@ func TestClaimsOfAnEarlierProcess(t *testing.T) {
 	}
 }
 
-// What others relay does not change the own claims; a clock that was ahead in an earlier run is made up for.
+// What others relay does not change a member's own claims. It makes up for a clock that was ahead in an earlier run.
 func TestMergeOwn(t *testing.T) {
 	x, sent := newTestTable(1, node(2))
 	x.publish(map[netip.Addr]Claim{vip: {Eligible: true}})
@@ -196,7 +196,7 @@ func TestMembersWithOneName(t *testing.T) {
 	}
 }
 
-// What one member says in the name of another one lasts until that one hears of it, however high the numbers are.
+// What one member says in another's name lasts until the other hears of it, however high the numbers are.
 func TestFalseReportsDoNotLast(t *testing.T) {
 	holds := map[netip.Addr]Claim{vip: {Eligible: true, Holds: true, Term: 7}}
 	last := uint64(1<<64 - 1)

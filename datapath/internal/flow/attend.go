@@ -6,7 +6,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
-// Resume reads the state of the collection, or with empty begins anew, because there are no flows.
+// Resume reads the state of the collection, or with empty starts over, because there are no flows.
 func (g *Collector) Resume(empty bool) error {
 	for i := range g.state {
 		if err := g.objects.SyCollector.Lookup(uint32(i), &g.state[i]); err != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
-// The sample has no client that has not proved its address, and at most a fixed number.
+// The sample contains only clients that have proved their address, and at most a fixed number.
 func TestClientSample(t *testing.T) {
 	var s sample
 	vip := func(uint32) netip.Addr { return netip.MustParseAddr("203.0.113.10") }

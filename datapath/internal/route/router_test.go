@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// Of more routers than are asked at a time, those that have not answered are asked, and the others in turn.
+// If there are more routers than are asked at a time, the ones that have not answered are asked each time, and the
+// others in turn.
 func TestManyRouters(t *testing.T) {
 	var all []Router
 	r := Routers{Known: map[Router]Asked{}}

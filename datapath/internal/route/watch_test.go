@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// After an overrun of its socket the Watcher reports that everything may have changed, counts it, and goes on.
+// After an overrun of its socket the Watcher reports that everything may have changed, counts it, and continues.
 func TestWatcherSurvivesAnOverrun(t *testing.T) {
 	t.Parallel()
 	h := labtest.Host(t, labtest.New(t), "h")

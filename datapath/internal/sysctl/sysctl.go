@@ -188,7 +188,7 @@ func (s *Settings) change(path string, to func(was string) string) error {
 
 // Write writes a setting's file.
 func Write(path, value string) error {
-	// With a newline: a write of no bytes does not set an empty value.
+	// The newline is needed, because a write of no bytes does not set an empty value.
 	if err := os.WriteFile(path, []byte(value+"\n"), 0o644); err != nil {
 		return fmt.Errorf("set sysctl: %w", err)
 	}

@@ -29,7 +29,7 @@ func TestSysctlWithoutAStateFolder(t *testing.T) {
 	}
 }
 
-// In a container settings cannot be written. Cleanup then has none to restore, and one that is as before is no error.
+// In a container settings cannot be written. Cleanup then has none to restore, and an unchanged one is not an error.
 func TestSysctlThatCannotBeWritten(t *testing.T) {
 	const path = "/proc/sys/kernel/ostype" // nobody may write it
 	dir := t.TempDir()

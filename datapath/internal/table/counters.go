@@ -14,7 +14,7 @@ import (
 type Traffic struct {
 	Packets, Bytes, Flows uint64
 	Replies               uint64 // packets of servers, included in Packets
-	// Continued is the number of flows by dsr and tunnel whose client continued after its first packet. Only backends
+	// Continued is the number of dsr and tunnel flows whose client continued after its first packet. Only backends
 	// count it.
 	Continued uint64
 }

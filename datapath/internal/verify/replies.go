@@ -15,8 +15,8 @@ const (
 	someFlows    = 10 // fewer say nothing about a server
 )
 
-// readContinued compares how many flows by dsr and tunnel the clients of each server have continued. The replies of
-// such a server do not pass here, and its check is answered on another way.
+// readContinued compares how many dsr and tunnel flows the clients of each server have continued. The replies of such a
+// server do not pass here, and its check is answered on another path.
 func (v *Verifier) readContinued(now time.Time) {
 	w := &v.warned
 	if now.Sub(w.continuedAt) < RepliesEvery {

@@ -194,7 +194,7 @@ func (b *bench) nodeName(i int) string {
 
 func serviceName(i int) string { return fmt.Sprintf("service-%d", i) }
 
-// endpoint is an endpoint of a Service. Changes number them anew.
+// endpoint is an endpoint of a Service. Changes give endpoints new numbers.
 func endpoint(i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 128 + byte(i>>16), byte(i >> 8), byte(i)})
 }
@@ -325,7 +325,7 @@ func (b *bench) startAgent(ctx context.Context, r *Result) (err error) {
 	return err
 }
 
-// pollEvery is the pause between two questions to the agent, which cost it CPU time, too.
+// pollEvery is the pause between two requests to the agent, which also cost it CPU time.
 const pollEvery = time.Millisecond
 
 // inForce waits until the agent delivers packets to the last Service, to this endpoint if it is valid.

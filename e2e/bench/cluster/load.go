@@ -30,7 +30,7 @@ func each(ctx context.Context, n int, f func(ctx context.Context, i int) error) 
 	return g.Wait()
 }
 
-// createNode creates a Node as a kubelet registers it: with the images that it reports.
+// createNode creates a Node as a kubelet registers it, including the images that it reports.
 func (b *bench) createNode(ctx context.Context, i int) error {
 	api := b.api.CoreV1().Nodes()
 	n, err := api.Create(ctx, &core.Node{ObjectMeta: meta.ObjectMeta{
@@ -67,7 +67,7 @@ func conditions() []core.NodeCondition {
 	}}
 }
 
-// heartbeats sends the heartbeats of all nodes, evenly spread, until ctx ends. It counts those that it has sent.
+// heartbeats sends the heartbeats of all nodes, evenly spread, until ctx ends. It counts the ones it has sent.
 func (b *bench) heartbeats(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(64)

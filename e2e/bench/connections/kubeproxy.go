@@ -15,8 +15,8 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
 )
 
-// prepareKubeProxy lets kube-proxy write its rules for two Services with external IPs. Then it is ended, and the
-// control plane with it: the rules stay, and nothing else uses the CPUs.
+// prepareKubeProxy lets kube-proxy write its rules for two Services with external IPs. Then it stops kube-proxy and the
+// control plane: the rules stay, and nothing else uses the CPUs.
 func prepareKubeProxy(s *site, o Options) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()

@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// Clients open so many connections a second to one backend, whose host keeps TIME_WAIT state. A connect that takes
+// Clients open this many connections a second to one backend, whose host keeps TIME_WAIT state. A connect that takes
 // longer than late has lost a packet: SYNs are repeated after a second.
 const (
 	pace = 400
 	late = 300 * time.Millisecond
 )
 
-// paced opens connections at a constant rate and keeps which part of them was neither late nor failed.
+// paced opens connections at a constant rate and records the share that was neither late nor failed.
 func (s *site) paced(d time.Duration) error {
 	const keep = "net.ipv4.tcp_max_tw_buckets"
 	if err := s.servers.Sysctl(map[string]string{keep: "262144"}); err != nil {

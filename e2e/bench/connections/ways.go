@@ -118,7 +118,7 @@ func server(i int) netip.Addr {
 	return a
 }
 
-// serve starts the web server. It keeps connections open that the client does not close.
+// serve starts the web server. It keeps connections open until the client closes them.
 func (s *site) serve() error {
 	config := `daemon off; worker_processes 2; pid /run/nginx.pid; error_log stderr;
 events { worker_connections 4096; }

@@ -1,5 +1,5 @@
-// Package convergence measures how long a router still uses a node after something has failed: two balancers with one
-// VIP behind BIRD, BFD of 3 × 100 ms, and checks every 100 ms of which two must fail.
+// Package convergence measures how long a router still uses a node after a failure: two balancers with one VIP behind
+// BIRD, BFD at 3 × 100 ms, and checks every 100 ms, two of which must fail.
 package convergence
 
 import (
@@ -129,7 +129,7 @@ func (n *network) settle(ctx context.Context) error {
 
 func url() string { return fmt.Sprintf("http://%s/", netip.AddrPortFrom(vip, 80)) }
 
-// hops waits until the router has so many next hops for the VIP, and returns for how long.
+// hops waits until the router has this many next hops for the VIP, and returns how long that took.
 func (n *network) hops(ctx context.Context, want int) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -84,7 +84,7 @@ func (c *cell) measure(packets int) error {
 	if err != nil {
 		return err
 	}
-	// As many packets: a run has a fixed cost, too, which thereby is the same.
+	// Use the same number of packets, because a run also has a fixed cost, which is then the same.
 	null, _, _, err := c.w.run(c.w.null(), packets)
 	if err != nil {
 		return err

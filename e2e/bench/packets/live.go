@@ -110,7 +110,7 @@ func (w *way) newRun(load string) (*run, error) {
 	return &run{way: w, load: load, w: wr}, wr.set(f)
 }
 
-// measure sends packets and counts those that arrive.
+// measure sends packets and counts the ones that arrive.
 func (r *run) measure(packets int) error {
 	if err := r.send(packets / 10); err != nil {
 		return err

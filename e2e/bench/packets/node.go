@@ -215,7 +215,7 @@ func (n *node) attached(where ebpf.AttachType) (*ebpf.Program, error) {
 	return ebpf.NewProgramFromID(q.Programs[0].ID)
 }
 
-// put puts these services, in parts: an Apply may keep a file open for each frontend.
+// put applies these services in parts, because an Apply may keep a file open for each frontend.
 func (n *node) put(services ...*lb.Service) error {
 	return n.host.Do(func() error {
 		for part := range slices.Chunk(services, 1000) {

@@ -12,7 +12,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Servers of a service; of those by nat in which as many flows are open as are asked for, more.
+// Servers of a service; with NAT, more if many flows are to be open.
 const few, many = 10, 64
 
 // vip is the first address of the services of a kind.

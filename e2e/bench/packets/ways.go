@@ -16,8 +16,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// way is a host that forwards packets in one way: the client sends them on a link, and they arrive at the other end of
-// it or, when they are delivered to pods, in a host of their own.
+// way is a host that forwards packets in one way: the client sends them on a link, and they arrive at its other end or,
+// when they are delivered to pods, in another host.
 type way struct {
 	name, base string // base: the way that it is compared with
 	vip        netip.Addr

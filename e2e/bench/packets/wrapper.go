@@ -82,7 +82,7 @@ func newWrapper(n *node, hook string, p packets, recorded *ebpf.Map) (*wrapper, 
 	return w, nil
 }
 
-// checksumAt is the offset of the checksum that follows the addresses that vary. What is in a tunnel is TCP.
+// checksumAt is the offset of the checksum that follows the addresses that vary. Packets in a tunnel are TCP.
 func checksumAt(p packets) uint32 {
 	if p.frame.Proto == dptest.UDP && p.ipAt == outerAt {
 		return 6

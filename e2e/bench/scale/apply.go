@@ -50,8 +50,8 @@ var sizes = []size{
 	{"10,000 services × 10 backends on 10 nodes", 10_000, 10, 10},
 }
 
-// Apply measures changes of the datapath, each size in a host and a process of its own: all threads of Run must be in
-// the network of the host. program is this one, which calls ApplyHere when it gets the argument.
+// Apply measures changes of the datapath, each size in its own host and process: all threads of Run must be in the
+// network of the host. program is this one, which calls ApplyHere when it gets the argument.
 func Apply(program, argument string, log io.Writer) (all []Applied, err error) {
 	for i, s := range sizes {
 		fmt.Fprintf(log, "%s\n", s.name)

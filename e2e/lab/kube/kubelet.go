@@ -136,7 +136,7 @@ func (c *ControlPlane) StartKubelet(n lab.Node, k Kubelet) (*lab.Process, error)
 			return nil, err
 		}
 	}
-	// The kubelet writes to /var/log, and listens in a directory of /var/lib/kubelet whatever its --root-dir is.
+	// The kubelet writes to /var/log, and listens in a directory of /var/lib/kubelet, whatever its --root-dir is.
 	err = n.Do(func() error {
 		for _, dir := range []string{"/var/log", "/var/lib/kubelet"} {
 			if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -19,8 +19,8 @@ var (
 	vip6 = netip.MustParsePrefix("2001:db8:1::1/128")
 )
 
-// announcer is a host that announces both VIPs to the router over both sessions by a BIRD of its own, with graceful
-// restart, and serves HTTP on them.
+// announcer is a host whose own BIRD announces both VIPs to the router over both sessions, with graceful restart, and
+// that serves HTTP on them.
 func announcer(t *testing.T, n lab.Node, password string) func() *lab.Process {
 	t.Helper()
 	conf := fmt.Sprintf(`router id %s; log stderr all;

@@ -11,7 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// What is valid and does not work on this machine is a warning with its line.
+// A setting that is valid but does not work on this machine is a warning with its line.
 func TestWarnings(t *testing.T) {
 	const service = "[[service]]\nname = \"web\"\naddress = \"192.0.2.10\"\nports = [\"80\"]\n"
 	file := filepath.Join(t.TempDir(), "secret")
