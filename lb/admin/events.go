@@ -43,7 +43,7 @@ func (s *Server) events(mayFollow bool) http.HandlerFunc {
 			return
 		}
 		if !mayFollow {
-			writeError(w, http.StatusForbidden, errors.New("only the unix socket has follow"))
+			writeError(w, http.StatusForbidden, errors.New("follow works only on the unix socket"))
 			return
 		}
 		s.follow(w, r.Context(), f, list, n, changed)

@@ -74,7 +74,7 @@ func (s *Server) listFlows(ctx context.Context, w http.ResponseWriter, want lb.F
 	write(w, http.StatusOK, Flows{listOf(flows), more})
 }
 
-// noService returns an error if there is no such service, or nil if it exists or if that is not known now.
+// noService returns an error if there is no such service, or nil if it exists or if the engine cannot tell.
 func (s *Server) noService(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
 	defer cancel()

@@ -73,7 +73,7 @@ func TestDemoInterrupted(t *testing.T) {
 	}
 }
 
-// until calls then when text has been written to it.
+// until is a writer that calls then once text has been written to it.
 type until struct {
 	bytes.Buffer
 	text string

@@ -265,7 +265,7 @@ func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 	}
 	sink.Complete(Name)
 	s.complete = true
-	s.o.Log.Info("caches of the cluster synced", "services", len(s.services.List()), "served", len(s.put))
+	s.o.Log.Info("cluster caches synced", "services", len(s.services.List()), "served", len(s.put))
 	for {
 		key, down := s.queue.Get()
 		if down {

@@ -24,8 +24,8 @@ const (
 	changesMax = 36
 )
 
-// epochMax returns the highest epoch that is accepted, from a clock 50 years ahead. It grows, so that if another member
-// reports this epoch for a member, that member can follow with a higher one. It allows for clocks that were never set.
+// epochMax returns the highest epoch that is accepted, from a clock 50 years ahead, because some clocks were never set.
+// It grows with time, so that a member for which another one reports this epoch can follow with a higher one.
 func epochMax() uint64 {
 	now := time.Now()
 	if set := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC); now.Before(set) {

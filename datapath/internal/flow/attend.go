@@ -31,7 +31,7 @@ func (g *Collector) half(table int) uint32 {
 // (bpf/reclaim.h). It must be called every few seconds.
 func (g *Collector) attend() {
 	if err := g.writeState(); err != nil {
-		g.log.Error("programs not told that the agent collects flows", "err", err)
+		g.log.Error("heartbeat of the flow collection not written", "err", err)
 	}
 }
 

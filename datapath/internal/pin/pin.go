@@ -70,7 +70,7 @@ func Open(path string) (_ *Pins, err error) {
 	}
 	for _, e := range entries {
 		if e.Name() != Schema {
-			return nil, fmt.Errorf("%s has state of schema %s, this version has %s; "+
+			return nil, fmt.Errorf("%s has state of schema %s, but this version has %s; "+
 				"run \"steelyard cleanup\", which ends its flows, or the version that left it", path, e.Name(), Schema)
 		}
 		p.Dir = filepath.Join(path, Schema)

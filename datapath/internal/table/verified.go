@@ -29,7 +29,7 @@ func (s *Services) Way(id uint32) (w Way) {
 	return w
 }
 
-// inbound describes the delivery of one frontend's packets that other nodes send here.
+// inbound describes how a frontend's packets from other nodes are delivered here.
 type inbound struct {
 	Here    Subject
 	Self    netip.Addr // this node's address that other nodes send to

@@ -184,7 +184,7 @@ func (b *bench) start(ctx context.Context) (err error) {
 	return each(ctx, b.Services, b.createService)
 }
 
-// nodeName is the name of a node. The first is the one that exists.
+// nodeName is the name of a node. The first one runs the agent; the others exist only as objects.
 func (b *bench) nodeName(i int) string {
 	if i == 0 {
 		return b.Balancers[0].Name()

@@ -120,7 +120,7 @@ func idle(a *lab.Agent) (float64, error) {
 	return float64(after-before) / float64(idleTime), err
 }
 
-// addRouter adds a router behind which the backends are.
+// addRouter adds the router in front of the backends.
 func addRouter(l *lab.Lab, h *lab.Host) error {
 	router, err := l.Host("router")
 	if err != nil {
