@@ -22,8 +22,8 @@ func (e notRootError) Error() string {
 
 func (notRootError) Is(target error) bool { return target == syscall.ECONNREFUSED }
 
-// byRoot returns a notRootError if another user's socket listens at an address of the loopback interface. If no socket
-// is found, it is in another network namespace or /proc is not readable, and its user is unknown.
+// byRoot returns a notRootError if another user's socket listens at an address of the loopback interface. A socket that
+// is not found belongs to another network namespace, or /proc is not readable; its user is then unknown.
 func byRoot(at netip.AddrPort) error {
 	if !at.Addr().IsLoopback() {
 		return nil

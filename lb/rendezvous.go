@@ -57,7 +57,7 @@ func (a *Allocator) byName(r *Request, f Family, pool int) netip.Addr {
 // sizeMax bounds the size of a range, so that the sum over a pool fits in a uint64.
 const sizeMax = 1 << 48
 
-// size returns the number of addresses in r, at most sizeMax: the rest of a larger range is not drawn.
+// size returns the number of addresses in r, at most sizeMax: addresses beyond it are never drawn.
 func (r AddrRange) size() uint64 {
 	from, to := r.From.As16(), r.To.As16()
 	if binary.BigEndian.Uint64(from[:8]) != binary.BigEndian.Uint64(to[:8]) {

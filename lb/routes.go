@@ -261,7 +261,7 @@ func (r *routes) complete(err error, now time.Time) {
 	each, ok := err.(VIPErrors)
 	r.succeeded = r.succeeded || err == nil || ok
 	if err != nil {
-		r.log.Error("routes not updated as wanted", "err", err)
+		r.log.Error("could not update all routes", "err", err)
 		r.retryAt = now.Add(backoff(r.retry, r.tries))
 		r.tries++
 	} else {

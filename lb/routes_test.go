@@ -131,7 +131,7 @@ func TestRoutesAfterErrors(t *testing.T) {
 	fx.put("six", 1, nil, testVIP6)
 	for _, delay := range []time.Duration{1, 2, 4, 8, 16, 32, 32} {
 		fx.step(t, "2001:db8::10*1[]", errTest)
-		fx.wantLog(t, "msg=\"routes not updated as wanted\" err=injected\n")
+		fx.wantLog(t, "msg=\"could not update all routes\" err=injected\n")
 		for _, addr := range []netip.Addr{testVIP, testVIP6} {
 			if k := fx.vips.get(addr).announce; !k.Maybe() || k.Busy {
 				t.Errorf("%s: %+v; want it to count as announced", addr, k)

@@ -54,7 +54,7 @@ func TestBFD(t *testing.T) {
 		took := want(t, r, vip4)
 		t.Logf("%s: frozen: route gone after %v", kind, took)
 		if took > bfdLimit {
-			t.Errorf("%s has noticed the frozen node after %v", kind, took)
+			t.Errorf("%s noticed the frozen node after %v", kind, took)
 		}
 		must.Do(t, s.Signal(syscall.SIGCONT))
 		t.Logf("%s: goes on: route back after %v", kind, want(t, r, vip4, b.ours[0][0]))
@@ -68,7 +68,7 @@ func TestBFD(t *testing.T) {
 		took = time.Since(begin)
 		t.Logf("%s: link cut: session lost after %v", kind, took)
 		if took > bfdLimit {
-			t.Errorf("the node has noticed the cut after %v", took)
+			t.Errorf("the node noticed the cut after %v", took)
 		}
 		if !strings.Contains(p.LastError, "bfd session down: control detection time") {
 			t.Errorf("reason %q", p.LastError)
@@ -76,8 +76,8 @@ func TestBFD(t *testing.T) {
 	})
 }
 
-// When the router ends the session of BGP, and BFD with it, the failure of that BFD does not end the next session, but
-// the first failure after BFD was up in it does.
+// When the router ends the BGP session and BFD with it, the end of this BFD session does not end the next BGP session.
+// The first failure after BFD was up in the next one does.
 func TestBFDOfTheSessionBefore(t *testing.T) {
 	const multiplier = 10 // on a busy machine, 3 packets may be late
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {

@@ -237,7 +237,8 @@ func adminAtStart(a config.Admin) config.Admin {
 	return a
 }
 
-// l2AtStart returns what is read only at startup. For members and secrets, that is whether there are any.
+// l2AtStart returns the settings that are read only at startup. For members and secrets, only whether there are any
+// counts.
 func l2AtStart(l *config.L2) any {
 	if l == nil {
 		return nil

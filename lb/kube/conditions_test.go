@@ -167,7 +167,7 @@ func TestProxyIsNotChecked(t *testing.T) {
 	}
 }
 
-// Refused connections count as a failure once the proxy has listened; before, there is no proxy.
+// Refused connections count as a failure only once the proxy has listened; until then there may be no proxy.
 func TestProxyListens(t *testing.T) {
 	for name, tt := range map[string]struct {
 		reports []error

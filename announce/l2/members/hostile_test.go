@@ -301,7 +301,8 @@ func (c text) SetDeadline(time.Time) error { return nil }
 func (c text) RemoteAddr() net.Addr        { return &net.TCPAddr{} }
 func (c text) Close() error                { close(c.closed); return nil }
 
-// FuzzMessages: memberlist survives every message that is valid, and its delegate what it passes on.
+// FuzzMessages: memberlist survives every message that passes the checks, and the delegate everything that memberlist
+// passes on.
 func FuzzMessages(f *testing.F) {
 	for _, text := range nonsense() {
 		f.Add(text, true)

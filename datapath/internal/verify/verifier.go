@@ -19,7 +19,8 @@ import (
 
 // Times of the verification.
 const (
-	// ConfirmAfter is how long a fault must last, because a route that is being replaced is missing for a moment.
+	// ConfirmAfter is how long a fault must last before it counts, because a route that is being replaced is missing
+	// for a moment.
 	ConfirmAfter = 200 * time.Millisecond
 	// ClearAfter is how long nothing must be wrong before a reported fault ends.
 	ClearAfter = time.Second

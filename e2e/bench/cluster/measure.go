@@ -57,8 +57,8 @@ func (b *bench) idle(ctx context.Context, r *Result) error {
 // changePause is the time between two changes while the CPU time of the agent is measured.
 const changePause = 50 * time.Millisecond
 
-// change changes an endpoint of the last Service again and again: once to measure the times, and once the CPU time,
-// while nobody asks the agent.
+// change changes an endpoint of the last Service repeatedly: first to measure the times, then the CPU time, while
+// nobody queries the agent.
 func (b *bench) change(ctx context.Context, r *Result) error {
 	var times, requests, rest []time.Duration
 	for i := range b.Changes {
