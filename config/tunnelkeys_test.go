@@ -60,7 +60,7 @@ func TestKeysWithoutTunnelSources(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "k")
 	must.Do(t, os.WriteFile(file, []byte("aaaaaaaaaaaaaaaa\n"), 0o600))
 	const warning = `service[0].tunnel (service "s"): the key of datapath.tunnel_key_file is sent to none of its ` +
-		`backends; add those that run Steelyard to datapath.tunnel_sources here, too`
+		`backends; add those that run Steelyard to datapath.tunnel_sources here as well`
 	const gue = "forward = \"tunnel\"\ntunnel = \"gue\""
 	keys := fmt.Sprintf("tunnel_key_file = %q\n", file)
 	for _, tt := range []struct{ datapath, service, want string }{

@@ -92,7 +92,7 @@ func (d *decoder) warnKeyless() (warned bool) {
 			continue
 		}
 		item{d: d, path: "service" + index(n) + ".tunnel", object: `service "` + s.Name + `"`}.warnf(
-			"add those that run Steelyard to datapath.tunnel_sources here, too",
+			"add those that run Steelyard to datapath.tunnel_sources here as well",
 			"the key of datapath.tunnel_key_file is sent to none of its backends")
 		warned = true
 	}

@@ -56,7 +56,7 @@ func (fx *fixture) attachedTo() (names []string) {
 	return names
 }
 
-// An interface that no route uses any more loses its programs after a while, but not while a flow needs it.
+// An interface that no route uses now loses its programs after a while, but not while a flow needs it.
 func TestInterfacesAreReleased(t *testing.T) {
 	t.Parallel()
 	moved := &netlink.Route{Dst: prefix(v4["b1"] + "/32"), Gw: prefix("10.1.0.2/32").IP}

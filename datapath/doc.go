@@ -30,7 +30,7 @@
 // # Flows
 //
 // A NAT flow has an entry for each direction, two cache lines each. The key of a client's packets contains the frontend
-// id in place of VIP and protocol, and the key of a server's packets the id of the server's address. A packet is looked
+// id instead of VIP and protocol, and the key of a server's packets the id of the server's address. A packet is looked
 // up once, as a reply only if its source is a backend's address, and an established entry is written only where
 // something changed.
 //

@@ -208,14 +208,14 @@ func TestSpreadKeepsFlowsAcrossAffinity(t *testing.T) {
 	}
 }
 
-// Made packets have random source ports: forged packets that open the flows of all ports are many.
+// Synthetic packets have random source ports: forged packets that open the flows of all ports are many.
 func TestMadePacketsHaveRandomPorts(t *testing.T) {
 	ports := map[uint16]bool{}
 	for range 100 {
 		ports[verify.AnyPort()] = true
 	}
 	if len(ports) < 90 {
-		t.Errorf("made packets have one of %d ports", len(ports))
+		t.Errorf("synthetic packets have one of %d ports", len(ports))
 	}
 }
 

@@ -44,7 +44,7 @@ var hostileRows = []row{
 	{name: "from a mapped address", state: web, in: martian("127.1.2.3", "::ffff:192.0.2.100"),
 		did: "dropped", reason: "malformed"},
 
-	{name: "decapsulated for a VIP that this node has and balances, too", state: func(fx *fixture) {
+	{name: "decapsulated for a VIP that this node both has and balances", state: func(fx *fixture) {
 		fx.serve(func(s *lb.Service) { s.VIPs = []netip.Addr{fx.addr("loopback")} }, "b1", "b2")
 	}, in: tunnelFrom("router"), did: "passed", reason: "decapsulated", check: decapsulated, option: acceptTunnels},
 	{name: "decapsulated for a VIP that this node only balances", state: web, in: tunnelFor("vip", "router"),

@@ -185,7 +185,7 @@ func TestFullTableWithoutAnAgent(t *testing.T) {
 		if why := fx.openFlow(lb.TCP, i); why != "" {
 			t.Fatalf("flow %d: %s", i, why)
 		}
-		if i == size/4 { // what was stored before counts, too
+		if i == size/4 { // what was stored before also counts
 			fx.collect()
 		}
 		if n := places(); i < size/2 && n > 0 || n > size/2 {

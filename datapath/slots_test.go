@@ -170,7 +170,7 @@ func TestPlansOpenNoFiles(t *testing.T) {
 		delta.Put = append(delta.Put, lb.Build(sizedService(i, 2, true), nil, lb.Drains{}).Frontends...)
 	}
 	fx.apply(delta)
-	const some = plans / 10 // a chunk of slots; the runtime opens some, too
+	const some = plans / 10 // a chunk of slots; the runtime also opens some
 	if after := open(); after > before+some {
 		t.Errorf("%d files with one plan, %d with %d more", before, after, plans)
 	}

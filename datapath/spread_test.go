@@ -189,7 +189,7 @@ func TestSpread(t *testing.T) {
 		fx.sentTo("nothing changed", fx.run(remote.Frame()), remote, false, "b2")
 
 		fx.nodes(lb.TCP, "b2", "-self")
-		delivered("not a target any more")
+		delivered("no longer a target")
 		fx.nodes(lb.TCP, "self", "-b2")
 		delivered("the only target")
 		fx.sentTo("its node accepts no new flows", fx.run(remote.Frame()), remote, true, "b2")

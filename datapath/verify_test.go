@@ -380,7 +380,7 @@ func TestARoundOfManyFaultsIsShort(t *testing.T) {
 		sum += tries
 	}
 	if sum < n || sum > n+2*verify.MadeTries || len(x.now) != n {
-		t.Errorf("%d made packets for %d frontends, %d faults", sum, n, len(x.now))
+		t.Errorf("%d synthetic packets for %d frontends, %d faults", sum, n, len(x.now))
 	}
 }
 

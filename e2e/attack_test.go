@@ -228,7 +228,7 @@ func (f *udpFlow) exchanges(ctx context.Context, v *victims) {
 			return
 		case server != f.server:
 			f.moved++
-			v.fail("UDP to %s: %s answers in place of %s", f.to, server, f.server)
+			v.fail("UDP to %s: %s answers instead of %s", f.to, server, f.server)
 			f.server = server
 		}
 		cancel()

@@ -185,9 +185,9 @@ func TestDatapathStateInFlight(t *testing.T) {
 	}{
 		{"first frontend", nil, testPlan("web", 1, 80), false},
 		{"other targets", testPlan("web", 1, 80), testPlan("web", 2, 80), true},
-		{"no targets any more", testPlan("web", 1, 80), testPlan("web", 0, 80), false},
+		{"no targets left", testPlan("web", 1, 80), testPlan("web", 0, 80), false},
 		{"targets again", testPlan("web", 0, 80), testPlan("web", 1, 80), false},
-		{"no targets any more, another frontend has some", testPlan("web", 1, 80, 81), &Plan{
+		{"no targets left, another frontend has some", testPlan("web", 1, 80, 81), &Plan{
 			Service: &Service{Name: "web"}, Frontends: testPlan("web", 0, 80).Frontends,
 		}, true},
 		{"a second frontend", testPlan("web", 1, 80), testPlan("web", 1, 80, 81), true},

@@ -140,7 +140,7 @@ func TestReport(t *testing.T) {
 			t.Errorf("%s: logged %q, want %q", row.name, got, row.want)
 		}
 	}
-	s.report(netip.MustParseAddr("192.0.2.99")) // removed meanwhile
+	s.report(netip.MustParseAddr("192.0.2.99")) // removed in between
 }
 
 // A peer whose session ends repeatedly, each time for another reason, does not fill the log. Its last state is logged.

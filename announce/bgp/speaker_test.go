@@ -59,7 +59,7 @@ func startRouter(t testing.TB) *router {
 func startRouterFor(t testing.TB, asn uint32) *router {
 	t.Helper()
 	r, err := routerOnFreePort(asn)
-	for try := 0; errors.Is(err, unix.EADDRINUSE) && try < 10; try++ { // another program was given the port meanwhile
+	for try := 0; errors.Is(err, unix.EADDRINUSE) && try < 10; try++ { // another program got the port in between
 		r, err = routerOnFreePort(asn)
 	}
 	must.Do(t, err)

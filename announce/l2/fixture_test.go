@@ -130,7 +130,7 @@ func (n *neighbour) resolve(ip netip.Addr) net.HardwareAddr {
 // replyTimeout is how long a reply may take; on veth it takes less than a millisecond.
 const replyTimeout = 150 * time.Millisecond
 
-// resolveAll resolves several addresses anew, concurrently.
+// resolveAll resolves several addresses again, concurrently.
 func (n *neighbour) resolveAll(ips []netip.Addr) map[netip.Addr]net.HardwareAddr {
 	n.t.Helper()
 	for _, ip := range ips {

@@ -169,7 +169,7 @@ func clusterTable(c cluster.Result) table {
 		{"the request alone, p99", "–", ms(c.Request99)},
 		{"CPU for a changed endpoint", "≤ 5 ms", ms(c.CPU)},
 		{"idle, of one CPU", "≤ 1 %", fmt.Sprintf("%.2f %%", 100*c.Idle)},
-		{"heartbeats that the API server took meanwhile, of those due", "–", fmt.Sprintf("%.0f %%", 100*c.Beats)},
+		{"heartbeats that the API server took at that time, of those due", "–", fmt.Sprintf("%.0f %%", 100*c.Beats)},
 		{"resident", "≤ 150 MB", fmt.Sprintf("%.0f MB", float64(c.Resident)/1e6)},
 	}
 	return t

@@ -1,6 +1,6 @@
-// Lengths lists Go and C files of more than 400 lines, and lines of more than 120 columns. Its exit status is 1 if
-// there are any. A tab counts as 4 columns. It leaves out generated files, the kernel headers in datapath/bpf/include,
-// and lines that cannot be broken: directives, and lines without a space.
+// Lengths lists Go and C files of more than 400 lines, lines of more than 120 columns, and unusual words. Its exit
+// status is 1 if there are any. A tab counts as 4 columns. It leaves out generated files, the kernel headers in
+// datapath/bpf/include, and wide lines that cannot be broken: directives, and lines without a space.
 package main
 
 import (
@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"unicode/utf8"
 )
@@ -19,6 +20,11 @@ const (
 	maxLines   = 400
 	tabWidth   = 4
 )
+
+// unusual matches words for which English has more usual ones: forever, rarely, in the meantime, synthetic, instead
+// of, as well.
+var unusual = regexp.MustCompile(
+	`(?i)\bfor\s+ever\b|\bseldo[m]\b|\bmeanwhil[e]\b|\bmade\s+packet|\bin\s+place\s+of\b|, too(["*.:;]|$)`)
 
 func main() {
 	found, err := check(os.Stdout, os.DirFS("."))
@@ -60,6 +66,9 @@ func check(out io.Writer, tree fs.FS) (found bool, err error) {
 		for i, line := range lines {
 			if n := columns(line); n > maxColumns && breakable(line) {
 				report("%s:%d has %d columns, more than %d", path, i+1, n, maxColumns)
+			}
+			if word := unusual.FindString(line); word != "" {
+				report("%s:%d: %q is unusual", path, i+1, word)
 			}
 		}
 		return nil

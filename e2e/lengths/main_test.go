@@ -20,6 +20,8 @@ func TestCheck(t *testing.T) {
 		{"kernel header", "datapath/bpf/include/linux/a.h", wide, ""},
 		{"hidden", ".cache/a.go", wide, ""},
 		{"text", "a.md", wide, ""},
+		{"unusual word", "a.h", "/* mean" + "while, too big */\n", "a.h:1: \"mean" + "while\" is unusual\n"},
+		{"at the end", "a.go", "// So does b, " + "too.", "a.go:1: \", " + "too.\" is unusual\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var out strings.Builder

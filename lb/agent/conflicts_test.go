@@ -45,12 +45,12 @@ func TestConflictsInStatus(t *testing.T) {
 			hasAProblem: true, reason: reached, intended: true},
 		{name: "by l2 alone", conflict: true, withheld: true, bgp: true, by: []lb.AnnouncerKind{lb.AnnounceL2},
 			hasAProblem: true, reason: text, intended: true},
-		{name: "by BGP, too", conflict: true, withheld: true, bgp: true, announced: true, hasAProblem: true},
+		{name: "also by BGP", conflict: true, withheld: true, bgp: true, announced: true, hasAProblem: true},
 		{name: "by BGP", conflict: true, withheld: true, bgp: true, by: []lb.AnnouncerKind{lb.AnnounceBGP},
 			announced: true, hasAProblem: true},
 		{name: "both have it", conflict: true, announced: true, hasAProblem: true},
 		{name: "a member has it", waiting: standby, reason: standby.Reason, intended: true},
-		{name: "a member has it, by BGP, too", waiting: standby, bgp: true, announced: true},
+		{name: "a member has it, also by BGP", waiting: standby, bgp: true, announced: true},
 		{name: "no interface", waiting: l2.Waiting{Reason: "no interface"}, reason: "no interface"},
 	} {
 		x := conflicts{

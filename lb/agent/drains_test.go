@@ -111,7 +111,7 @@ func TestDrainThatCannotBeStored(t *testing.T) {
 	}
 	must.Equal(t, problem, lbtest.Texts(p.findings()))
 	if _, err := openDrainStore(dir, e, p); err == nil || !strings.HasPrefix(err.Error(), "read the drains from "+dir) {
-		t.Errorf("a directory in place of the file: %v", err)
+		t.Errorf("a directory instead of the file: %v", err)
 	}
 	must.Do(t, os.Remove(path))
 	eventually(t, "no problem", func() bool { return len(lbtest.Texts(p.findings())) == 0 })

@@ -71,7 +71,7 @@ func TestMountedConfigurationIsFollowed(t *testing.T) {
 		}
 	}
 	mount(t, dir, "..2", strings.Replace(webTOML, `"web"`, `"mail"`, 1))
-	eventually(t, "mail in place of web", func() bool { return services.has("mail") && !services.has("web") })
+	eventually(t, "mail instead of web", func() bool { return services.has("mail") && !services.has("web") })
 	eventually(t, "an Event", has(core.EventTypeNormal+" ConfigurationReloaded", l.file))
 	mount(t, dir, "..3", strings.Replace(webTOML, "ports", "prots", 1))
 	eventually(t, "an Event with the error", has(core.EventTypeWarning+" ConfigurationRejected", "prots"))

@@ -105,7 +105,7 @@ func TestReloadApplies(t *testing.T) {
 	if done.Config != l.file || !done.Loaded.After(start.at) || !slices.Equal(done.NeedRestart, []string{"node"}) {
 		t.Errorf("answer %+v", done)
 	}
-	eventually(t, "mail in place of web", func() bool { return services.has("mail") && !services.has("web") })
+	eventually(t, "mail instead of web", func() bool { return services.has("mail") && !services.has("web") })
 	if level.Level() != slog.LevelDebug {
 		t.Errorf("level %s; want DEBUG", level)
 	}

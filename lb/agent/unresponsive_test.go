@@ -72,7 +72,7 @@ func TestAddressesOfInterfaces(t *testing.T) {
 	for _, x := range interfaces {
 		addrs, err := x.Addrs()
 		if err != nil {
-			continue // it was deleted meanwhile
+			continue // it was deleted in between
 		}
 		var want4, want6 netip.Addr
 		for _, a := range addrs {

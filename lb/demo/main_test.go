@@ -96,7 +96,7 @@ func children(t *testing.T) []string {
 	self := strconv.Itoa(os.Getpid())
 	var all []string
 	for _, stat := range stats {
-		b, _ := os.ReadFile(stat) // it may have ended meanwhile
+		b, _ := os.ReadFile(stat) // it may have ended in between
 		if _, rest, ok := strings.Cut(string(b), ") "); ok && strings.Fields(rest)[1] == self {
 			all = append(all, string(b))
 		}

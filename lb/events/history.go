@@ -82,7 +82,7 @@ func (h *History) add(e Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.lines) == most {
-		h.lines = slices.Delete(h.lines, 0, most/10) // seldom, because it moves all
+		h.lines = slices.Delete(h.lines, 0, most/10) // rarely, because it moves all
 	}
 	h.lines = append(h.lines, line)
 	h.total++

@@ -42,7 +42,7 @@ func (l *Limiter) Server(h http.Handler, log *slog.Logger) *http.Server {
 	}
 }
 
-// withoutRest does not wait for the rest of a body that h has not read. Meanwhile the connection would count as one
+// withoutRest does not wait for the rest of a body that h has not read. The connection would then count as one
 // with a request, which no other connection replaces.
 func withoutRest(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -32,7 +32,7 @@ func TestConditionAssigned(t *testing.T) {
 	}
 	condition := func(s *core.Service) string {
 		if len(s.Status.Conditions) != 2 || s.Status.Conditions[0] != other {
-			t.Errorf("conditions %+v; want that of others, too", s.Status.Conditions)
+			t.Errorf("conditions %+v; want another's as well", s.Status.Conditions)
 		}
 		c := assignedCondition(s)
 		if c == nil {

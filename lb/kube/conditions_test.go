@@ -118,7 +118,7 @@ func TestWithhold(t *testing.T) {
 		{"Local, not probed yet", nodePort, 1, node("n1"), nil, notProbed, true},
 		{"Local, unhealthy", nodePort, 1, node("n1"), []lb.Health{report(web, errTest)}, unhealthy, true},
 		{"Local, healthy", nodePort, 1, node("n1"), append(proxyIs(errTest), report(web, nil)), "", true},
-		{"Local, none ready any more", nodePort, 0, node("n1"), []lb.Health{report(web, nil)}, noneReady, false},
+		{"Local, none ready now", nodePort, 0, node("n1"), []lb.Health{report(web, nil)}, noneReady, false},
 		{"Cluster", clusterNodePort, 1, node("n1"), proxyIs(nil), "", false},
 	} {
 		f := newFixture(t, func(o *Options) { o.ProxyHealthz = healthz })

@@ -94,7 +94,7 @@ func TestTooManyEndpoints(t *testing.T) {
 	after := firstBackends(translate(service, s.VIPs, endpoints, f.top, false, false, 100).service)
 	same := slices.DeleteFunc(slices.Clone(after), func(a netip.Addr) bool { return !slices.Contains(used, a) })
 	if len(after) != 10 || len(same) != 9 || slices.Contains(after, used[3]) {
-		t.Errorf("without %v: %v; want one in place of it", used[3], after)
+		t.Errorf("without %v: %v; want one instead of it", used[3], after)
 	}
 }
 

@@ -36,7 +36,7 @@ func deleted(v *view) string {
 
 const webName = "default/web"
 
-// Endpoints that a service has had become deleted ones when no slice has them any more, whatever was known of them
+// Endpoints that a service has had become deleted ones when no slice has them now, whatever was known of them
 // before.
 func TestStaleEndpoints(t *testing.T) {
 	const none, first = "[[] []]", "[[10.0.0.1:8080] []]"

@@ -41,7 +41,7 @@ func TestManagedFields(t *testing.T) {
 }
 
 // A Service whose address somebody else has written gets the other family when it wants both. Who writes the address
-// alone again is not overwritten for ever, and what we would have to change is left as it is.
+// alone again is not overwritten forever, and what we would have to change is left as it is.
 func TestForeignStatusIsExtended(t *testing.T) {
 	const v4, both = "[203.0.113.1]", "[203.0.113.1 2001:db8::1]"
 	proxy, hostname := core.LoadBalancerIPModeProxy, "x.example"

@@ -16,7 +16,7 @@ import (
 // Max is the number of runes that Cut keeps.
 const Max = 200
 
-// Cut returns the first Max runes of Text(s), with "…" in place of the rest.
+// Cut returns the first Max runes of Text(s), with "…" instead of the rest.
 func Cut(s string) string { return text(s, Max) }
 
 // Text returns s on one line and printable (unicode.IsPrint). White space becomes a space, and everything else that is

@@ -244,7 +244,7 @@ func (p *peer) establish() {
 var errReplaced = errors.New("the peer has opened a new connection with its password")
 
 // replaces reports whether a connection may replace an existing session. This is needed if the password was changed
-// first here, then on the router: nothing arrives on the old connection any longer. (RFC 4724, section 5, asks for the
+// first here, then on the router: nothing more arrives on the old connection. (RFC 4724, section 5, asks for the
 // same after a restart.) The password proves that it is the peer. A young session stays, because connections in both
 // directions may collide then.
 func (c *conn) replaces(session *conn) bool {

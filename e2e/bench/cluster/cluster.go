@@ -50,7 +50,7 @@ type Result struct {
 	// CPU is that of the agent for a change, without what heartbeats take, and while nobody asks what is in force.
 	CPU      time.Duration
 	Idle     float64 // share of one CPU while only heartbeats are sent
-	Beats    float64 // share of the heartbeats due that the API server took meanwhile
+	Beats    float64 // share of the heartbeats due that the API server took at that time
 	Resident uint64  // memory of the agent, in bytes
 	// Requests are those of one restart, the average of Restarts, by program and by verb and resource.
 	Requests map[string]map[string]float64

@@ -88,7 +88,7 @@ func (l trackingListener) Accept() (net.Conn, error) {
 	t := &trackedConn{TCPConn: c.(*net.TCPConn), s: l.s}
 	l.s.mu.Lock()
 	defer l.s.mu.Unlock()
-	if l.s.conns == nil { // Close was called meanwhile
+	if l.s.conns == nil { // Close was called in between
 		t.SetLinger(0)
 		t.TCPConn.Close()
 		return nil, net.ErrClosed
