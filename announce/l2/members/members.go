@@ -287,7 +287,7 @@ func (d delegate) MergeRemoteState(b []byte, _ bool) {
 		for len(b) > 0 {
 			r, rest, err := parseReport(b)
 			if err != nil {
-				d.o.Log.Debug("state of a member not understood", "err", err)
+				d.o.Log.Debug("could not parse the state of a member", "err", err)
 				return
 			}
 			d.table.merge(r)

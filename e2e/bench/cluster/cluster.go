@@ -267,7 +267,7 @@ addresses = ["100.64.0.0/15"]
 `, kube.KubeconfigPath, class, asn, b.Balancers[0].Gateway4, routerASN, b.nodeName(0), b.Balancers[0].V4)
 }
 
-// assign starts what assigns addresses, and waits until all Services have one.
+// assign starts the allocator, and waits until all Services have an address.
 func (b *bench) assign(ctx context.Context, r *Result) error {
 	h := b.Servers[0]
 	err := errors.Join(h.WriteFile(kube.KubeconfigPath, b.kubeconfig, 0o600),
