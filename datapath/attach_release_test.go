@@ -277,7 +277,7 @@ func (fx *fixture) recreateUplink() {
 	})
 }
 
-// Changes that never end postpone nothing: an address that is added meanwhile is used (D11).
+// Changes that never end postpone nothing: an address that is added in the meantime is used (D11).
 func TestSteadyChangesPostponeNothing(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)

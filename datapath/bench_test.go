@@ -63,7 +63,7 @@ func BenchmarkMemory(b *testing.B) {
 	}
 }
 
-// sizedService is a service of backends that all services have in common, or of its own.
+// sizedService is a service whose backends are its own, or shared with all services.
 func sizedService(i, backends int, shared bool) *lb.Service {
 	s := &lb.Service{
 		Name: fmt.Sprint(i), VIPs: []netip.Addr{netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)})},

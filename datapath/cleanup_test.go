@@ -136,8 +136,8 @@ func (fx *fixture) snapshot() map[string]string {
 	return s
 }
 
-// The directory of the pins is one that nobody else can change, and may be all that a container sees of the bpffs. A
-// bpffs that others may write to is a warning.
+// Nobody else can change the directory of the pins, which may be all that a container sees of the bpffs. A bpffs that
+// others may write to is a warning.
 func TestOwnerOfThePins(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookXDP, false, nil)

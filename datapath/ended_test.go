@@ -312,7 +312,7 @@ func (fx *fixture) owned(was, is owner) {
 	fx.apply(delta)
 }
 
-// A frontend that goes to another service in one step has no flows to the backends of the service that had it.
+// A frontend that moves to another service in one step has no flows to the backends of its previous service.
 func TestFlowsOfTheServiceThatHadTheFrontendEnd(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, func(o *Options) { o.Delivers = true })

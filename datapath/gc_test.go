@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A flow goes only if its entry is that of the flow that the agent read: when its port was used again in between, or
-// when it had another packet, it stays (D20).
+// A flow is removed only if its entry still belongs to the flow that the agent read. It stays if its port was reused in
+// between, or if it had another packet (D20).
 func TestRemovalSparesOtherFlows(t *testing.T) {
 	t.Parallel()
 	for name, x := range map[string]struct {
@@ -85,7 +85,7 @@ func TestRemovalSparesAFlowWithPackets(t *testing.T) {
 	}
 }
 
-// With a million flows, a walk removes the expired ones, keeps the others, and uses a part of one CPU.
+// With a million flows, a walk removes the expired ones, keeps the others, and uses only part of one CPU.
 func TestGarbageCollectionOfAMillionFlows(t *testing.T) {
 	const million, idle = 1_000_000, 1000
 	fx := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = million })

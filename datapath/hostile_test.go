@@ -267,8 +267,8 @@ func TestSourcesOfAServerThatIsBack(t *testing.T) {
 	})
 }
 
-// A change of allow is for new flows: an open connection goes on, except where packets are forwarded by their hash
-// alone, and ends when its client has no route (docs/security.md).
+// A change of allow applies to new flows: an open connection continues, except where packets are forwarded by their
+// hash alone, and ends when its client has no route (docs/security.md).
 func TestAllowIsForNewFlows(t *testing.T) {
 	t.Parallel()
 	const packets = 1000

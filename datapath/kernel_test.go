@@ -30,7 +30,7 @@ func TestOldKernelsAreRefused(t *testing.T) {
 	}
 }
 
-// What the agent lacks is named. CAP_SYS_ADMIN is more than CAP_BPF and CAP_PERFMON.
+// The missing capabilities are named. CAP_SYS_ADMIN includes CAP_BPF and CAP_PERFMON.
 func TestMissingCapabilitiesAreNamed(t *testing.T) {
 	const (
 		bpf, perfmon = 1 << unix.CAP_BPF, 1 << unix.CAP_PERFMON

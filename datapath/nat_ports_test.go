@@ -94,8 +94,8 @@ func TestSNATPortsChange(t *testing.T) {
 	})
 }
 
-// What a server sends again after both sides have sent FIN goes to the client that it is for, and not to one that got
-// the source port. There is one port here.
+// What a server resends after both sides have sent FIN goes to its client, and not to one that got the source port.
+// There is one port here.
 func TestUnacknowledgedDataGoesToNoOtherClient(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
@@ -133,8 +133,8 @@ func TestSourcePortOfAClientThatCameBack(t *testing.T) {
 	fx.wantReason("the SYN of another client", syn, forwarded)
 }
 
-// A client whose first choices of a source port are all in use gets another one, for the SYN or for its repetition: the
-// last free port is found, too. The handshake goes on with it.
+// A client whose first choices of a source port are all in use gets another one, for the SYN or its repetition: even
+// the last free port is found. The handshake continues with it.
 func TestEverySourcePortIsUsed(t *testing.T) {
 	t.Parallel()
 	const ports = 20
@@ -243,8 +243,8 @@ func TestHandshakeWithAFullTable(t *testing.T) {
 	})
 }
 
-// SCTP servers answer each INIT with another tag. The association goes on with the tags of its client, and its ABORT
-// ends the flow.
+// SCTP servers answer each INIT with another tag. The association continues with its client's tags, and its ABORT ends
+// the flow.
 func TestForgedINITs(t *testing.T) {
 	t.Parallel()
 	const chunkInit, chunkInitAck, chunkAbort, chunkCookieEcho, chunkCookieAck = 1, 2, 6, 10, 11
@@ -292,8 +292,8 @@ func every(distance uint32, p dptest.Packet) (frames [][]byte) {
 	return frames
 }
 
-// Who knows the addresses and ports of an idle connection, but no numbers, does not end it by a few hundred packets.
-// Their numbers are not in the window of the receiver, which says nothing.
+// An attacker who knows the addresses and ports of an idle connection, but no sequence numbers, cannot end it with a
+// few hundred packets: their numbers are outside the window of the receiver, which is silent.
 func TestBlindPacketsEndNoIdleConnection(t *testing.T) {
 	t.Parallel()
 	for name, flags := range map[string]uint8{"RST": dptest.RST, "FIN": dptest.FIN | dptest.ACK} {

@@ -188,7 +188,7 @@ func TestDatagramsAvoidNodesThatMayBeDown(t *testing.T) {
 	})
 }
 
-// by is a SYN of another client for each n, from one of its ports.
+// by returns a SYN of another client for each n, from one of its ports.
 func (fx *fixture) by(n int, port uint16) dptest.Packet {
 	p := fx.on(int(port), dptest.TCP, dptest.SYN)
 	b := p.Src.Addr().AsSlice()

@@ -246,7 +246,7 @@ func TestJumboFramesByXDP(t *testing.T) {
 	}
 }
 
-// Packets of servers count as replies, on the short way through the programs, too.
+// Packets of servers count as replies, including on the fast path.
 func TestRepliesAreCounted(t *testing.T) {
 	t.Parallel()
 	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {

@@ -139,8 +139,8 @@ func TestInboundFaults(t *testing.T) {
 	}
 }
 
-// Forged packets open flows of the client of made packets, with all ports. They withdraw nothing when their server is
-// removed: such flows go on, and say nothing about new ones. A fault is still found when there are many of them.
+// Forged packets open flows of the synthetic client on all ports. When their server is removed, nothing is withdrawn:
+// such flows continue, and say nothing about new ones. A fault is still found when there are many of them.
 func TestForgedFlowsWithdrawNothing(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, func(o *Options) { o.MaxFlows = 300_000 })
@@ -172,7 +172,7 @@ func TestForgedFlowsWithdrawNothing(t *testing.T) {
 	}
 	client, ok := fx.d.verifier.Clients.Of(fx.addr("vip"), nil)
 	if !ok {
-		t.Fatal("no client of made packets")
+		t.Fatal("no client of synthetic packets")
 	}
 	forge := func(step int) netip.Addr {
 		var frames [][]byte
@@ -187,7 +187,7 @@ func TestForgedFlowsWithdrawNothing(t *testing.T) {
 		fx.runMany(frames)
 		return fx.went(p)
 	}
-	// removed forges flows of one of so many ports, and removes their server, also from what the table lists.
+	// removed forges flows from one of this many ports, and removes their server, including from the table's list.
 	removed := func(step int) (left string) {
 		fx.reset()
 		put(time.Hour, "b1", "b2")

@@ -272,7 +272,7 @@ func (fx *fixture) numbered(i, weight int) *lb.FrontendPlan {
 	}, nil, lb.Drains{}).Frontends[0]
 }
 
-// A change of one frontend leaves as much garbage with thousands that have a fault as with a few.
+// A change of one frontend leaves as much garbage when thousands have a fault as when a few do.
 func TestAChangeIsIndependentOfOtherFaults(t *testing.T) {
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
 	put := func(from, to int) {

@@ -236,7 +236,8 @@ func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.T
 		result = Result{Reason: reason(err, l.check.Spec.Timeout), Weight: -1, Err: cause(err)}
 	}
 	if answersItself() && result.Err == context.DeadlineExceeded {
-		result.Reason += fmt.Sprintf(", but the server answers at its own address: is %s on its device lo?", l.check.VIP)
+		result.Reason += fmt.Sprintf(", but the server answers at its own address: is %s on its device lo?",
+			l.check.VIP)
 	}
 	p.metrics.observe(service, time.Since(start), err == nil)
 	p.warnOfWeight(l, result.Weight)

@@ -249,9 +249,9 @@ func signalAll(t *testing.T, s syscall.Signal, r *peers.Router) {
 	send(t, s, r.Processes...)
 }
 
-// A flood from a host two hops away, which is no neighbour, reaches neither the queue of the sockets nor the thread,
-// and ends no session. BFD_TIME=30s floods that long, with 3 packets of 100 ms and all processors busy, alone on the
-// machine. Without BFD_TIME the machine runs other tests, and so there are 10 packets.
+// A flood from a host two hops away, which is not a neighbour, reaches neither the queue of the sockets nor the thread,
+// and does not end a session. BFD_TIME=30s floods that long, with 3 packets of 100 ms and all processors busy, alone on
+// the machine. Without BFD_TIME the machine runs other tests, so there are 10 packets.
 func TestFlood(t *testing.T) {
 	duration, busy, multiplier := limits(t, 3*time.Second)
 	p := newPairOf(t, peers.BIRD, multiplier)
@@ -345,7 +345,7 @@ func TestNoFalseAlarm(t *testing.T) {
 	})
 }
 
-// limits returns how long a test lasts, whether all processors are busy meanwhile, and the multiplier.
+// limits returns how long a test lasts, whether all processors are busy at that time, and the multiplier.
 func limits(t *testing.T, short time.Duration) (d time.Duration, busy bool, multiplier int) {
 	t.Helper()
 	text := os.Getenv("BFD_TIME")

@@ -198,8 +198,8 @@ func (x *segment) owners(vips ...netip.Addr) map[string]int {
 	return count
 }
 
-// Each node has one of as many VIPs. When one fails its VIP moves, and no other one does; a node that joins gets the
-// VIP that comes with it.
+// There are as many VIPs as nodes, and each node has one. When a node fails, only its VIP moves; a node that joins gets
+// the VIP that comes with it.
 func TestApart(t *testing.T) {
 	for n := range 20 { // the hashes of most lists would give one node two
 		vips := make([]netip.Addr, 4)
@@ -340,7 +340,7 @@ func count(b bool) int {
 	return 0
 }
 
-// What is to move and finds no other node stays, and so does what is claimed again meanwhile.
+// A VIP that should move and finds no other node stays, and so does one that is claimed again in the meantime.
 func TestMoveFails(t *testing.T) {
 	onSegment(t, 2, func(t *testing.T, x *segment) {
 		vips := shared[:2]

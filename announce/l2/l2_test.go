@@ -85,7 +85,7 @@ func TestGratuitousFramesUpdateEntries(t *testing.T) {
 	})
 }
 
-// An interface that is renamed is served as before, also after it was down; named back, too.
+// A renamed interface is served as before, even if it was down in between, and so is one that gets its old name back.
 func TestRenamedInterface(t *testing.T) {
 	n := newNeighbour(t)
 	log := &lines{}
@@ -356,7 +356,8 @@ func TestTwoInterfacesInOneSegment(t *testing.T) {
 	})
 }
 
-// A frame with the MAC address of another interface of this node, which any host can send, silences no interface.
+// A frame with the MAC address of another interface of this node, which any host can send, does not silence an
+// interface.
 func TestForgedOwnAddress(t *testing.T) {
 	n := newNeighbour(t)
 	attrs := netlink.NewLinkAttrs()

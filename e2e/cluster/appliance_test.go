@@ -211,7 +211,7 @@ func TestKubernetesWithoutProxy(t *testing.T) {
 	d := c.startPod(t, "pod-d", 2)
 	c.setEndpoints(t, "web", a, b, d)
 	c.waitRouted(t, vips, 0, 1, 2)
-	labtest.Until(t, 5*time.Second, "a node whose agent is the service proxy responds, too", answers(2, 200, 1))
+	labtest.Until(t, 5*time.Second, "a node whose agent is the service proxy also responds", answers(2, 200, 1))
 	c.proxyHealth(t, 2, vips)
 	c.updateService(t, "web", func(s *core.Service) {
 		s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyCluster
@@ -224,8 +224,8 @@ func TestKubernetesWithoutProxy(t *testing.T) {
 	c.waitAnswered(t, vips...)
 }
 
-// rights: who takes over a node can read Services and endpoints, and change none: neither their addresses nor anything
-// else in the cluster. Who takes over what assigns addresses cannot change where a Service sends traffic.
+// rights: an attacker who takes over a node can read Services and endpoints, but change neither their addresses nor
+// anything else in the cluster. One who takes over the allocator cannot change where a Service sends traffic.
 func rights(t *testing.T, c *cluster, _ ...*pod) {
 	c.createService(t, "rights", func(*core.Service) {})
 	t.Cleanup(func() { c.deleteService(t, "rights") })

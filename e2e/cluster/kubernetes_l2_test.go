@@ -300,7 +300,7 @@ func (c *panicCluster) panics(t *testing.T, part, object string, change func()) 
 	}
 }
 
-// healed waits until the status does not name an object of the part any more.
+// healed waits until the status no longer names an object of the part.
 func (c *panicCluster) healed(t *testing.T, part string) {
 	t.Helper()
 	labtest.Until(t, lab.Ready, "the status is without "+part, func() error {

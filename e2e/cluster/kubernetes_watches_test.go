@@ -302,7 +302,7 @@ func (c *cluster) addAccount(t *testing.T, name string, of ...string) {
 }
 
 // TestKubernetes covers what Kubernetes guarantees for Services, on three nodes with kube-proxy beside the agent. Each
-// scenario has a Service of its own; pods has one pod on each node.
+// scenario has its own Service; pods has one pod on each node.
 func TestKubernetes(t *testing.T) {
 	c := newCluster(t, "tunnel", true)
 	a, b, d := c.startPod(t, "pod-a", 0), c.startPod(t, "pod-b", 1), c.startPod(t, "pod-d", 2)

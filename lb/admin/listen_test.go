@@ -142,7 +142,7 @@ func TestSocketThatCannotBeReplaced(t *testing.T) {
 	must.Do(t, os.MkdirAll(filepath.Join(o.Socket, "file"), 0o755))
 	_, err := listenUnix(o.Socket)
 	must.True(t, err != nil && strings.HasPrefix(err.Error(), "remove the API socket of an earlier run: "),
-		"a directory in place of the socket: %v", err)
+		"a directory instead of the socket: %v", err)
 }
 
 // Over TCP, only requests for an address or a known name are served, so that a page of another site cannot read the

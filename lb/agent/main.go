@@ -164,7 +164,8 @@ func Left() (string, error) {
 			break
 		}
 		if rest := c.BGP.RestartTime - left.Away; rest > 0 {
-			return fmt.Sprintf("%s; routers with graceful restart drop the routes in %s", text, rest.Round(time.Second)), nil
+			rest = rest.Round(time.Second)
+			return fmt.Sprintf("%s; routers with graceful restart drop the routes in %s", text, rest), nil
 		}
 		return fmt.Sprintf("%s; restart_time has passed, so routers have dropped the routes", text), nil
 	}

@@ -153,6 +153,6 @@ func TestRestartOfAnEarlierRelease(t *testing.T) {
 	go h.Serve(l)
 	t.Cleanup(func() { h.Close() })
 	code, _, errOut := steelyard(t, "restart", "--socket", socket)
-	const want = "the running agent (v0.1) is of an earlier release, which cannot replace itself: end it"
+	const want = "the running agent (v0.1) is from an earlier release, which cannot replace itself: end it"
 	must.True(t, code == 1 && strings.Contains(errOut, want), "code %d, stderr %q; want %q", code, errOut, want)
 }

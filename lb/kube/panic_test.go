@@ -14,7 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// After an interruption, the last endpoints are kept if the kubelets of all their nodes were silent, too.
+// After an interruption, the last endpoints are kept if the kubelets of all their nodes were silent as well.
 func TestPanicHold(t *testing.T) {
 	usable := []discovery.Endpoint{ep("10.0.0.1", "n1", "rs"), ep("10.0.0.2", "n2", "rs")}
 	failed := []discovery.Endpoint{ep("10.0.0.1", "n1", ""), ep("10.0.0.2", "n2", "")}

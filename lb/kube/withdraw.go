@@ -17,7 +17,7 @@ func isOfOtherClass(s *core.Service, classes []string) bool {
 func takesBack(s *core.Service, classes []string, given []netip.Addr) (status, final bool) {
 	had, empty := len(given) > 0, len(s.Status.LoadBalancer.Ingress) == 0
 	if matchesClass(s, classes...) { // being deleted
-		// If the Service was created with the finalizer, from a backup, nobody else removes it.
+		// A Service that was restored from a backup has the finalizer, which nobody else removes.
 		final = had || empty || wroteStatus(s) || hasOurFinalizer(s)
 		// The addresses are released together with the finalizer, because they must not be in two statuses, whoever
 		// wrote this one.

@@ -54,8 +54,8 @@ func TestPasswordRotation(t *testing.T) {
 	f.establish(f.accept(), theirs())
 }
 
-// A router that has a new password before it has lost the session connects again with it. The connection replaces the
-// session, of which nothing arrives any more; without a password, any process of the router's address could do that.
+// A router that gets a new password before it has lost the session connects again with it. This connection replaces the
+// session, on which nothing arrives any more; without a password, any process at the router's address could do that.
 func TestNewConnectionReplacesTheSession(t *testing.T) {
 	route := encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113})
 	for _, row := range []struct {
@@ -94,8 +94,8 @@ func TestNewConnectionReplacesTheSession(t *testing.T) {
 	}
 }
 
-// What needs another connection ends the session: with a NOTIFICATION, or without when graceful restart keeps the
-// routes. The rest does not.
+// A change that needs another connection ends the session: with a NOTIFICATION, or without one when graceful restart
+// keeps the routes. Other changes do not.
 func TestSetPeers(t *testing.T) {
 	for _, row := range []struct {
 		name   string
