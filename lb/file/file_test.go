@@ -25,8 +25,7 @@ func (s *sink) Complete(source string) { s.calls = append(s.calls, "complete "+s
 
 func parse(t *testing.T, text string) *config.Config {
 	t.Helper()
-	cfg := must.Get(config.Parse("test.toml", []byte(text)))(t)
-	return cfg
+	return must.Get(config.Parse("test.toml", []byte(text)))(t)
 }
 
 const pool = "[bgp]\nasn = 64512\n[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.1-203.0.113.2\"]\n"
@@ -42,9 +41,7 @@ func pooled(name string) string {
 func TestSourceSendsTheDifference(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, out := New(nil, nil), &sink{}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- s.Run(ctx, out) }()
+		must.Run(t, func(ctx context.Context) error { return s.Run(ctx, out) })
 		for _, step := range []struct {
 			text string
 			want []string
@@ -62,13 +59,7 @@ func TestSourceSendsTheDifference(t *testing.T) {
 			out.calls = nil
 			must.Do(t, s.Use(parse(t, step.text)))
 			synctest.Wait()
-			if !slices.Equal(out.calls, step.want) {
-				t.Errorf("calls %q; want %q", out.calls, step.want)
-			}
-		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
+			must.Equal(t, step.want, out.calls)
 		}
 	})
 }
@@ -76,32 +67,22 @@ func TestSourceSendsTheDifference(t *testing.T) {
 func TestUseRefusesAsAWhole(t *testing.T) {
 	s := New(nil, nil)
 	err := s.Use(parse(t, pool+pooled("a")+pooled("b")+pooled("c")))
-	if want := `service "c": no free IPv4 address in p`; err == nil || err.Error() != want {
-		t.Errorf("Use: %v; want %s", err, want)
-	}
-	if len(s.next) > 0 {
-		t.Error("a refused configuration was passed on")
-	}
+	must.Equal(t, `service "c": no free IPv4 address in p`, fmt.Sprint(err))
+	must.True(t, len(s.next) == 0, "a refused configuration was passed on")
 }
 
 func TestFixedAddressesAreNotAssigned(t *testing.T) {
 	cfg := parse(t, pool+pooled("a")+fixed("b", "203.0.113.1", "10.0.0.1"))
 	services, _, errs := translate(cfg, lb.NewAllocator(nil))
-	if errs != nil {
-		t.Fatal(errs)
-	}
-	if got, want := services[0].VIPs, []netip.Addr{netip.MustParseAddr("203.0.113.2")}; !slices.Equal(got, want) {
-		t.Errorf("a has %v; want %v", got, want)
-	}
+	must.Equal(t, nil, errs)
+	must.Equal(t, []netip.Addr{netip.MustParseAddr("203.0.113.2")}, services[0].VIPs)
 }
 
 // The ports of a service share one list of backends, keep the order of the file, and the policy is Cluster.
 func TestTranslatedShape(t *testing.T) {
 	services, _, errs := translate(parse(t, pool+"[[service]]\nname = \"dns\"\naddress = \"203.0.113.1\"\n"+
 		"ports = [\"53/udp\", \"80:8080\"]\nbackends = [\"10.0.0.1\", \"10.0.0.2\"]\n"), lb.NewAllocator(nil))
-	if errs != nil {
-		t.Fatal(errs)
-	}
+	must.Equal(t, nil, errs)
 	s := services[0]
 	if len(s.Ports) != 2 || s.Ports[0].Name() != "53/udp" || s.Ports[1].Name() != "80/tcp" {
 		t.Fatalf("ports %+v; want 53/udp and 80/tcp", s.Ports)
@@ -109,33 +90,23 @@ func TestTranslatedShape(t *testing.T) {
 	if a, b := s.Ports[0].Backends, s.Ports[1].Backends; len(a) != 2 || &a[0] != &b[0] || len(a) != len(b) {
 		t.Errorf("backends %v and %v; want one shared list of two", a, b)
 	}
-	if got, want := s.Check.ServicePort, s.Ports[1].Port; got != want {
-		t.Errorf("a tcp check probes %+v; want %+v", got, want)
-	}
-	if s.Policy != lb.PolicyCluster || s.KeepSource {
-		t.Errorf("policy %q, the source is kept: %t; want Cluster, and not", s.Policy, s.KeepSource)
-	}
+	must.Equal(t, s.Ports[1].Port, s.Check.ServicePort)
+	must.True(t, s.Policy == lb.PolicyCluster && !s.KeepSource,
+		"policy %q, the source is kept: %t; want Cluster, and not", s.Policy, s.KeepSource)
 	services, _, errs = translate(parse(t, pool+"[[service]]\nname = \"dns\"\naddress = \"203.0.113.1\"\n"+
 		"ports = [\"80\"]\nbackends = [\"10.0.0.1\"]\nsnat = false\n"), lb.NewAllocator(nil))
-	if errs != nil || !services[0].KeepSource {
-		t.Errorf("with snat = false: %v; want a service that keeps the source", errs)
-	}
+	must.True(t, errs == nil && services[0].KeepSource,
+		"with snat = false: %v; want a service that keeps the source", errs)
 }
 
 // A service keeps its address when the file is read again and another service names the same address.
 func TestAssignedAddressesStay(t *testing.T) {
 	_, alloc, errs := translate(parse(t, pool+pooled("a")+pooled("b")), lb.NewAllocator(nil))
-	if errs != nil {
-		t.Fatal(errs)
-	}
+	must.Equal(t, nil, errs)
 	had := alloc.Given("b")[0]
 	services, _, errs := translate(parse(t, pool+fixed("c", had.String(), "10.0.0.1")+pooled("b")), alloc)
-	if errs != nil {
-		t.Fatal(errs)
-	}
-	if got, want := services[1].VIPs, []netip.Addr{had}; !slices.Equal(got, want) {
-		t.Errorf("b has %v; want %v", got, want)
-	}
+	must.Equal(t, nil, errs)
+	must.Equal(t, []netip.Addr{had}, services[1].VIPs)
 }
 
 // A service has an address of each family that its pool has and that a backend serves.
@@ -161,9 +132,7 @@ func TestFamiliesOfAService(t *testing.T) {
 			t.Errorf("%s: %v", tt.name, errs)
 			continue
 		}
-		if got := fmt.Sprint(services[0].VIPs); got != tt.want {
-			t.Errorf("%s: addresses %s; want %s", tt.name, got, tt.want)
-		}
+		must.Row(t, tt.name, tt.want, fmt.Sprint(services[0].VIPs))
 	}
 }
 
@@ -180,9 +149,8 @@ func TestAddressPerNode(t *testing.T) {
 		services := <-s.next
 		got := services[0].VIPs
 		n := min(len(got), len(had))
-		if len(got) != []int{3, 4, 2}[i] || !slices.Equal(got[:n], had[:n]) || !services[0].VIPPerNode {
-			t.Errorf("with members %s: %v, before: %v", members, got, had)
-		}
+		must.True(t, len(got) == []int{3, 4, 2}[i] && slices.Equal(got[:n], had[:n]) && services[0].VIPPerNode,
+			"with members %s: %v, before: %v", members, got, had)
 		had = got
 	}
 	// Five others need an address each, and their names come later.
@@ -220,9 +188,8 @@ func TestAddressesDoNotDependOnTheOrder(t *testing.T) {
 			if first == nil {
 				first = got
 			}
-			if !maps.Equal(got, first) || len(taken) != len(names) {
-				t.Errorf("%s, order %v: %v; want %v", ranges, order, got, first)
-			}
+			must.True(t, maps.Equal(got, first) && len(taken) == len(names),
+				"%s, order %v: %v; want %v", ranges, order, got, first)
 		}
 	}
 }
