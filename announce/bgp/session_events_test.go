@@ -130,7 +130,8 @@ func TestReport(t *testing.T) {
 		{"another reason", func() { p.fault = "cease" }, "reason=cease"},
 		{"up", func() { p.state = stateEstablished }, `level=INFO msg="bgp session up"`},
 		{"up, the same", func() {}, ""},
-		{"routes not sent", func() { p.has6, p.wants6, p.nextHops.reason6 = true, true, "r6" }, "not all routes sent"},
+		{"no IPv6 address", func() { p.has6, p.nextHops.reason6 = true, "r6" }, ""},
+		{"routes not sent", func() { p.wants6 = true }, "not all routes sent"},
 		{"down", func() { p.state = "idle" }, "reason=cease"},
 	} {
 		log.Reset()
