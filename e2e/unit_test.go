@@ -58,8 +58,8 @@ func checkReload(t *testing.T, agent *lab.Agent, config lab.AgentConfig) {
 	must.Do(t, agent.Configure(config.TOML()))
 }
 
-// TestUnitCapabilitiesAreNeeded: without one of them the agent ends with an error that names it, or its status is not
-// OK.
+// TestUnitCapabilitiesAreNeeded: without one of them the agent ends with an error that names it, or its status or
+// log has the problem.
 func TestUnitCapabilitiesAreNeeded(t *testing.T) {
 	t.Parallel()
 	labtest.Root(t)
@@ -69,6 +69,7 @@ func TestUnitCapabilitiesAreNeeded(t *testing.T) {
 		"CAP_SETUID":           "run /bin/true as user nobody: the agent lacks CAP_SETUID",
 		"CAP_SETGID":           "run /bin/true as user nobody: the agent lacks CAP_SETGID",
 		"CAP_KILL":             "run /bin/true as user nobody: the agent lacks CAP_KILL",
+		"CAP_SYS_NICE":         "bfd without real-time priority (CAP_SYS_NICE)",
 	}
 	all := unitCapabilities(t)
 	s, config := newUnitSite(t, "tc")
@@ -79,8 +80,9 @@ func TestUnitCapabilitiesAreNeeded(t *testing.T) {
 			must.Do(t, err)
 			defer agent.Kill()
 			if problem := degrades[missing]; problem != "" {
-				labtest.Until(t, lab.Ready, "a problem in the status", func() error {
+				labtest.Until(t, lab.Ready, "a problem in the status or the log", func() error {
 					out, err := agent.CLI(t.Context(), "status")
+					out += agent.Process().Log.FailureTail(1000)
 					return errors.Join(err, labtest.ErrorIf(!strings.Contains(out, problem), "%s", out))
 				})
 				return
@@ -111,6 +113,9 @@ func newUnitSite(t *testing.T, mode string) (*site, lab.AgentConfig) {
 	s.Daemon = labtest.Router(t, s.Topology.Router, peers.BIRD, s.RouterConfig())
 	c := lab.BGPAgent(s.Balancers[0], labtest.ASN, labtest.RouterASN, s.services(3)...)
 	c.Mode, c.L2 = mode, []string{"eth0"}
+	for i := range c.Peers {
+		c.Peers[i].Extra = "bfd = true"
+	}
 	check := &c.Services[0].Check
 	check.Type, check.Path = "exec", "/bin/true"
 	return s, c
@@ -121,11 +126,14 @@ var boundingSet = regexp.MustCompile(`(?m)^CapabilityBoundingSet=(.*)$`)
 // unitCapabilities returns the CapabilityBoundingSet of the unit.
 func unitCapabilities(t *testing.T) []string {
 	unit := must.Get(os.ReadFile("../systemd/steelyard.service"))(t)
-	m := boundingSet.FindSubmatch(unit)
-	if m == nil {
+	var all []string
+	for _, m := range boundingSet.FindAllSubmatch(unit, -1) {
+		all = append(all, strings.Fields(string(m[1]))...)
+	}
+	if len(all) == 0 {
 		t.Fatal("the unit has no CapabilityBoundingSet")
 	}
-	return strings.Fields(string(m[1]))
+	return all
 }
 
 // confine returns a program that runs steelyard with these capabilities as bounding set.

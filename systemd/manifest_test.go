@@ -55,7 +55,7 @@ func TestManifestPods(t *testing.T) {
 		pod  core.PodSpec
 		caps []core.Capability
 	}{
-		"agent":     {agent, []core.Capability{"BPF", "NET_ADMIN", "NET_RAW", "NET_BIND_SERVICE", "PERFMON"}},
+		"agent":     {agent, []core.Capability{"BPF", "NET_ADMIN", "NET_RAW", "NET_BIND_SERVICE", "PERFMON", "SYS_NICE"}},
 		"allocator": {allocator, nil},
 	} {
 		if got := tt.pod.NodeSelector[core.LabelOSStable]; got != "linux" || len(tt.pod.NodeSelector) != 1 {

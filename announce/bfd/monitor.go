@@ -64,6 +64,7 @@ type Monitor struct {
 	last      uint32             // discriminator
 	discarded map[string]uint64
 	filtered  bool   // the sockets' filters match the sessions and their states
+	flooded   bool   // a socket had maxDrain packets in the last step
 	before    uint64 // dropped, when the devices were last looked up
 }
 
@@ -204,8 +205,10 @@ func (m *Monitor) notify() { _, _ = unix.Write(m.wake, []byte{1, 0, 0, 0, 0, 0, 
 // the thread is scheduled.
 func (m *Monitor) Run(ctx context.Context) error {
 	runtime.LockOSThread() // the thread, and with it its priority, ends with the goroutine
-	// Without the permission, the thread has normal priority.
-	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), -20)
+	if err := realTime(); err != nil {
+		_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), -20)
+		m.o.Log.Warn("bfd without real-time priority (CAP_SYS_NICE)", "err", err)
+	}
 	if err := m.open(); err != nil {
 		return err
 	}
@@ -228,8 +231,18 @@ func (m *Monitor) Run(ctx context.Context) error {
 		}
 		var counter [8]byte
 		_, _ = unix.Read(m.wake, counter[:])
-		wait = m.step()
+		if wait = m.step(); m.flooded { // other threads need the processor, too
+			_, _ = unix.Ppoll(fds[:1], timespec(time.Millisecond), nil)
+		}
 	}
+}
+
+// realTime gives this thread the lowest real-time priority, so that it runs even if all processors are busy. Threads
+// and processes that it starts have normal priority.
+func realTime() error {
+	return unix.SchedSetAttr(0, &unix.SchedAttr{
+		Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Flags: unix.SCHED_FLAG_RESET_ON_FORK, Priority: 1,
+	}, 0)
 }
 
 func timespec(d time.Duration) *unix.Timespec {
@@ -242,16 +255,18 @@ func (m *Monitor) step() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.bindDevices(time.Now())
+	m.flooded = false
 	if !m.filtered {
 		m.attach()
 		m.filtered = true
 	}
 	for _, d := range m.devices {
 		for _, l := range d.listeners {
-			l.drain(func(p datagram) string {
+			full := l.drain(func(p datagram) string {
 				p.device = d
 				return m.handle(p)
 			}, func(reason string) { m.discarded[reason]++ })
+			m.flooded = m.flooded || full
 		}
 	}
 	now := time.Now()

@@ -277,9 +277,6 @@ func TestFlood(t *testing.T) {
 		}
 	}
 	if busy {
-		for _, daemon := range p.daemon.Processes { // a router has a processor of its own
-			must.Do(t, unix.Setpriority(unix.PRIO_PROCESS, daemon.Pid(), -20))
-		}
 		p.burn(t, runtime.NumCPU())
 	}
 	sent := flood(t, stranger, duration)
@@ -355,9 +352,14 @@ func limits(t *testing.T, short time.Duration) (d time.Duration, busy bool, mult
 	return must.Get(time.ParseDuration(text))(t), true, 3
 }
 
-// burn keeps n processors busy until the test ends.
+// burn keeps n processors busy until the test ends. The router gets real-time priority, as if it had a processor of its
+// own.
 func (p pair) burn(t *testing.T, n int) {
 	t.Helper()
+	attr := &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 1}
+	for _, daemon := range p.daemon.Processes {
+		must.Do(t, unix.SchedSetAttr(daemon.Pid(), attr, 0))
+	}
 	for range n {
 		busy := lab.Command{Path: "/bin/sh", Args: []string{"-c", "while :; do :; done"}, Abrupt: true}
 		must.Get(p.host.Start(busy))(t)

@@ -136,17 +136,18 @@ type datagram struct {
 	device   *device // whose socket received it
 }
 
-// drain passes the packets that have arrived to receive, and the reasons for ignoring packets to discard.
-func (l listener) drain(receive func(datagram) string, discard func(string)) {
+// drain passes the packets that have arrived to receive, and the reasons for ignoring packets to discard. It reports
+// whether it has read maxDrain.
+func (l listener) drain(receive func(datagram) string, discard func(string)) (full bool) {
 	var data, control [128]byte
 	for range maxDrain {
 		n, cn, _, from, err := unix.Recvmsg(l.fd, data[:], control[:], 0)
 		if errors.Is(err, unix.EAGAIN) {
-			return
+			return false
 		}
 		if err != nil {
 			discard("receive error")
-			return
+			return false
 		}
 		p, err := Parse(data[:n])
 		if err != nil {
@@ -159,6 +160,7 @@ func (l listener) drain(receive func(datagram) string, discard func(string)) {
 			discard(reason)
 		}
 	}
+	return true
 }
 
 func sender(sa unix.Sockaddr) netip.Addr {
