@@ -151,9 +151,7 @@ func TestPublishedAttacks(t *testing.T) {
 			go func() { _, err := c.Write(slices.Concat(messages...)); written <- err }()
 			for readType(t, c) != packet.BGP_MSG_UPDATE { // vip4
 			}
-			if err := <-written; err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, <-written)
 			must.Do(t, s.Set(t.Context(), announcements(vip4, netip.MustParseAddr("203.0.113.11"))))
 			for readType(t, c) != packet.BGP_MSG_UPDATE {
 			}

@@ -1,15 +1,21 @@
 package bgp_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/osrg/gobgp/v3/pkg/apiutil"
 	packet "github.com/osrg/gobgp/v3/pkg/packet/bgp"
 	"github.com/steelyard-lb/steelyard/announce/bgp"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
@@ -102,39 +108,137 @@ func sets(m map[string][]string) map[string]map[string]bool {
 	return out
 }
 
-// A covering prefix is announced once, while any VIP in it is.
-func TestAggregation(t *testing.T) {
-	t.Parallel()
-	r := startRouter(t)
-	o := r.options()
-	o.AggregateV4, o.AggregateV6 = 28, 64
-	s := newSpeaker(t, o)
-	must.Run(t, s.Run)
-	for _, row := range []struct {
-		vips []netip.Addr
-		want []netip.Prefix
-	}{
-		{vips("203.0.113.3", "203.0.113.4", "2001:db8:1::1"), prefixes("203.0.113.0/28", "2001:db8:1::/64")},
-		{vips("203.0.113.4", "203.0.113.20"), prefixes("203.0.113.0/28", "203.0.113.16/28")},
-		{vips("203.0.113.20"), prefixes("203.0.113.16/28")},
-		{nil, nil},
-	} {
-		must.Do(t, s.Set(t.Context(), announcements(row.vips...)))
-		labtest.Until(t, timeout, fmt.Sprint(row.want), func() error {
-			got := r.paths(t)
-			for _, p := range row.want {
-				if got[p] == nil {
-					return fmt.Errorf("%v is missing", p)
-				}
+func (c *child) sent(peer netip.Addr) []lb.SentRoute {
+	c.t.Helper()
+	a := must.Get(c.call(request{Sent: peer}))(c.t)
+	return a.Sent
+}
+
+// The routes of each peer are listed with the attributes that the router has received, and follow changes.
+func TestSentRoutes(t *testing.T) {
+	b := newBench(t)
+	bird, frr := b.router(peers.BIRD, nil), b.router(peers.FRR, nil)
+	o := b.options()
+	o.Weighted, o.Communities = lb.WeightedAlways, []uint32{64512<<16 | 100}
+	med := uint32(10)
+	o.Peers[0].MED, o.Peers[0].Prepend = &med, 2
+	o.Peers[1].Communities, o.Peers[1].LargeCommunities = []uint32{0xffffff01}, [][3]uint32{{64512, 1, 2}}
+	c := startChild(t, b.host, o)
+	c.setWeighted(lb.Announcement{VIP: vip4, Weight: 3}, lb.Announcement{VIP: vip6, LowerPreference: true})
+	await := func(r *peers.Router, command string, words ...string) {
+		t.Helper()
+		labtest.Until(t, timeout, fmt.Sprintf("%q in %q", words, command), func() error {
+			out, err := r.Show(t.Context(), command)
+			if i := slices.IndexFunc(words, func(w string) bool { return !strings.Contains(out, w) }); i >= 0 {
+				return fmt.Errorf("no %q: %v %s", words[i], err, out)
 			}
-			return labtest.ErrorIf(len(got) != len(row.want), "%d routes", len(got))
+			return err
 		})
+	}
+	check := func(peer netip.Addr, want ...lb.SentRoute) {
+		t.Helper()
+		labtest.Until(t, timeout, "the routes are listed", func() error {
+			if d := cmp.Diff(want, c.sent(peer), cmpopts.IgnoreFields(lb.SentRoute{}, "At"),
+				cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+				cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmpopts.EquateEmpty()); d != "" {
+				return fmt.Errorf("-want +got:\n%s", d)
+			}
+			return nil
+		})
+	}
+	await(bird, "show route all for 203.0.113.10", "BGP.as_path: 64512 64512 64512", "BGP.next_hop: 192.0.2.2",
+		"BGP.med: 10", "BGP.community: (64512,100)")
+	await(frr, "show bgp ipv4 unicast 203.0.113.10/32", "64512\n", "Community: 64512:100 no-export",
+		"Large Community: 64512:1:2", "LB:64512:375000000 (3.000 Gbps)", "192.0.2.6 from 192.0.2.6")
+	lowest := uint32(1<<32 - 1)
+	lowered := lb.SentRoute{
+		Prefix: host(vip6), NextHop: b.ours[0][1], ASPath: []uint32{64512, 64512, 64512}, MED: &lowest,
+		Communities: []string{"64512:100", "graceful-shutdown"},
+	}
+	check(b.theirs[0][0], lb.SentRoute{
+		Prefix: host(vip4), NextHop: b.ours[0][0], ASPath: []uint32{64512, 64512, 64512}, MED: &med,
+		Communities: []string{"64512:100"}, Bandwidth: 375e6,
+	}, lowered)
+	list := c.sent(b.theirs[1][0])
+	if len(list) != 2 || time.Since(list[0].At) > timeout || list[0].At.IsZero() {
+		t.Fatalf("routes at FRR: %+v", list)
+	}
+	want := lb.SentRoute{
+		Prefix: host(vip4), NextHop: b.ours[1][0], ASPath: []uint32{64512}, At: list[0].At, Bandwidth: 375e6,
+		Communities: []string{"64512:100", "no-export"}, LargeCommunities: []string{"64512:1:2"},
+	}
+	if fmt.Sprintf("%+v", list[0]) != fmt.Sprintf("%+v", want) {
+		t.Errorf("at FRR %+v, want %+v", list[0], want)
+	}
+	c.setWeighted(lb.Announcement{VIP: vip6, LowerPreference: true})
+	check(b.theirs[0][0], lowered)
+	if list := c.sent(netip.MustParseAddr("192.0.2.99")); list != nil {
+		t.Errorf("routes of a peer that does not exist: %v", list)
 	}
 }
 
-func prefixes(s ...string) (list []netip.Prefix) {
-	for _, p := range s {
-		list = append(list, netip.MustParsePrefix(p))
-	}
-	return list
+// The details of a session are what both sides have negotiated, and its messages are those that the router counts. A
+// session that the router ends is counted, logged once with its reason, and established again with the routes.
+func TestSessionDetails(t *testing.T) {
+	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
+		b := newBench(t)
+		r := b.router(kind, func(c *peers.RouterConfig) { c.HoldTime = 12 * time.Second })
+		o := b.options()
+		o.RestartTime, o.LongLivedRestartTime = 45*time.Second, time.Hour
+		o.Peers[0].HoldTime, o.Peers[0].Keepalive = 30*time.Second, 2*time.Second
+		c := startChild(t, b.host, o)
+		peer := b.theirs[0][0]
+		c.set(vip4, vip6)
+		want(t, r, vip4, b.ours[0][0])
+		want(t, r, vip6, b.ours[0][1])
+		p := c.peer(peer)
+		s := p.Session
+		if p.Flaps != 0 || s == nil {
+			t.Fatalf("%+v", p)
+		}
+		t.Logf("%s: %+v", kind, *s)
+		if s.Local != b.ours[0][0] || s.LocalASN != ourASN || s.RouterID != peer || s.Hold != 12 || s.Keepalive != 2 ||
+			s.Restart != 45 || !slices.Equal(s.Families, []string{"ipv4", "ipv6"}) || s.ExtendedNextHop {
+			t.Errorf("details %+v", *s)
+		}
+		if s.Sent.Updates < 2 || s.Sent.Messages < s.Sent.Updates+2 || s.Received.Messages < 2 ||
+			time.Since(s.Received.Last) > 12*time.Second || time.Since(s.Sent.Last) > 4*time.Second {
+			t.Errorf("messages %+v", *s)
+		}
+		if kind == peers.FRR {
+			wantCounted(t, c, r, peer, b.ours[0][0])
+		}
+		must.Do(t, r.Reset(t.Context(), b.ours[0][0]))
+		c.until(peer, "the end of the session is counted", func(p lb.PeerStatus) bool {
+			return p.Flaps == 1 && isEstablished(p) && p.Session != nil && p.Session.Sent.Messages < 20
+		})
+		want(t, r, vip4, b.ours[0][0])
+		lines := downLines(c, peer)
+		if n := strings.Count(strings.Join(lines, "\n"), "administrative"); n != 1 {
+			t.Errorf("logged %q, want the reason once", lines)
+		}
+	})
+}
+
+// wantCounted compares the counters with those of FRR.
+func wantCounted(t *testing.T, c *child, r *peers.Router, peer, neighbor netip.Addr) {
+	t.Helper()
+	labtest.Until(t, timeout, "FRR has the same counters", func() error {
+		out, err := r.Show(t.Context(), "show bgp neighbors "+neighbor.String()+" json")
+		if err != nil {
+			return err
+		}
+		var all map[string]struct {
+			MessageStats struct{ UpdatesSent, UpdatesRecv, TotalSent, TotalRecv uint64 }
+		}
+		if err := json.NewDecoder(strings.NewReader(out)).Decode(&all); err != nil {
+			return err
+		}
+		theirs, ours := all[neighbor.String()].MessageStats, c.peer(peer).Session
+		if theirs.UpdatesRecv != ours.Sent.Updates || theirs.UpdatesSent != ours.Received.Updates ||
+			theirs.TotalRecv != ours.Sent.Messages || theirs.TotalSent != ours.Received.Messages {
+			return fmt.Errorf("FRR: %+v; sent %+v, received %+v", theirs, ours.Sent, ours.Received)
+		}
+		return nil
+	})
 }

@@ -76,8 +76,8 @@ func TestBFD(t *testing.T) {
 	})
 }
 
-// When the router ends the BGP session and BFD with it, the end of this BFD session does not end the next BGP session.
-// The first failure after BFD was up in the next one does.
+// Changed parameters of BFD end no session and remove no route. When the router ends the session of BGP, and BFD with
+// it, the failure of that BFD does not end the next session, but the first failure after BFD was up in it does.
 func TestBFDOfTheSessionBefore(t *testing.T) {
 	const multiplier = 10 // on a busy machine, 3 packets may be late
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
@@ -97,7 +97,20 @@ func TestBFDOfTheSessionBefore(t *testing.T) {
 		pause := func() { time.Sleep(5 * time.Second) } // after a shorter session, the next one waits until BFD is down
 		pause()
 		// When both have connected at the same time, the first session may end by the collision (RFC 4271, 6.8).
-		ended := s.until(peer, "both sessions are up still", both).Flaps
+		up := s.until(peer, "both sessions are up still", both)
+		ended := up.Flaps
+		stop := watchRoute(t, r, vip4, b.ours[0][0])
+		for _, c := range []bgp.BFD{
+			{Interval: 300 * time.Millisecond, Multiplier: multiplier + 1}, o.Peers[0].BFD,
+		} {
+			o.Peers[0].BFD = c
+			s.configure(o)
+			time.Sleep(2 * time.Second) // a router notices the end of a session within one
+			if p := s.peer(peer); !p.Since.Equal(up.Since) || p.BFD != "up" {
+				t.Errorf("%+v: bfd %s, up since %v, was since %v: %q", c, p.BFD, p.Since, up.Since, p.Errors)
+			}
+		}
+		stop()
 		for _, end := range []func() error{
 			func() error { return r.Reset(t.Context(), b.ours[0][0]) },
 			func() error {
@@ -122,38 +135,6 @@ func TestBFDOfTheSessionBefore(t *testing.T) {
 		if !strings.Contains(p.LastError, "bfd session down: control detection time") {
 			t.Errorf("reason %q", p.LastError)
 		}
-	})
-}
-
-// Changed parameters of BFD end no session and remove no route.
-func TestConfigureBFD(t *testing.T) {
-	const multiplier = 10 // on a busy machine, 3 packets may be late
-	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
-		b := newBench(t)
-		r := b.router(kind, func(c *peers.RouterConfig) {
-			c.Neighbors[0].BFD, c.Neighbors[0].BFDMultiplier = true, multiplier
-		})
-		o := b.options()
-		o.Peers[0].BFD = bgp.BFD{Interval: 100 * time.Millisecond, Multiplier: multiplier}
-		s := startChild(t, b.host, o)
-		s.set(vip4)
-		want(t, r, vip4, b.ours[0][0])
-		peer := b.theirs[0][0]
-		both := func(p lb.PeerStatus) bool { return p.BFD == "up" && isEstablished(p) }
-		since := s.until(peer, "both sessions are up", both).Since
-		stop := watchRoute(t, r, vip4, b.ours[0][0])
-		for _, c := range []bgp.BFD{
-			{Interval: 300 * time.Millisecond, Multiplier: multiplier + 1},
-			{Interval: 100 * time.Millisecond, Multiplier: multiplier},
-		} {
-			o.Peers[0].BFD = c
-			s.configure(o)
-			time.Sleep(2 * time.Second) // a router notices the end of a session within one
-			if p := s.peer(peer); !p.Since.Equal(since) || p.BFD != "up" {
-				t.Errorf("%+v: bfd %s, the session is since %v, was since %v: %q", c, p.BFD, p.Since, since, p.Errors)
-			}
-		}
-		stop()
 	})
 }
 

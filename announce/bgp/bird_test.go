@@ -99,13 +99,15 @@ func oneLink(t *testing.T) (*bench, *lab.Host, bgp.Options) {
 }
 
 // A router without IPv6 gets the IPv4 route, with graceful restart too, and the count is right. That no router accepts
-// the IPv6 route is said, while there is one.
+// the IPv6 route is said, while there is one. The session has no hold time, and so no KEEPALIVEs.
 func TestIPv4OnlyRouter(t *testing.T) {
 	b, h, o := oneLink(t)
 	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; ipv4 { import all; export none; };", "")
+	o.Peers[0].HoldTime = 0
 	c := startChild(t, b.host, o)
 	c.set(vip4, vip6)
 	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
+	r.await("show protocols all speaker", "Established", "Hold timer:       0.000/0")
 	c.until(b.theirs[0][0], "one route is counted", func(p lb.PeerStatus) bool {
 		return p.State == "established" && p.Routes == 1 &&
 			p.LastError == "the peer does not accept IPv6 routes: switch the family on there"
@@ -134,23 +136,6 @@ func TestSessionOverIPv6(t *testing.T) {
 	r.await("show route all for 2001:db8:1::10", "BGP.next_hop: 2001:db8:2::99")
 	c.terminate()
 	r.await("show route count", none4, none6)
-}
-
-// The next hops of a session between link-local addresses are global addresses.
-func TestLinkLocalSession(t *testing.T) {
-	b, h, o := oneLink(t)
-	ours, theirs := netip.MustParseAddr("fe80::aa"), netip.MustParseAddr("fe80::bb")
-	must.Do(t, b.host.AddAddress("eth0", netip.PrefixFrom(ours, 64)))
-	must.Do(t, h.AddAddress("eth0", netip.PrefixFrom(theirs, 64)))
-	r := startBIRD(t, h, "local fe80::bb; neighbor fe80::aa%eth0 as 64512; passive; "+bothFamilies, "")
-	o.Peers[0].Address, o.Peers[0].Source = theirs.WithZone("eth0"), ours.WithZone("eth0")
-	c := startChild(t, b.host, o)
-	c.set(vip4, vip6)
-	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
-	r.await("show route all for 2001:db8:1::10", "BGP.next_hop: "+b.ours[0][1].String())
-	if p := c.peer(o.Peers[0].Address); p.State != "established" || p.Routes != 2 {
-		t.Errorf("peer %+v", p)
-	}
 }
 
 // Without an IPv6 address towards the router, IPv6 routes have no next hop: they are not sent, and the status has the
@@ -274,7 +259,7 @@ func TestSameLinkLocalPeers(t *testing.T) {
 			Address: theirs.WithZone(iface), ASN: theirASN, HoldTime: 9 * time.Second, GracefulRestart: true,
 		})
 	}
-	o.RouterID = b.ours[0][0]
+	o.RouterID, o.Peers[0].Source = b.ours[0][0], ours.WithZone("eth0")
 	c := startChild(t, b.host, o)
 	c.set(vip4, vip6)
 	for n, r := range routers {
@@ -284,19 +269,6 @@ func TestSameLinkLocalPeers(t *testing.T) {
 	if p := c.peer(o.Peers[1].Address); p.State != "established" || p.Routes != 2 {
 		t.Errorf("peer %+v", p)
 	}
-}
-
-// A hold time of 0 is a session without KEEPALIVEs.
-func TestNoHoldTime(t *testing.T) {
-	b, h, o := oneLink(t)
-	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; "+bothFamilies, "")
-	o.Peers[0].HoldTime = 0
-	c := startChild(t, b.host, o)
-	c.set(vip4)
-	r.await("show protocols all speaker", "Established", "Hold timer:       0.000/0")
-	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
-	c.set()
-	r.await("show route count", none4)
 }
 
 // FRR accepts the documented configuration, first for a router, then for BFD, and both take effect.

@@ -64,34 +64,8 @@ func TestConfigurePeers(t *testing.T) {
 	})
 }
 
-// Changed attributes and prefixes are sent in the same session.
-func TestConfigureAttributes(t *testing.T) {
-	b, h, o := oneLink(t)
-	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; "+bothFamilies, "")
-	c := startChild(t, b.host, o)
-	c.set(vip4, vip6)
-	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
-	since := c.established(b.theirs[0][0])
-	o.Communities, o.AggregateV4, o.AggregateV6 = []uint32{64512<<16 | 7}, 28, 64
-	c.configure(o)
-	r.await("show route all", "203.0.113.0/28", "2001:db8:1::/64", "BGP.community: (64512,7)")
-	r.await("show route count", one4, "1 of 1 routes for 1 networks in table master6")
-	o.Communities = nil
-	c.configure(o)
-	labtest.Until(t, timeout, "no community", func() error {
-		out, err := r.birdc("show route all")
-		if err == nil && !strings.Contains(out, "BGP.community:") {
-			return nil
-		}
-		return fmt.Errorf("%v %s", err, out)
-	})
-	c.set()
-	r.await("show route count", none4, none6)
-	c.kept(b.theirs[0][0], since)
-}
-
-// Peers and pools have their own attributes. Changed ones are sent in the same session, and lowered routes keep the
-// lowest preference.
+// Peers and pools have attributes of their own. Changed ones, and changed prefixes, are sent in the same session, and
+// lowered routes keep the lowest preference.
 func TestAttributesOfPeersAndPools(t *testing.T) {
 	b, h, o := oneLink(t)
 	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; "+bothFamilies, "")
@@ -138,38 +112,35 @@ func TestAttributesOfPeersAndPools(t *testing.T) {
 		}
 		return nil
 	})
+	o.AggregateV4, o.AggregateV6 = 28, 64
+	c.setWeighted(announcements(vip4, vip6)...)
+	c.configure(o)
+	r.await("show route all", "203.0.113.0/28", "2001:db8:1::/64", "BGP.community: (64512,1)")
+	r.await("show route count", one4, "1 of 1 routes for 1 networks in table master6")
+	c.set()
+	r.await("show route count", none4, none6)
 	c.kept(b.theirs[0][0], since)
 }
 
-// Towards a peer, this node may have another AS. The AS path then has that AS, even after a reload, and it is the one
-// that is prepended.
-func TestLocalASN(t *testing.T) {
+// Towards a peer, this node may have another AS, which is then the AS path and is prepended. The own AS and the port to
+// listen on may be changed as well.
+func TestConfigureLocalSide(t *testing.T) {
 	b, h, o := oneLink(t)
-	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64999; "+bothFamilies, "")
+	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64999; passive; "+bothFamilies, "")
 	c := startChild(t, b.host, o)
 	c.set(vip4, vip6)
 	wantReason(t, c, b.theirs[0][0], "bad peer as")
 	o.Peers[0].LocalASN = 64999
 	c.configure(o)
-	r.await("show route all for 203.0.113.10", "BGP.as_path: 64999\n")
+	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2", "BGP.as_path: 64999\n")
 	o.Peers[0].Prepend = 1
 	c.configure(o)
 	r.await("show route all for 2001:db8:1::10", "BGP.as_path: 64999 64999\n")
-}
-
-// The ASN and the port to listen on are changed.
-func TestConfigureLocalSide(t *testing.T) {
-	b, h, o := oneLink(t)
-	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; passive; "+bothFamilies, "")
-	right := o
-	o.ASN = 64999
-	c := startChild(t, b.host, o)
-	c.set(vip4)
-	wantReason(t, c, b.theirs[0][0], "bad peer as")
-	c.configure(right)
-	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2", "BGP.as_path: 64512")
-	right.ListenPort = 1790
-	c.configure(right)
+	o.ASN, o.Peers[0].LocalASN, o.Peers[0].Prepend = 64999, 0, 0
+	c.configure(o)
+	r.await("show route all for 203.0.113.10", "BGP.as_path: 64999\n")
+	o.ListenPort = 1790
+	c.configure(o)
 	labtest.Until(t, timeout, "only the new port is open", func() error {
 		for port, want := range map[string]bool{"179": false, "1790": true} {
 			conn, err := h.Dial(context.Background(), "tcp", "192.0.2.2:"+port)

@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/steelyard-lb/steelyard/announce/bgp"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/lb"
-	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // wantReason waits until the status of the peer has a reason with all these words.
@@ -32,9 +32,10 @@ func wantReason(t *testing.T, c *child, peer netip.Addr, words ...string) lb.Pee
 	return p
 }
 
-func sessionDownLines(c *child) (lines []string) {
+// downLines returns what was logged about lost sessions with a peer.
+func downLines(c *child, peer netip.Addr) (lines []string) {
 	for _, line := range c.Log.Lines() {
-		if strings.Contains(line, "bgp session down") {
+		if strings.Contains(line, "bgp session down") && strings.Contains(line, "peer="+peer.String()+" ") {
 			lines = append(lines, line)
 		}
 	}
@@ -42,64 +43,50 @@ func sessionDownLines(c *child) (lines []string) {
 }
 
 // With a wrong password the router does not respond, and the status has a hint. When the router connects too, its
-// segments say that the passwords differ.
+// segments say that the passwords differ; this is a hint about this peer only.
 func TestWrongPassword(t *testing.T) {
+	const sends, asks = "the peer sends TCP segments", "check the password (MD5) on both sides"
+	rows := []struct {
+		name, ours, theirs string
+		passive, waits     bool // the router, this node
+		words              []string
+	}{
+		{"differs", "wrong", "right", false, false, []string{"no TCP connection to",
+			sends + " with a wrong MD5 signature", asks}},
+		{"none here", "", "right", false, false, []string{"no TCP connection to",
+			sends + " with an MD5 signature: it has a password, this node has none"}},
+		{"none there", "right", "", false, false, []string{"no TCP connection to",
+			sends + " without an MD5 signature: it has no password (MD5), this node has one"}},
+		{"passive router", "wrong", "right", true, false, []string{"no TCP connection to",
+			"no response; if the peer is up, check filters of that port, and the password (MD5) on both sides"}},
+		{"waits", "wrong", "right", false, true, []string{sends + " with a wrong MD5"}},
+		{"waits, none there", "right", "", false, true, []string{"it has no password (MD5), this node has one"}},
+	}
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
-		for _, row := range []struct {
-			name, ours, theirs string
-			passive, waits     bool // the router, this node
-			words              []string
-		}{
-			{"differs", "wrong", "right", false, false, []string{"no TCP connection to 192.0.2.1:179 for",
-				"the peer sends TCP segments with a wrong MD5 signature",
-				"check the password (MD5) on both sides"}},
-			{"none here", "", "right", false, false, []string{"no TCP connection to 192.0.2.1:179 for",
-				"with an MD5 signature: it has a password, this node has none"}},
-			{"none there", "right", "", false, false, []string{"no TCP connection to 192.0.2.1:179 for",
-				"without an MD5 signature: it has no password (MD5), this node has one"}},
-			{"passive router", "wrong", "right", true, false, []string{"no TCP connection to 192.0.2.1:179 for",
-				"no response; if the peer is up, check filters of that port, and the password (MD5) on both sides"}},
-			{"waits", "wrong", "right", false, true, []string{"the peer sends TCP segments with a wrong MD5"}},
-			{"waits, none there", "right", "", false, true, []string{"it has no password (MD5), this node has one"}},
-		} {
-			t.Run(row.name, func(t *testing.T) {
-				b := newBench(t)
-				b.router(kind, func(c *peers.RouterConfig) {
-					c.Neighbors[0].Password, c.Neighbors[0].Passive = row.theirs, row.passive
-				})
-				o := b.options()
-				o.Peers[0].Password, o.Peers[0].Passive = row.ours, row.waits
-				c := startChild(t, b.host, o)
-				c.set(vip4)
-				wantReason(t, c, b.theirs[0][0], row.words...)
-				labtest.Until(t, timeout, "a line in the log", func() error {
-					return labtest.ErrorIf(len(sessionDownLines(c)) == 0, "none")
-				})
-				if lines := sessionDownLines(c); len(lines) == 0 || len(lines) > 2 {
-					t.Errorf("log lines %q", lines)
-				}
+		b := newBench(t)
+		for _, row := range rows {
+			b.router(kind, func(c *peers.RouterConfig) {
+				c.Neighbors[0].Password, c.Neighbors[0].Passive = row.theirs, row.passive
+			})
+		}
+		o := b.options()
+		for i, row := range rows {
+			o.Peers[i].Password, o.Peers[i].Passive = row.ours, row.waits
+		}
+		c := startChild(t, b.host, o)
+		c.set(vip4)
+		for i, row := range rows {
+			peer := b.theirs[i][0]
+			p := wantReason(t, c, peer, row.words...)
+			if row.passive && strings.Contains(p.LastError, sends) {
+				t.Errorf("%s: the hint of another peer: %s", row.name, p.LastError)
+			}
+			labtest.Until(t, timeout, "one or two lines in the log: "+row.name, func() error {
+				n := len(downLines(c, peer))
+				return labtest.ErrorIf(n == 0 || n > 2, "%d", n)
 			})
 		}
 	})
-}
-
-// What one peer's segments show is a hint only about this peer. (There was one counter for all of them.)
-func TestPasswordHintIsOfThePeer(t *testing.T) {
-	b := newBench(t)
-	for _, passive := range []bool{false, true} {
-		b.router(peers.BIRD, func(c *peers.RouterConfig) {
-			c.Neighbors[0].Password, c.Neighbors[0].Passive = "right", passive
-		})
-	}
-	o := b.options()
-	o.Peers[0].Password, o.Peers[1].Password = "wrong", "wrong"
-	c := startChild(t, b.host, o)
-	c.set(vip4)
-	wantReason(t, c, b.theirs[0][0], "with a wrong MD5 signature")
-	p := wantReason(t, c, b.theirs[1][0], "no response; if the peer is up")
-	if strings.Contains(p.LastError, "sends TCP segments") {
-		t.Errorf("the hint of the first peer is that of the second: %s", p.LastError)
-	}
 }
 
 // Over IPv6 the kernel passes segments without their IP header.
@@ -118,71 +105,84 @@ func TestPasswordHintOverIPv6(t *testing.T) {
 	wantReason(t, c, b.theirs[0][1], "it has a password, this node has none")
 }
 
-func TestRightPassword(t *testing.T) {
-	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
-		for _, passive := range []bool{false, true} {
-			t.Run(fmt.Sprintf("passive=%v", passive), func(t *testing.T) {
-				b := newBench(t)
-				r := b.router(kind, func(c *peers.RouterConfig) {
-					c.Neighbors[0].Password, c.Neighbors[0].Passive = "secret", passive
-				})
-				o := b.options()
-				o.Peers[0].Password = "secret"
-				c := startChild(t, b.host, o)
-				c.set(vip4)
-				want(t, r, vip4, b.ours[0][0])
-				c.terminate()
-				want(t, r, vip4)
-			})
-		}
-	})
-}
-
-// The router expects another ASN than ours, or has another one than configured here.
-func TestWrongASN(t *testing.T) {
-	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
-		t.Run("ours", func(t *testing.T) {
-			b := newBench(t)
-			b.router(kind, func(c *peers.RouterConfig) { c.Neighbors[0].ASN = 64999 })
-			c := startChild(t, b.host, b.options())
-			c.set(vip4)
-			wantReason(t, c, b.theirs[0][0], "received NOTIFICATION", "bad peer as")
-		})
-		t.Run("theirs", func(t *testing.T) {
-			b := newBench(t)
-			b.router(kind, func(c *peers.RouterConfig) { c.ASN = 64999 })
-			c := startChild(t, b.host, b.options())
-			c.set(vip4)
-			wantReason(t, c, b.theirs[0][0], "as number mismatch expected 64500, received 64999")
-		})
-	})
-}
-
 func TestConnectionRefused(t *testing.T) {
 	b := newBench(t)
 	b.link("router")
-	c := startChild(t, b.host, b.options())
+	o := b.options()
+	o.Peers[0].Retry = 100 * time.Millisecond
+	c := startChild(t, b.host, o)
 	c.set(vip4)
 	p := wantReason(t, c, b.theirs[0][0], "no TCP connection to 192.0.2.1:179 for", "connection refused")
 	if p.Routes != 0 {
 		t.Errorf("%d routes announced without a session", p.Routes)
 	}
-	<-time.After(8 * time.Second) // several more attempts
-	if lines := sessionDownLines(c); len(lines) != 1 {
+	<-time.After(time.Second) // several more attempts
+	if lines := downLines(c, b.theirs[0][0]); len(lines) != 1 {
 		t.Errorf("logged %d times:\n%s", len(lines), strings.Join(lines, "\n"))
 	}
 	c.terminate()
 }
 
-// The port is in use: the speaker says so, and only connects.
-func TestPortInUse(t *testing.T) {
-	b := newBench(t)
-	b.link("router")
-	must.Get(b.host.Listen(t.Context(), "tcp", "0.0.0.0:179"))(t)
-	c := startChild(t, b.host, b.options())
-	c.set(vip4)
-	labtest.Until(t, 10*time.Second, "the speaker says so", func() error {
-		return labtest.ErrorIf(!c.Log.Contains("not listening; only connecting"), "%s", c.Log.Tail(5))
+// A session is on its device, whichever side connects; a change of the device concerns this session only. It is over
+// IPv4 with BIRD, over IPv6 with FRR.
+func TestDevice(t *testing.T) {
+	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
+		b := newBench(t)
+		family, vip := 0, vip4
+		if kind == peers.FRR {
+			family, vip = 1, vip6
+		}
+		first := b.router(kind, nil)
+		second := b.router(kind, func(c *peers.RouterConfig) { c.Neighbors[0].Address = b.ours[1][family] })
+		o, peer, ours := b.options(), b.theirs[1][family], b.ours[1][family]
+		o.Peers[0].Device, o.Peers[1].Address, o.Peers[1].Passive = "eth0", peer, true
+		c := startChild(t, b.host, o)
+		c.set(vip4, vip6)
+		want(t, first, vip, b.ours[0][family])
+		want(t, second, vip, ours)
+		since := c.established(b.theirs[0][0])
+
+		o.Peers[1].Device = "eth1"
+		c.configure(o)
+		before := c.established(peer)
+		want(t, second, vip, ours)
+		o.Peers[1].Device = "eth0"
+		c.configure(o)
+		wantReason(t, c, peer, "the peer connects through eth1, but device is eth0")
+		o.Peers[1].Device, o.Peers[1].Passive = "eth1", false // FRR connects again after two minutes only
+		c.configure(o)
+		if again := c.established(peer); again.Equal(before) {
+			t.Error("the session is the one before")
+		}
+		want(t, second, vip, ours)
+		c.kept(b.theirs[0][0], since)
 	})
-	c.terminate()
+}
+
+// A device that does not exist is the reason why there is no session, until it exists.
+func TestDeviceComesLater(t *testing.T) {
+	b := newBench(t)
+	b.link("other")
+	o := b.options()
+	later, inRange := netip.MustParseAddr("192.0.2.5"), netip.MustParsePrefix("192.0.2.8/30")
+	o.Peers = []bgp.Peer{
+		{Address: later, ASN: theirASN, HoldTime: o.Peers[0].HoldTime, Device: "eth1"},
+		{ListenRange: inRange, ASN: theirASN, HoldTime: o.Peers[0].HoldTime, Device: "eth2"},
+	}
+	c := startChild(t, b.host, o)
+	c.set(vip4)
+	wantReason(t, c, later, "bind to device eth1: no such device")
+	labtest.Until(t, timeout, "the range has a problem", func() error {
+		a, err := c.call(request{})
+		got := strings.Join(a.Problems, "; ")
+		return labtest.ErrorIf(err != nil || !strings.Contains(got, "device eth2: no such device"), "%q, %v", got, err)
+	})
+	for i := range 2 {
+		r := b.router(peers.BIRD, nil)
+		want(t, r, vip4, b.ours[i+1][0])
+	}
+	labtest.Until(t, timeout, "no problem is left", func() error {
+		a, err := c.call(request{})
+		return labtest.ErrorIf(err != nil || len(a.Problems) > 0, "%q, %v", a.Problems, err)
+	})
 }

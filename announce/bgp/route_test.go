@@ -1,6 +1,9 @@
 package bgp
 
 import (
+	"errors"
+	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
@@ -8,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	packet "github.com/osrg/gobgp/v3/pkg/packet/bgp"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
@@ -136,5 +140,188 @@ func TestWeightsSettle(t *testing.T) {
 		if !maps.Equal(announced, step.want) || len(s) != step.waiting {
 			t.Errorf("after %s: %v, %d wait; want %v, %d", step.at, announced, len(s), step.want, step.waiting)
 		}
+	}
+}
+
+// FuzzRails: whatever the options that New accepts and the announcements are, each route has an announced VIP, none is
+// a default route, and there are no more than MaxRoutes. A VIP without a route has an error, a route that is announced
+// and still wanted stays, and a peer with pools gets routes of these only.
+func FuzzRails(f *testing.F) {
+	// An announced route stays, the aggregate of a pool is larger than the pool, addresses that cannot be routed.
+	f.Add([]byte("\x20\x80\x01\x00" + "\xcb\x00\x71\x00\x1f" + "\x01\xcb\x00\x71\x09\x01\x01" +
+		"\x02\xcb\x00\x71\x09\x01\x01\xcb\x00\x71\x05\x01\x01"))
+	f.Add([]byte("\x18\x40\x00\x18" + "\xcb\x00\x71\x00\x1f" + "\x01\xcb\x00\x71\x03\x01\x01"))
+	f.Add([]byte("\x00\x00\x00\x00" + "\xcb\x00\x71\x00\x1f" + "\x02\xe0\x00\x00\x01\x01\x01\x7f\x00\x00\x01\x01\x01"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		next := func() (n byte) {
+			if len(b) > 0 {
+				n, b = b[0], b[1:]
+			}
+			return n
+		}
+		four := func() netip.Addr { return netip.AddrFrom4([4]byte{next(), next(), next(), next()}) }
+		o := Options{
+			ASN: 64512, RouterID: netip.MustParseAddr("192.0.2.11"), AggregateV4: int(next()), AggregateV6: int(next()),
+			MaxRoutes: int(next() % 4), Log: slog.New(slog.DiscardHandler),
+		}
+		o.Peers = []Peer{{Address: netip.MustParseAddr("192.0.2.1"), ASN: 64500, Pools: []string{"own"}}}
+		own := Pool{Name: "own", AggregateV4: int(next() % 33)}
+		from := four()
+		to := from.As4()
+		to[3] |= next()
+		own.Ranges = []lb.AddrRange{{From: from, To: netip.AddrFrom4(to)}}
+		o.Pools = []Pool{own}
+		s, err := New(o)
+		if err != nil {
+			return
+		}
+		for len(b) > 0 {
+			var list []lb.Announcement
+			for n := next() % 8; n > 0; n-- {
+				vip := four()
+				if next()%4 == 0 {
+					six := [16]byte{0x20, 1}
+					copy(six[2:], vip.AsSlice())
+					vip = netip.AddrFrom16(six)
+				}
+				list = append(list, lb.Announcement{VIP: vip, Weight: int(next())})
+			}
+			before := maps.Clone(s.wanted)
+			checkRails(t, s, list, before, errsOf(t, s.Set(t.Context(), list)))
+		}
+	})
+}
+
+func errsOf(t *testing.T, err error) (errs lb.VIPErrors) {
+	t.Helper()
+	if err != nil && !errors.As(err, &errs) {
+		t.Fatal(err)
+	}
+	return errs
+}
+
+func checkRails(t *testing.T, s *Speaker, list []lb.Announcement, before routes, errs lb.VIPErrors) {
+	t.Helper()
+	o := s.options()
+	if o.MaxRoutes > 0 && len(s.wanted) > o.MaxRoutes {
+		t.Fatalf("%d routes; want at most %d", len(s.wanted), o.MaxRoutes)
+	}
+	only := o.only(&o.Peers[0])
+	own := o.Pools[0].Ranges[0]
+	wanted := map[netip.Prefix]bool{}
+	for _, a := range list {
+		p := o.prefixOf(a.VIP)
+		_, has := s.wanted[p] // perhaps because of another VIP
+		has = has && a.VIP.IsGlobalUnicast()
+		if has == (errs[a.VIP] != nil) {
+			t.Fatalf("%s: route %t, error %v", a.VIP, has, errs[a.VIP])
+		}
+		wanted[p] = wanted[p] || a.VIP.IsGlobalUnicast()
+	}
+	for p := range s.wanted {
+		if !wanted[p] || p != p.Masked() || p.Bits() < 1 {
+			t.Fatalf("route %s of %v", p, list)
+		}
+		if only.allows(p) && !(own.Contains(p.Addr()) && own.Contains(lastOf(p))) {
+			t.Fatalf("the peer gets %s, which is not in %v", p, own)
+		}
+	}
+	for p := range before {
+		if _, stays := s.wanted[p]; wanted[p] && !stays {
+			t.Fatalf("route %s is gone", p)
+		}
+	}
+}
+
+// lastOf returns the last address of a prefix.
+func lastOf(p netip.Prefix) netip.Addr {
+	b := p.Addr().AsSlice()
+	for i := p.Bits(); i < 8*len(b); i++ {
+		b[i/8] |= 0x80 >> (i % 8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+func TestFilter(t *testing.T) {
+	a := func(s string) netip.Addr { return netip.MustParseAddr(s) }
+	r := func(from, to string) lb.AddrRange { return lb.AddrRange{From: a(from), To: a(to)} }
+	o := Options{Pools: []Pool{
+		{Name: "a", Ranges: []lb.AddrRange{r("203.0.113.128", "203.0.113.255"), r("203.0.113.3", "203.0.113.10")}},
+		{Name: "b", Ranges: []lb.AddrRange{r("203.0.113.64", "203.0.113.127"), r("2001:db8::", "2001:db8::ffff")}},
+		{Name: "all", Ranges: []lb.AddrRange{
+			r("0.0.0.0", "255.255.255.255"), r("fff0::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
+		}},
+	}}
+	for _, row := range []struct {
+		pools []string
+		want  string
+	}{
+		{nil, ""},
+		{[]string{"none"}, "[]"},
+		{[]string{"a"}, "[203.0.113.3/32 203.0.113.4/30 203.0.113.8/31 203.0.113.10/32 203.0.113.128/25]"},
+		{[]string{"b"}, "[203.0.113.64/26 2001:db8::/112]"},
+		{[]string{"a", "b"}, "[203.0.113.3/32 203.0.113.4/30 203.0.113.8/31 203.0.113.10/32 203.0.113.64/26 " +
+			"203.0.113.128/25 2001:db8::/112]"},
+		{[]string{"all"}, "[0.0.0.0/0 fff0::/12]"},
+	} {
+		if got := o.only(&Peer{Pools: row.pools}).String(); got != row.want {
+			t.Errorf("%q: %s, want %s", row.pools, got, row.want)
+		}
+	}
+	f := o.only(&Peer{Pools: []string{"a"}})
+	for p, want := range map[string]bool{
+		"203.0.113.3/32": true, "203.0.113.2/32": false, "203.0.113.128/25": true, "203.0.113.128/24": false,
+		"203.0.113.200/30": true, "2001:db8::1/128": false,
+	} {
+		if got := f.allows(netip.MustParsePrefix(p)); got != want {
+			t.Errorf("%s is allowed: %t", p, got)
+		}
+	}
+	some := netip.MustParsePrefix("2001:db8::1/128")
+	if !filter(nil).allows(some) || (filter{}).allows(some) {
+		t.Error("no filter is not the same as an empty one")
+	}
+}
+
+// The text that gobgp reads in a policy has the same bytes as that in a route.
+func TestExtText(t *testing.T) {
+	for _, c := range [][8]byte{
+		{0, 2, 252, 0, 255, 255, 255, 255}, {1, 3, 192, 0, 2, 1, 0, 7}, {2, 2, 250, 86, 234, 0, 0, 7},
+	} {
+		got, err := parseExtText(extText(c))
+		if err != nil || fmt.Sprint(got) != fmt.Sprint(c[:]) {
+			t.Errorf("%s: %v, %v; want %v", extText(c), got, err, c)
+		}
+	}
+}
+
+func parseExtText(s string) ([]byte, error) {
+	kind, value, _ := strings.Cut(s, ":")
+	subtype := map[string]packet.ExtendedCommunityAttrSubType{
+		"rt": packet.EC_SUBTYPE_ROUTE_TARGET, "soo": packet.EC_SUBTYPE_ROUTE_ORIGIN,
+	}[kind]
+	c, err := packet.ParseExtendedCommunity(subtype, value)
+	if err != nil {
+		return nil, err
+	}
+	return c.Serialize()
+}
+
+// Extended communities of a route that was sent are printed as they are configured.
+func TestSentExtendedCommunities(t *testing.T) {
+	want := []string{"rt:64512:100", "soo:64512:4294967295", "rt:192.0.2.1:7", "soo:4200000001:65535"}
+	var list []packet.ExtendedCommunityInterface
+	for _, b := range [][]byte{
+		{0, 2, 0xfc, 0, 0, 0, 0, 100}, {0, 3, 0xfc, 0, 0xff, 0xff, 0xff, 0xff}, {1, 2, 192, 0, 2, 1, 0, 7},
+		{2, 3, 0xfa, 0x56, 0xea, 0x01, 0xff, 0xff},
+	} {
+		c := must.Get(packet.ParseExtended(b))(t)
+		list = append(list, c)
+	}
+	b := must.Get(packet.NewPathAttributeExtendedCommunities(list).Serialize())(t)
+	var r lb.SentRoute
+	if addAttributes(&r, b); fmt.Sprint(r.ExtendedCommunities) != fmt.Sprint(want) {
+		t.Errorf("%q; want %q", r.ExtendedCommunities, want)
 	}
 }

@@ -1,14 +1,22 @@
 package bgp
 
 import (
+	"context"
 	"errors"
+	"log/slog"
+	"net"
 	"net/netip"
 	"os"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	api "github.com/osrg/gobgp/v3/api"
 	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestReason(t *testing.T) {
@@ -154,4 +162,226 @@ func TestBFDNotice(t *testing.T) {
 			t.Errorf("%s: %q, want %q", row.name, got, row.want)
 		}
 	}
+}
+
+// The loopback interface has no global address: the next hop of the other family is that of the options, or missing.
+func TestNextHopsFrom(t *testing.T) {
+	addr := netip.MustParseAddr
+	v4, v6, loopback4, unknown := addr("192.0.2.1"), addr("2001:db8::1"), addr("127.0.0.1"), addr("2001:db8:ffff::1")
+	with, without := Options{NextHopV4: v4, NextHopV6: v6}, Options{}
+	for _, row := range []struct {
+		o     Options
+		local netip.Addr
+		want  nextHops
+	}{
+		{with, loopback4, nextHops{addr4: loopback4, addr6: v6}},
+		{without, loopback4, nextHops{addr4: loopback4,
+			reason6: "IPv6 routes are not sent: no IPv6 next hop, lo has no global IPv6 address"}},
+		{without, unknown, nextHops{addr6: unknown,
+			reason4: "IPv4 routes are not sent: no interface has 2001:db8:ffff::1"}},
+		{with, addr("fe80::1%none0"), nextHops{addr4: v4, addr6: v6}}, // a link-local address is not a next hop
+	} {
+		if got := row.o.nextHopsFrom(row.local); got != row.want {
+			t.Errorf("%s: %+v, want %+v", row.local, got, row.want)
+		}
+	}
+}
+
+func TestMissing(t *testing.T) {
+	failed := errors.New("no route")
+	if got := missing(netip.MustParseAddr("192.0.2.1"), "IPv4", "eth0", failed); got != "" {
+		t.Errorf("%q although there is an address", got)
+	}
+	if got, want := missing(netip.Addr{}, "IPv4", "eth0", failed), "IPv4 routes are not sent: no route"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// An address is found on its interface, together with the global ones there; with a zone only on that interface.
+func TestInterfaceOf(t *testing.T) {
+	tested := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
+	all := must.Get(net.InterfaceAddrs())(t)
+	for _, a := range all { // the first global one, if this node has any
+		if addr := netip.MustParsePrefix(a.String()).Addr(); addr.IsGlobalUnicast() {
+			tested = append(tested, addr)
+			break
+		}
+	}
+	for _, addr := range tested {
+		name, global, err := interfaceOf(addr)
+		if err != nil || (name == "lo") != addr.IsLoopback() {
+			t.Errorf("%v: interface %q, %v", addr, name, err)
+		}
+		if slices.Contains(global, addr) != addr.IsGlobalUnicast() {
+			t.Errorf("%v: global addresses %v", addr, global)
+		}
+	}
+	if _, _, err := interfaceOf(netip.MustParseAddr("::1%none0")); err == nil {
+		t.Error("an address was found on an interface that does not exist")
+	}
+}
+
+// open resets the sessions and adds the routes. If it fails, Set has no gobgp to change.
+func TestOpen(t *testing.T) {
+	s, p, srv := withServer(t, new(strings.Builder))
+	defer srv.stop()
+	s.server = nil
+	must.Do(t, s.Set(t.Context(), announce("203.0.113.1", 1, "2001:db8::1", 1)))
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.open(ended, srv); err == nil || s.server != nil {
+		t.Errorf("with an ended context: error %v, server %p", err, s.server)
+	}
+	p.fault, p.dialErr = "old", context.Canceled
+	must.Do(t, s.open(t.Context(), srv))
+	if s.server != srv || len(s.installed) != 2 || p.fault != "" || p.dialErr != nil {
+		t.Errorf("%d routes installed, session %+v", len(s.installed), p)
+	}
+}
+
+// gobgp has a peer exactly while its session is attached.
+func TestAttach(t *testing.T) {
+	s, p, srv := withServer(t, new(strings.Builder))
+	defer srv.stop()
+	peer, local := p.peer.Address, netip.MustParseAddr("127.0.0.1")
+	session := guard.Session{Peer: peer, Local: local, ASN: 64500, V4: true}
+	if _, err := s.attach(t.Context(), session); !errors.Is(err, errNoTable) {
+		t.Errorf("before gobgp runs: error %v", err)
+	}
+	must.Do(t, s.open(t.Context(), srv))
+	unknown := session
+	unknown.Peer = netip.MustParseAddr("192.0.2.99")
+	if _, err := s.attach(t.Context(), unknown); err == nil {
+		t.Error("an unknown peer was attached")
+	}
+	for range 2 {
+		b := must.Get(s.attach(t.Context(), session))(t)
+		if b.From != p.from || b.Key != srv.key || peerCount(t, srv) != 1 || s.withdrawals.peers[peer] == nil {
+			t.Errorf("backend %+v, %d peers", b, peerCount(t, srv))
+		}
+		if !p.attached || !p.has4 || p.has6 || p.nextHops.addr4 != local {
+			t.Errorf("session %+v", p)
+		}
+		s.detach(peer)
+		if peerCount(t, srv) != 0 || p.attached || p.has4 || p.local.IsValid() || s.withdrawals.peers[peer] != nil {
+			t.Errorf("after the session: %d peers, %+v", peerCount(t, srv), p)
+		}
+	}
+	s.detach(unknown.Peer)
+}
+
+// Every peer has its own address towards gobgp.
+func TestBackendAddresses(t *testing.T) {
+	seen := map[netip.Addr]bool{backendAt: true}
+	for n := range maxPeers {
+		a := backendFrom(n)
+		if seen[a] || !a.IsLoopback() {
+			t.Fatalf("peer %d has %v", n, a)
+		}
+		seen[a] = true
+	}
+}
+
+// While the port is in use, gobgp only connects, and the status says so. It listens once the port is free.
+func TestRunOnPortInUse(t *testing.T) {
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	defer l.Close()
+	o := validOptions()
+	o.ListenPort, o.ListenAddresses = l.Addr().(*net.TCPAddr).Port, []netip.Addr{netip.MustParseAddr("127.0.0.1")}
+	s := must.Get(New(o))(t)
+	must.Run(t, s.Run)
+	must.Do(t, s.Set(t.Context(), nil))
+	eventually := func(what string, f func() bool) {
+		t.Helper()
+		for end := time.Now().Add(10 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s: not after 10 s; problems %q", what, lbtest.Texts(s.Findings()))
+			}
+		}
+	}
+	eventually("a problem", func() bool {
+		p := lbtest.Texts(s.Findings())
+		return len(p) == 1 && strings.Contains(p[0], "address already in use")
+	})
+	l.Close()
+	eventually("listening", func() bool {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			return false
+		}
+		c.Close()
+		return len(lbtest.Texts(s.Findings())) == 0
+	})
+}
+
+func TestDialProblem(t *testing.T) {
+	refused := os.NewSyscallError("connect", syscall.ECONNREFUSED)
+	for _, row := range []struct {
+		err  error
+		seen signature
+		want string
+	}{
+		{refused, signatureMismatch, "connection refused"},
+		{refused, signatureUnknown, "connection refused"},
+		{os.ErrDeadlineExceeded, signatureSurplus, "it has a password, this node has none"},
+		{os.ErrDeadlineExceeded, signatureMissing, "it has no password (MD5), this node has one"},
+		{os.ErrDeadlineExceeded, signatureMismatch, "a wrong MD5 signature: check"},
+		{os.ErrDeadlineExceeded, signatureRight, "with the right password (MD5): check the filters"},
+		{os.ErrDeadlineExceeded, signatureNone, "no response, but the peer connects: check the filters"},
+		{os.ErrDeadlineExceeded, signatureUnknown, "no response; if the peer is up"},
+		{syscall.ETIMEDOUT, signatureUnknown, "no response; if the peer is up"},
+	} {
+		if got := dialProblem(row.err, row.seen); !strings.Contains(got, row.want) {
+			t.Errorf("%v, signature %d: %q, want %q", row.err, row.seen, got, row.want)
+		}
+	}
+	syn := make([]byte, tcpHeaderLen)
+	syn[3], syn[12], syn[13] = 179, tcpHeaderLen/4<<4, tcpSYN
+	for password, want := range map[string]signature{"": signatureNone, "secret": signatureMissing} {
+		if got := signatureOf(syn, netip.Addr{}, netip.Addr{}, 179, 179, password); got != want {
+			t.Errorf("a SYN without a signature, password %q: %d, want %d", password, got, want)
+		}
+	}
+	n := session{dialErr: os.ErrDeadlineExceeded}
+	if got := n.logReason(time.Now()); !strings.HasPrefix(got, "no TCP connection: no response; if the peer is up") {
+		t.Errorf("reason in the log: %q", got)
+	}
+}
+
+func TestLostNextHop(t *testing.T) {
+	v4, v6 := netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("2001:db8::7")
+	none, only4, only6 := nextHops{}, nextHops{addr4: v4}, nextHops{addr6: v6}
+	both := nextHops{addr4: v4, addr6: v6}
+	moved := nextHops{addr4: netip.MustParseAddr("192.0.2.1")}
+	for _, row := range []struct {
+		before, after nextHops
+		want          bool
+	}{
+		{none, none, false}, {none, both, false}, {both, both, false}, {only4, both, false}, {only4, moved, false},
+		{both, only4, true}, {both, only6, true}, {both, none, true}, {only4, only6, true}, {only6, only4, true},
+	} {
+		if got := lostNextHop(row.before, row.after); got != row.want {
+			t.Errorf("%+v to %+v: %t, want %t", row.before, row.after, got, row.want)
+		}
+	}
+}
+
+// Fatal and Panic of gobgp must neither end the process nor unwind the goroutine.
+func TestLoggerNeverEndsTheProcess(t *testing.T) {
+	var out strings.Builder
+	l := &logger{slog.New(slog.NewTextHandler(&out, nil))}
+	l.Fatal("cannot go on", map[string]any{"Key": "192.0.2.1"})
+	l.Panic("code logic bug", nil)
+	l.Debug("not shown", nil)
+	for _, want := range []string{`level=ERROR msg=gobgp text="cannot go on" Key=192.0.2.1`, `text="code logic bug"`} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the log lacks %s:\n%s", want, out.String())
+		}
+	}
+}
+
+func peerCount(t *testing.T, srv *bgpServer) (n int) {
+	t.Helper()
+	must.Do(t, srv.ListPeer(context.Background(), &api.ListPeerRequest{}, func(*api.Peer) { n++ }))
+	return n
 }
