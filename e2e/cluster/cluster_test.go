@@ -146,7 +146,7 @@ func (c *cluster) apply(t *testing.T, config string, args ...string) {
 		if err := yaml.Unmarshal([]byte(doc), &o.Object); err != nil {
 			t.Fatalf("%v in\n%s", err, doc)
 		}
-		if config != "" && o.GetKind() == "ConfigMap" {
+		if config != "" && o.GetKind() == "ConfigMap" && o.GetName() == "steelyard" { // not the node table
 			o.Object["data"] = map[string]any{"steelyard.toml": config}
 		}
 		if o.GetKind() == "Deployment" { // the nodes have no network for pods
