@@ -236,6 +236,32 @@ func TestDroppedAnswersHaveAReason(t *testing.T) {
 	})
 }
 
+// A server on the link whose MAC address changes is found, although the kernel sends it nothing.
+func TestServerGetsAnotherMAC(t *testing.T) {
+	t.Parallel()
+	for _, server := range []string{"192.0.2.253/24", "2001:db8::253/64"} {
+		at := netip.MustParsePrefix(server)
+		fx, _ := verified(t, ModeTC, at.Addr().Is6(), nil, func(*fixture) {})
+		must.Do(t, fx.peer.AddAddress("eth0", at))
+		fx.serve(func(s *lb.Service) {
+			s.Method, s.Ports[0].Backends = lb.MethodDSR, []lb.Backend{{Addr: at.Addr(), Weight: 1}}
+		})
+		fx.watch()
+		for _, mac := range []net.HardwareAddr{{2, 0, 0, 0, 0, 0x55}, {2, 0, 0, 0, 0, 0x56}} {
+			must.Do(t, fx.peer.Do(func() error {
+				nic, err := netlink.LinkByName("eth0")
+				return errors.Join(err, netlink.LinkSetHardwareAddr(nic, mac))
+			}))
+			start := time.Now()
+			labtest.Until(t, time.Minute, "its address is known", func() error {
+				n := fx.neighbourEntry(at.Addr())
+				return wrong(n.HardwareAddr.String() != mac.String(), "%s", n.HardwareAddr)
+			})
+			t.Logf("%s: known after %s", at, time.Since(start).Round(time.Millisecond))
+		}
+	}
+}
+
 // A router that answers requests to all hosts, and none to its own MAC address, stays known all the time.
 func TestRouterIgnoresUnicastRequests(t *testing.T) {
 	t.Parallel()

@@ -57,6 +57,9 @@ func (a Asked) due(now time.Time) bool { return a.doubtful() || now.Sub(a.at) >=
 type Router struct {
 	NIC  int
 	Addr netip.Addr
+	// Server means that it is a backend on the link. It is asked because its MAC address may change; health checks
+	// find out whether it is there.
+	Server bool
 }
 
 // Valid are the states of a neighbour whose MAC address is known (NUD_VALID).
@@ -69,7 +72,8 @@ func (r *Routers) Close() { r.requester.close() }
 // Due reports whether it is time to call Look again.
 func (r *Routers) Due(now time.Time) bool { return now.Sub(r.At) >= againEvery }
 
-// Look reads which routers towards clients (including these) and backends have answered, and asks them again.
+// Look reads which routers towards clients (including these) and next hops towards backends have answered, and asks them
+// again.
 func (r *Routers) Look(now time.Time, routes *Cache, clients []netip.Addr, towards []Router) {
 	was := r.Known
 	r.At, r.Known, r.faults = now, map[Router]Asked{}, map[netip.Addr]string{}
@@ -85,13 +89,14 @@ func (r *Routers) Look(now time.Time, routes *Cache, clients []netip.Addr, towar
 		}
 		n, read := entries.Of(x)
 		r.Known[x] = was[x].after(n, read)
-		if read && n.State&configured == 0 && r.Known[x].due(now) {
+		recent := x.Server && now.Sub(n.confirmed) < routersEvery
+		if read && n.State&configured == 0 && r.Known[x].due(now) && !recent {
 			ask = append(ask, x)
 		}
 	}
 	r.ask(ask, entries, routes)
-	for _, a := range r.Known {
-		if a.requests > 1 { // the kernel may silently have switched to another router (IPv6: RFC 4191, 3.2)
+	for x, a := range r.Known {
+		if a.requests > 1 && !x.Server { // the kernel may silently have switched to another router (IPv6: RFC 4191, 3.2)
 			routes.Forget(now, routesFor)
 			return
 		}

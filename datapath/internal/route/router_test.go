@@ -14,7 +14,7 @@ func TestManyRouters(t *testing.T) {
 	r := Routers{Known: map[Router]Asked{}}
 	start := time.Now()
 	for i := range 2 * maxAsked {
-		x := Router{1, netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})}
+		x := Router{NIC: 1, Addr: netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})}
 		all = append(all, x)
 		r.Known[x] = Asked{at: start.Add(-time.Duration(i) * time.Second)}
 	}

@@ -85,7 +85,7 @@ func (k *Cache) NextHops(client netip.Addr) (all []Router) {
 	r, _ := k.entry(client)
 	add := func(nic int, gw net.IP) {
 		if addr, ok := netip.AddrFromSlice(gw); ok {
-			all = append(all, Router{nic, addr.Unmap()})
+			all = append(all, Router{NIC: nic, Addr: addr.Unmap()})
 		}
 	}
 	add(r.LinkIndex, r.Gw)

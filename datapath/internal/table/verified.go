@@ -202,14 +202,17 @@ func (s *Services) RefreshSources() {
 	s.Backends.refresh(finder, found)
 }
 
-// Routers returns the routers towards backends. Of several equal paths it returns the one that the kernel selects.
+// Routers returns the next hops towards backends. Of several equal paths it returns the one that the kernel selects.
 func (s *Services) Routers() (all []route.Router) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	seen := map[route.Router]bool{}
-	for _, b := range s.Backends.ByAddr {
+	for at, b := range s.Backends.ByAddr {
 		x := route.Router{NIC: b.NIC, Addr: b.Gateway}
-		if !b.local && b.Gateway.IsValid() && !seen[x] {
+		if x.Server = !x.Addr.IsValid(); x.Server {
+			x.Addr = at.Addr()
+		}
+		if !b.local && b.NIC != 0 && !seen[x] {
 			seen[x] = true
 			all = append(all, x)
 		}
