@@ -66,6 +66,8 @@ type Datapath struct {
 	TunnelKeys []Secret
 	HashSeed   Secret // for the hashes that choose a backend; a constant if not set
 	Timeouts   Timeouts
+	// AllowUntestedKernel accepts a kernel before 6.1 that has what the programs use.
+	AllowUntestedKernel bool
 }
 
 // PortRange is a range of ports.

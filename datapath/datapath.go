@@ -43,10 +43,11 @@ func Open(o Options) (_ *Datapath, err error) {
 	if err := o.validate(); err != nil {
 		return nil, fmt.Errorf("open the datapath: %w", err)
 	}
-	if err := CheckKernel(); err != nil {
+	if err := checkCapabilities(); err != nil {
 		return nil, err
 	}
-	if err := checkCapabilities(); err != nil {
+	release, err := kernelRelease()
+	if err := errors.Join(err, checkKernel(release, o.AllowUntestedKernel, lackedFeatures)); err != nil {
 		return nil, err
 	}
 	d := &Datapath{o: o, log: o.Log}

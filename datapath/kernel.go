@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
 	"golang.org/x/sys/unix"
 )
 
@@ -17,49 +20,55 @@ func (v version) before(other version) bool {
 
 func (v version) String() string { return fmt.Sprintf("%d.%d", v.major, v.minor) }
 
-// oldestKernel is the oldest kernel that the tests run on (make test-kernels).
-var oldestKernel = version{6, 1}
+// testedKernel is the oldest kernel that the tests run on (make test-kernels).
+var testedKernel = version{6, 1}
 
-// kernelFeatures lists features that the programs use and that some kernels before oldestKernel lack.
+// kernelFeatures are what the programs use that some older kernels lack. Distributions add them without changing the
+// version.
 var kernelFeatures = []struct {
-	name  string
-	since version
+	name    string
+	program ebpf.ProgramType
+	helper  asm.BuiltinFunc
 }{
-	{"CAP_BPF", version{5, 8}},
-	{"XDP links", version{5, 9}},
-	{"tail calls of programs with subprograms", version{5, 10}},
-	{"bpf_redirect_neigh", version{5, 10}},
-	{"bpf_ktime_get_coarse_ns", version{5, 11}},
-	{"bpf_check_mtu", version{5, 12}},
-	{"atomic instructions that return a value", version{5, 12}},
+	{"bpf_jiffies64", ebpf.XDP, asm.FnJiffies64},
+	{"bpf_redirect_neigh", ebpf.SchedCLS, asm.FnRedirectNeigh},
+	{"bpf_ktime_get_coarse_ns", ebpf.XDP, asm.FnKtimeGetCoarseNs},
+	{"bpf_check_mtu", ebpf.SchedCLS, asm.FnCheckMtu},
 }
 
-// CheckKernel fails on a kernel that is too old for the datapath, and names the features it lacks.
-func CheckKernel() error {
-	var name unix.Utsname
-	if err := unix.Uname(&name); err != nil {
-		return fmt.Errorf("read the release of the kernel: %w", err)
-	}
-	return checkKernel(unix.ByteSliceToString(name.Release[:]))
-}
-
-// checkKernel is CheckKernel for a release. A release that is not a version is left to the verifier.
-func checkKernel(release string) error {
-	var v version
-	if _, err := fmt.Sscanf(release, "%d.%d", &v.major, &v.minor); err != nil || !v.before(oldestKernel) {
-		return nil
-	}
-	var lacks []string
+// lackedFeatures names the features that this kernel lacks.
+func lackedFeatures() (lacks []string) {
 	for _, f := range kernelFeatures {
-		if v.before(f.since) {
-			lacks = append(lacks, fmt.Sprintf("%s (Linux %s)", f.name, f.since))
+		if errors.Is(features.HaveProgramHelper(f.program, f.helper), ebpf.ErrNotSupported) {
+			lacks = append(lacks, f.name)
 		}
 	}
-	why := "older kernels are not tested"
-	if lacks != nil {
-		why = "this one lacks " + strings.Join(lacks, ", ")
+	return lacks
+}
+
+// checkKernel fails on a kernel before testedKernel that lacks features, or that the options do not allow. A release
+// that is not a version is left to the verifier.
+func checkKernel(release string, allowUntested bool, lacked func() []string) error {
+	var v version
+	if _, err := fmt.Sscanf(release, "%d.%d", &v.major, &v.minor); err != nil || !v.before(testedKernel) {
+		return nil
 	}
-	return fmt.Errorf("kernel %s is too old: Steelyard needs Linux %s or newer; %s", release, oldestKernel, why)
+	why := `to try this one, write "allow_untested_kernel = true" in [datapath]`
+	if lacks := lacked(); lacks != nil {
+		why = "this one lacks " + strings.Join(lacks, ", ")
+	} else if allowUntested {
+		return nil
+	}
+	return fmt.Errorf("kernel %s is too old: Steelyard is tested on Linux %s and newer; %s", release, testedKernel, why)
+}
+
+// kernelRelease returns the release of the running kernel.
+func kernelRelease() (string, error) {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return "", fmt.Errorf("read the release of the kernel: %w", err)
+	}
+	return unix.ByteSliceToString(name.Release[:]), nil
 }
 
 // capabilities lists the systemd unit's capabilities that the datapath uses.

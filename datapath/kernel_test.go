@@ -1,32 +1,39 @@
 package datapath
 
 import (
-	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 )
 
-// An old kernel is refused by name, with what it lacks.
+// A kernel that lacks a feature is refused by name, with what it lacks; one that only is not tested, unless the options
+// allow it.
 func TestOldKernelsAreRefused(t *testing.T) {
-	for release, want := range map[string]string{
-		"6.18.44": "", "6.1.0-56-amd64": "", "10.0-rc1": "", "unknown": "",
-		"5.15.0-91-generic": "kernel 5.15.0-91-generic is too old: Steelyard needs Linux 6.1 or newer; " +
-			"older kernels are not tested",
-		"5.10.0-28-amd64": "kernel 5.10.0-28-amd64 is too old: Steelyard needs Linux 6.1 or newer; this one lacks " +
-			"bpf_ktime_get_coarse_ns (Linux 5.11), bpf_check_mtu (Linux 5.12), " +
-			"atomic instructions that return a value (Linux 5.12)",
+	const tested = " is too old: Steelyard is tested on Linux 6.1 and newer; "
+	lacks := []string{"bpf_check_mtu", "bpf_redirect_neigh"}
+	for _, tt := range []struct {
+		release string
+		allow   bool
+		lacks   []string
+		want    string
+	}{
+		{"6.18.44", false, lacks, ""}, {"6.1.0-56-amd64", false, lacks, ""}, {"10.0-rc1", false, lacks, ""},
+		{"unknown", false, lacks, ""}, {"5.14.0-427.el9.x86_64", true, nil, ""},
+		{"5.14.0-427.el9.x86_64", false, nil, "kernel 5.14.0-427.el9.x86_64" + tested +
+			`to try this one, write "allow_untested_kernel = true" in [datapath]`},
+		{"5.10.0-28", true, lacks, "kernel 5.10.0-28" + tested + "this one lacks bpf_check_mtu, bpf_redirect_neigh"},
 	} {
 		got := ""
-		if err := checkKernel(release); err != nil {
+		if err := checkKernel(tt.release, tt.allow, func() []string { return tt.lacks }); err != nil {
 			got = err.Error()
 		}
-		if got != want {
-			t.Errorf("%s: %q; want %q", release, got, want)
+		if got != tt.want {
+			t.Errorf("%s: %q; want %q", tt.release, got, tt.want)
 		}
 	}
-	if err := CheckKernel(); err != nil {
-		t.Errorf("the kernel of this test: %v", err)
+	labtest.Root(t)
+	if lacks := lackedFeatures(); lacks != nil {
+		t.Errorf("the kernel of this test lacks %v", lacks)
 	}
 }
 

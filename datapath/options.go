@@ -49,8 +49,8 @@ var DefaultTimeouts = Timeouts{
 // TunnelKeys are the keys of the tunnels between nodes.
 type TunnelKeys = table.TunnelKeys
 
-// Options are the parameters of Open. Delivers, FollowRoutes, Routers and ForceClsact may be false, and Reach, Keep,
-// TunnelSources, TunnelKeys and HashSeed empty; all others are required.
+// Options are the parameters of Open. All bools may be false, and Reach, Keep, TunnelSources, TunnelKeys and HashSeed
+// empty; all others are required.
 type Options struct {
 	Interfaces []string // uplinks: interfaces where packets of clients and servers arrive
 	// FollowRoutes means that Interfaces are only a start. An interface to which no route leads is released after a
@@ -81,6 +81,8 @@ type Options struct {
 	StateDir   string // for files that must outlive the agent, until reboot
 	// Delivers prepares the datapath for backends on this node.
 	Delivers bool
+	// AllowUntestedKernel accepts a kernel before 6.1 that has what the programs use.
+	AllowUntestedKernel bool
 	// ForceClsact attaches tc programs as clsact filters, as on kernels before 6.6.
 	ForceClsact bool
 	// Boundary guards the computation of each frontend's table and the handling of kernel notifications. It may be nil.

@@ -53,7 +53,7 @@ func datapathOptions(o Options, facts node) (datapath.Options, error) {
 		TunnelPort: c.TunnelPort, TunnelSources: c.TunnelSources, Timeouts: datapath.Timeouts(c.Timeouts),
 		Delivers: o.Config.Kubernetes != nil, TunnelKeys: fileKeys(o.Config), HashSeed: fileSeed(o.Config),
 		PinPath: o.PinPath, StateDir: o.StateDir, Log: component(o.Log, "datapath"),
-		Boundary: o.boundary,
+		Boundary: o.boundary, AllowUntestedKernel: c.AllowUntestedKernel,
 	}, nil
 }
 
