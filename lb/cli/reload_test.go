@@ -129,7 +129,7 @@ func TestRestart(t *testing.T) {
 	}
 	socket := serve(func() error { return errors.New("x.toml:1: first") })
 	code, _, errOut := steelyard(t, "restart", "--socket", socket)
-	must.True(t, code == 1 && errOut == "x.toml:1: first\nrejected; the running agent goes on\n",
+	must.True(t, code == 1 && errOut == "x.toml:1: first\nrejected; the running agent continues\n",
 		"code %d, stderr %q", code, errOut)
 	socket = serve(func() error {
 		time.AfterFunc(150*time.Millisecond, func() { started.Store(1) })
