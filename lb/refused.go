@@ -29,24 +29,36 @@ func (s *Service) Refuse(taken func(netip.Addr) string) *Service {
 	return &out
 }
 
-// addRefused adds the refused VIPs of a service to a status.
-func (out *Status) addRefused(s *Service) {
-	for _, r := range s.Refused {
-		for _, p := range s.Ports {
-			out.Services = append(out.Services, ServiceStatus{
-				Service: s.Name, Address: r.VIP, Port: p.Port.Port, LastPort: p.Last, Protocol: p.Protocol,
-				Policy: s.Policy, Forward: s.forward(), Algorithm: s.Algorithm, Backends: []BackendStatus{},
-				State: StateUnhealthy, Reason: r.Reason,
-			})
-		}
-		i, found := slices.BinarySearchFunc(out.Routes, r.VIP, func(x RouteStatus, a netip.Addr) int {
-			return x.Address.Compare(a)
-		})
-		if found {
-			out.Routes[i].Services = append(out.Routes[i].Services, s.Name)
-			continue
-		}
-		route := RouteStatus{Address: r.VIP, Services: []string{s.Name}, Reason: r.Reason}
-		out.Routes = slices.Insert(out.Routes, i, route)
+// refusedRows is about how many rows a status has for a service's refused addresses. A service may have thousands of
+// ports.
+const refusedRows = 100
+
+// addRefused adds the refused VIPs of services to a status.
+func (out *Status) addRefused(services []*Service) {
+	if len(services) == 0 {
+		return
 	}
+	at := map[netip.Addr]int{} // indexes of routes
+	for i, r := range out.Routes {
+		at[r.Address] = i
+	}
+	for _, s := range services {
+		ports := s.Ports[:min(len(s.Ports), max(refusedRows/len(s.Refused), 1))]
+		for _, r := range s.Refused {
+			for _, p := range ports {
+				out.Services = append(out.Services, ServiceStatus{
+					Service: s.Name, Address: r.VIP, Port: p.Port.Port, LastPort: p.Last, Protocol: p.Protocol,
+					Policy: s.Policy, Forward: s.forward(), Algorithm: s.Algorithm, Backends: []BackendStatus{},
+					State: StateUnhealthy, Reason: r.Reason,
+				})
+			}
+			if i, found := at[r.VIP]; found {
+				out.Routes[i].Services = append(out.Routes[i].Services, s.Name)
+				continue
+			}
+			at[r.VIP] = len(out.Routes)
+			out.Routes = append(out.Routes, RouteStatus{Address: r.VIP, Services: []string{s.Name}, Reason: r.Reason})
+		}
+	}
+	slices.SortFunc(out.Routes, func(a, b RouteStatus) int { return a.Address.Compare(b.Address) })
 }

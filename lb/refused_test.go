@@ -28,9 +28,17 @@ func TestRefuse(t *testing.T) {
 	}
 	const reason = "refused: 192.0.2.11 is the address of eth0"
 	out := Status{Routes: []RouteStatus{{Address: other}, {Address: free}}}
-	out.addRefused(got)
-	got.Name = "mail"
-	out.addRefused(got)
+	mail, wide := *got, *got
+	mail.Name, wide.Name = "mail", "wide"
+	wide.Ports, wide.Refused = make([]ServicePort, 15_000), nil
+	for i := range byte(100) {
+		wide.Refused = append(wide.Refused, RefusedVIP{VIP: netip.AddrFrom4([4]byte{203, 0, 113, i + 100})})
+	}
+	out.addRefused([]*Service{got, &mail})
+	many := Status{}
+	many.addRefused([]*Service{&wide})
+	must.True(t, len(many.Services) == 100 && len(many.Routes) == 100, "%d rows and %d routes of 100 addresses",
+		len(many.Services), len(many.Routes))
 	must.True(t, len(out.Services) == 2 && out.Services[0].Address == own && out.Services[0].Reason == reason,
 		"services %+v", out.Services)
 	if r := out.Routes[0]; len(out.Routes) != 3 || r.Address != own || r.Reason != reason || r.Announced ||

@@ -235,9 +235,7 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 			return Status{}, err
 		}
 	}
-	for _, s := range refused {
-		out.addRefused(s)
-	}
+	out.addRefused(refused)
 	for some := range slices.Chunk(out.Routes, statusChunk) {
 		if err := e.do(ctx, func() { e.markIntended(some) }); err != nil {
 			return Status{}, err
@@ -272,9 +270,7 @@ func (e *Engine) StatusOf(ctx context.Context, vip netip.Addr) (Status, error) {
 	for _, v := range views {
 		e.o.Boundary.Do(PartStatus, v.service.Name, func() { out.add(v) })
 	}
-	for _, s := range refused {
-		out.addRefused(s)
-	}
+	out.addRefused(refused)
 	out.Services = slices.DeleteFunc(out.Services, func(s ServiceStatus) bool { return s.Address != vip })
 	out.Routes = slices.DeleteFunc(out.Routes, func(r RouteStatus) bool { return r.Address != vip })
 	if err := e.do(ctx, func() { e.markIntended(out.Routes) }); err != nil {

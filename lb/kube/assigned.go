@@ -162,8 +162,8 @@ func (t *term) once(s *core.Service, reason, text string) {
 	}
 }
 
-// Waiting returns the Services of this class that have no address, one entry per port. It may be called from any
-// goroutine.
+// Waiting returns the Services of this class that have no address, one entry for each of their first ports. It may be
+// called from any goroutine.
 func (s *Source) Waiting() (all []lb.ServiceStatus) {
 	for _, x := range s.services.List() {
 		service := x.(*core.Service)
@@ -181,7 +181,7 @@ func (s *Source) Waiting() (all []lb.ServiceStatus) {
 		if isLocal(service) && s.o.SpreadLocal == nil { // delivered to pods of this node
 			forward = lb.MethodNAT
 		}
-		for _, p := range service.Spec.Ports {
+		for _, p := range service.Spec.Ports[:min(len(service.Spec.Ports), portsFew)] {
 			status := lb.ServiceStatus{
 				Service: nameOf(service), Port: uint16(p.Port), Policy: policyOf(service), Forward: forward,
 				Algorithm: lb.AlgorithmMaglev, Backends: []lb.BackendStatus{}, State: lb.StateUnknown,

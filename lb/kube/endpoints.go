@@ -49,6 +49,9 @@ type hints struct{ nodes, zones []string }
 // isLocal reports whether the endpoint is on this node.
 func (e endpoint) isLocal(top topology) bool { return e.node == top.node && top.node != "" }
 
+// sliceKey returns the service that an EndpointSlice belongs to.
+func sliceKey(x any) string { return x.(*endpointSlice).service }
+
 // slimSlice drops endpoints without a host address, and ports without a number.
 func slimSlice(s *discovery.EndpointSlice) *endpointSlice {
 	out := &endpointSlice{
@@ -136,6 +139,7 @@ func toEndpoint(e discovery.Endpoint) (x endpoint, ok bool) {
 		return x, false
 	}
 	addr, err := netip.ParseAddr(e.Addresses[0])
+	addr = addr.Unmap() // the API server accepts "::ffff:192.0.2.1" as IPv4
 	if err != nil || !isHost(addr) {
 		return x, false
 	}

@@ -138,10 +138,50 @@ func (e endpoint) score() uint64 {
 	return score
 }
 
-// bound refuses a Service with too many pairs of endpoint and port. A Service that is already in force keeps its
-// addresses, and its view has as many pairs as are permitted.
+// Services with more than portsFew ports of addresses have at most portsMax together, like the kernel's table. The
+// plans and the status of many large Services that do not fit there would fill the memory.
+const portsFew, portsMax = 100, 65_536
+
+// fits reports whether a Service may have n ports of addresses. Services without room are tried again when another one
+// has fewer.
+func (s *Source) fits(name string, n int) bool {
+	had, total := s.wide[name], n
+	delete(s.wide, name)
+	if n > portsFew {
+		for _, other := range s.wide {
+			total += other
+		}
+		if total > portsMax {
+			n = 0
+		}
+		s.wide[name] = n
+	}
+	if had > n {
+		for other, has := range s.wide {
+			if has == 0 && other != name {
+				s.queue.Add(other)
+			}
+		}
+	}
+	return n > 0 || total == 0
+}
+
+// bound refuses a Service with too many pairs of endpoint and port, or too many ports. A Service that is already in
+// force keeps its addresses, and its view has as many pairs or ports as are permitted.
 func (s *Source) bound(v *view) {
 	name, most := v.service.Name, s.o.MaxEndpoints
+	if n := len(v.service.VIPs) * len(v.service.Ports); !s.fits(name, n) {
+		few := max(portsFew/len(v.service.VIPs), 1)
+		v.ports, v.service.Ports = v.ports[:few], v.service.Ports[:few]
+		what := fmt.Sprintf("%d ports of addresses, and Services with more than %d have %d together at most", n,
+			portsFew, portsMax)
+		if s.inForce(v.service) {
+			s.o.Boundary.Report(lb.PartEndpoints, name, "only its first ports are served: it has "+what)
+			return
+		}
+		s.refuse(v, what)
+		return
+	}
 	if v.pairs <= most {
 		s.o.Boundary.Report(lb.PartEndpoints, name, "")
 		return
@@ -151,7 +191,12 @@ func (s *Source) bound(v *view) {
 		s.o.Boundary.Report(lb.PartEndpoints, name, "some of its endpoints get no new connections: it has "+what)
 		return
 	}
-	s.o.Boundary.Report(lb.PartEndpoints, name, "refused: it has "+what)
+	s.refuse(v, what)
+}
+
+// refuse makes a Service one that this node does not serve because of what it has.
+func (s *Source) refuse(v *view, what string) {
+	s.o.Boundary.Report(lb.PartEndpoints, v.service.Name, "refused: it has "+what)
 	for _, vip := range v.service.VIPs {
 		v.service.Refused = append(v.service.Refused, lb.RefusedVIP{VIP: vip, Reason: "refused: it has " + what})
 	}

@@ -98,6 +98,58 @@ func TestTooManyEndpoints(t *testing.T) {
 	}
 }
 
+// Services with many ports have at most as many ports of addresses as the kernel has room for, also those in force. One
+// without room gets it when another one has fewer, and small ones always have it.
+func TestManyPorts(t *testing.T) {
+	f := newFixture(t, func(o *Options) { o.MaxEndpoints = 10_000 })
+	f.complete = true
+	ports := func(name string, n int) int {
+		f.have(t, manyPorts(name, fmt.Sprintf("203.0.113.%d", len(name)*10+int(name[0]%10)), n))
+		f.reconcile("default/"+name, fakeSink{f.recorded})
+		s := f.put["default/"+name]
+		return len(s.VIPs) * len(s.Ports)
+	}
+	for i := range 6 {
+		if got, want := ports(fmt.Sprint(i), 15_000), 15_000*(min(i+1, 4)-min(i, 4)); got != want {
+			t.Errorf("Service %d has %d ports, want %d", i, got, want)
+		}
+	}
+	if got := len(f.put["default/5"].Ports); got != portsFew {
+		t.Errorf("%d ports of a refused Service are kept", got)
+	}
+	if got := ports("small", portsFew); got != portsFew {
+		t.Errorf("a small Service has %d ports", got)
+	}
+	f.complete = false // "more" is in force
+	if got := ports("more", 15_000); got != portsFew {
+		t.Errorf("a Service in force has %d ports", got)
+	}
+	f.complete = true
+	f.queued()
+	ports("0", 1)
+	waiting := f.queued()
+	slices.Sort(waiting)
+	if got := ports("5", 15_000); got != 15_000 || fmt.Sprint(waiting) != "[default/4 default/5 default/more]" {
+		t.Errorf("with room, %q are handled again, and one has %d ports", waiting, got)
+	}
+}
+
+// Namespaces take turns: one with many changes does not delay those of another one.
+func TestNamespacesTakeTurns(t *testing.T) {
+	f := newFixture(t, func(*Options) {})
+	for i := range 1000 {
+		f.queue.Add(fmt.Sprint("tenant/", i))
+	}
+	f.queue.Add(anyNode)
+	f.queue.Add("default/web")
+	f.queue.Add("default/mail")
+	got := f.queued()
+	want := []string{"tenant/0", anyNode, "default/web", "tenant/1", "default/mail", "tenant/2"}
+	if len(got) != 1003 || !slices.Equal(got[:len(want)], want) {
+		t.Errorf("%d, first %q; want %q", len(got), got[:len(want)], want)
+	}
+}
+
 // The pairs of a Service with very many are not all made at each change, because nothing else of the cluster would be
 // handled in the meantime.
 func TestPairsAreNotAllMade(t *testing.T) {

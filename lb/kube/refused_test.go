@@ -236,6 +236,14 @@ func TestLedgerFull(t *testing.T) {
 		return intent{Service: name, Version: "7", Addresses: []string{"203.0.113.1"}}
 	}
 	add := func(i int) error { return term.ledger.record(t.Context(), change(i)) }
+	for i := range workers {
+		large := change(i)
+		large.Ports = []string{strings.Repeat("65535/SCTP, ", sharedPortsMax)}
+		if err := term.ledger.record(t.Context(), large); err != nil {
+			t.Fatalf("the largest of %d workers: %v", i+1, err)
+		}
+	}
+	clear(term.ledger.pending)
 	one, err := json.Marshal(change(0))
 	n := 0
 	for ; n < ledgerMax/len(one)-20; n++ { // each further one stores all of them

@@ -24,8 +24,9 @@ const conditionShared = ourPrefix + "AddressShared"
 // noPorts is the message for a Service that has none of its ports, because others have them all.
 const noPorts = "no port"
 
-// sharedPortsMax limits the ports of a Service that can share addresses: a condition's message is at most 32 KiB.
-const sharedPortsMax = 2000
+// sharedPortsMax limits the ports of a Service that can share addresses, so that what all workers are about to write
+// leaves room in the ledger. A condition's message could have more.
+const sharedPortsMax = 400
 
 // portsText lists ports in sorted order, whatever their order.
 func portsText(ports []lb.Port) string {

@@ -117,6 +117,7 @@ type Source struct {
 	graceUntil    map[netip.Addr]time.Time // until when addresses that are in no pool are served
 	endpoints     map[string]seen          // of services
 	usable        map[string]lastUsable    // of services
+	wide          map[string]int           // ports of addresses of services with many, or 0 for one without room
 	complete      bool                     // all Services that existed at the start have been put
 	own           *core.Node               // this node, or nil if the API server has none
 	top           topology
@@ -145,8 +146,8 @@ func New(o Options) (*Source, error) {
 	o.MaxEndpoints = cmp.Or(o.MaxEndpoints, math.MaxInt)
 	s := &Source{
 		o: o, put: map[string]*lb.Service{}, held: map[string]time.Time{},
-		endpoints: map[string]seen{}, usable: map[string]lastUsable{},
-		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
+		endpoints: map[string]seen{}, usable: map[string]lastUsable{}, wide: map[string]int{},
+		queue: newQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
 	}
 	s.noPools.Store(len(o.Pools) == 0)
 	s.conditions = newConditions(o, func(service string) { s.queue.Add(service) })
@@ -217,9 +218,6 @@ func (s *Source) watch(i cache.SharedIndexInformer, key func(any) string) error 
 	s.synced = append(s.synced, i.HasSynced)
 	return err
 }
-
-// sliceKey returns the service that an EndpointSlice belongs to.
-func sliceKey(x any) string { return x.(*endpointSlice).service }
 
 // Service returns the Service with this name in lb, or nil. It may be called from any goroutine.
 func (s *Source) Service(name string) *core.Service {
@@ -325,6 +323,7 @@ func (s *Source) reconcileOne(name string, sink lb.Sink) {
 			delete(s.held, name)
 		}
 		s.o.Boundary.Report(lb.PartEndpoints, name, "")
+		s.fits(name, 0)
 		s.conditions.stop(name)
 		s.portOfOther(name)
 		return

@@ -91,7 +91,7 @@ func newTerm(a *Allocator, pools []Pool) *term {
 	delays := workqueue.NewTypedItemExponentialFailureRateLimiter[string](failedDelay, failedDelayMax)
 	return &term{
 		Allocator: a, assigner: newAssigner(a.o.Classes, pools),
-		queue:  workqueue.NewTypedRateLimitingQueue(delays),
+		queue:  newQueue(delays),
 		ledger: newLedger(a.o.Client, a.o.Namespace, a.leaseName()+"-addresses", a.o.Node),
 		known:  map[string]version{}, gone: map[string]bool{}, waiting: map[string]bool{}, perNode: map[string]bool{},
 		cleared: map[string]cleared{}, gave: map[string]types.UID{}, extended: map[string]types.UID{},
