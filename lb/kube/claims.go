@@ -43,8 +43,8 @@ func (a claim) hasPort(p lb.Port, b claim) bool {
 // valid for a's namespace or across all namespaces, and no port in common.
 func (a claim) joins(b claim, across bool) bool {
 	x, y := holder(a.service), holder(b.service)
-	both := slices.ContainsFunc(x.Ports, func(p lb.Port) bool { return slices.Contains(y.Ports, p) })
-	return !both && x.ShareKey != "" && x.ShareKey == y.ShareKey && (across || y.SharesWith(x.Namespace))
+	return x.ShareKey != "" && x.ShareKey == y.ShareKey && (across || y.SharesWith(x.Namespace)) && // few ports
+		!slices.ContainsFunc(x.Ports, func(p lb.Port) bool { return slices.Contains(y.Ports, p) })
 }
 
 // claimOf returns a Service's claim to an address, or false if it has none. A status counts only if nodes serve it,
@@ -135,6 +135,9 @@ func (s *Source) addressesFor(service *core.Service) (a addresses) {
 	if matchesClass(service, s.o.Classes...) {
 		for _, addr := range addressesOf(service) {
 			if why := s.refusal(addr); why != "" {
+				if by := managers(service, addressField); len(by) > 0 && !isOurs(service) {
+					why += fmt.Sprintf("; %s wrote it: %s", strings.Join(by, ", "), textOthers)
+				}
 				a.refused = append(a.refused, lb.RefusedVIP{VIP: addr, Reason: "refused: " + addr.String() + " " + why})
 				continue
 			}

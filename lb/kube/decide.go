@@ -68,7 +68,7 @@ func (a *assigner) decide(s *core.Service, p pending, extended bool) decision {
 	case !ours && (extended || !extends(s, addrs)):
 		asIs.reason = "ForeignAddress"
 		asIs.warning = fmt.Sprintf("status.loadBalancer was written by %s and is left as it is; without it "+
-			"%v would be assigned", strings.Join(managers(s, addressField), ", "), addrs)
+			"%v would be assigned; %s", strings.Join(managers(s, addressField), ", "), addrs, textOthers)
 	case kept.IsValid():
 		asIs.reason = reasonUnpooled
 		asIs.warning = unpooled(kept) + "to get another one, set the annotation steelyard.dev/pool"

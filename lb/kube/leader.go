@@ -26,6 +26,8 @@ type Allocator struct {
 	leader atomic.Value // string: the node that assigns addresses
 	// blocked is why this agent assigns nothing although it leads, or nil.
 	blocked atomic.Pointer[error]
+	// unready is how many pods run the agents if none of them is ready, or 0.
+	unready atomic.Int64
 	// stuck holds the versions of Services that cannot be handled: these stay unchanged until they have another
 	// version.
 	stuck sync.Map
@@ -120,6 +122,7 @@ func (a *Allocator) lead(ctx context.Context) {
 	defer publishing.Wait()
 	if a.o.PublishNodes {
 		publishing.Go(func() { a.publishNodes(ctx) })
+		publishing.Go(func() { a.followAgents(ctx) })
 	}
 	for delay := time.Duration(0); sleep(ctx, delay); {
 		a.mu.Lock()

@@ -124,7 +124,7 @@ func TestReconcileStatus(t *testing.T) {
 	const noPoolAnyMore = "192.0.2.1 is no longer in a pool; the Service keeps it, and it is " +
 		"not announced; to get another one, set the annotation steelyard.dev/pool"
 	const left = "Warning ForeignAddress status.loadBalancer was written by other and is left as it is; without it " +
-		"[203.0.113.1] would be assigned"
+		"[203.0.113.1] would be assigned; " + textOthers
 	first := func(s *core.Service) { s.Spec.LoadBalancerIP = "203.0.113.1" }
 	both := func(a, b func(*core.Service)) func(*core.Service) { return func(s *core.Service) { a(s); b(s) } }
 	noPool := func(s *core.Service) { s.Annotations = map[string]string{"steelyard.dev/pool": "x"} }

@@ -34,9 +34,14 @@ func TestAddressInNoPoolIsNotServed(t *testing.T) {
 		{"ff02::1", nil, noHost},
 		{"255.255.255.255", nil, noHost},
 		{"127.0.0.1", nil, noHost},
+		{"192.0.2.77", []Pool{poolOfOne("203.0.113.1")}, inNoPool + "; k3s wrote it: " + textOthers},
 	} {
 		f := newFixture(t, func(o *Options) { o.Pools = tt.pools })
-		f.have(t, wanting("web", given(tt.addr)))
+		s := wanting("web", given(tt.addr))
+		if strings.Contains(tt.want, "k3s") {
+			setManager(s, "k3s")
+		}
+		f.have(t, s)
 		f.reconcile(webName, fakeSink{f.recorded})
 		got := f.put[webName]
 		var refused []lb.RefusedVIP
@@ -55,7 +60,7 @@ func TestAddressInNoPoolIsNotServed(t *testing.T) {
 func TestEndpointsInPools(t *testing.T) {
 	const vip, pod = "203.0.113.10", "10.0.0.1"
 	f := newFixture(t, func(o *Options) { o.Pools = []Pool{poolOfOne(vip)} })
-	endpoints := slice(80, ep(vip, "a", "rs"), ep(pod, "a", "rs"))
+	endpoints := slice(80, ep(vip, "a", "rs"), ep("::ffff:"+vip, "a", "rs"), ep(pod, "a", "rs"))
 	endpoints.Namespace, endpoints.Labels = "default", map[string]string{discovery.LabelServiceName: "web"}
 	f.have(t, aService(same), endpoints)
 	f.reconcile(webName, fakeSink{f.recorded})

@@ -196,10 +196,18 @@ func (t *term) setNodes(usable, excluded int) {
 	defer t.mu.Unlock()
 	all := usable == 0 || t.assigner.nodes == 0 // the result of unannounced may have changed
 	t.assigner.nodes, t.excluded = usable, excluded
+	for name := range t.perNode {
+		t.queue.Add(name)
+	}
+	if all {
+		t.queueAll()
+	}
+}
+
+// queueAll queues every Service; t.mu is held.
+func (t *term) queueAll() {
 	for name := range t.known {
-		if all || t.perNode[name] {
-			t.queue.Add(name)
-		}
+		t.queue.Add(name)
 	}
 }
 

@@ -1,12 +1,14 @@
 package kube
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
 
 	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -21,8 +23,11 @@ const othersTime = time.Minute
 const (
 	textNoPool      = "the configuration of Steelyard has no [[pool]]"
 	textNoAnnouncer = "no node announces it: the configuration of Steelyard has neither [bgp] nor [l2]"
+	textOthers      = "two controllers assign addresses: switch one off, or give each a load balancer class"
 	textNoAgent     = "no agent of Steelyard serves %s: see load_balancer_class in [kubernetes]"
-	textExcluded    = "no node announces it: %s the label " + labelExclude +
+	textNotReady    = "no node announces it: none of the %d pods of the DaemonSet is ready: see " +
+		"kubectl -n %s describe pods; a node may lack a bpffs (mount -t bpf bpf /sys/fs/bpf)"
+	textExcluded = "no node announces it: %s the label " + labelExclude +
 		"; remove it from one, or set ignore_exclude_label = true in [kubernetes]"
 )
 
@@ -79,13 +84,41 @@ func (t *term) complainClass(s *core.Service) {
 func (t *term) unannounced() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	switch {
+	switch unready := t.unready.Load(); {
 	case t.o.NoAnnouncer:
 		return textNoAnnouncer
+	case unready > 0:
+		return fmt.Sprintf(textNotReady, unready, t.o.Namespace)
 	case t.assigner.nodes == 0 && t.excluded > 0:
 		return excludedNodes(t.excluded)
 	}
 	return ""
+}
+
+// The name of the agents' DaemonSet in the manifest, and how often the allocator reads it. A rollout takes less time.
+const (
+	agentsName  = "steelyard"
+	agentsEvery = 30 * time.Second
+)
+
+// followAgents records how many pods the DaemonSet has if none was ready twice in a row, because an agent that does not
+// start can tell nobody.
+func (a *Allocator) followAgents(ctx context.Context) {
+	for before := int64(0); sleep(ctx, agentsEvery); {
+		d, err := a.o.Client.AppsV1().DaemonSets(a.o.Namespace).Get(ctx, agentsName, meta.GetOptions{})
+		unready := int64(0)
+		if err == nil && d.Status.NumberReady == 0 {
+			unready = int64(d.Status.DesiredNumberScheduled)
+		}
+		if now := min(before, unready); a.unready.Swap(now) != now {
+			a.mu.Lock()
+			if a.term != nil {
+				a.term.locked(func() { a.term.queueAll() })
+			}
+			a.mu.Unlock()
+		}
+		before = unready
+	}
 }
 
 // allExcluded returns the number of nodes in the cluster if all have the label that excludes them. It returns 0 if one

@@ -1,11 +1,14 @@
 package kube
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
@@ -27,6 +30,7 @@ func TestNobodyAnnounces(t *testing.T) {
 		{"one node", func(t *term) { t.setNodes(0, 1) }, excludedNodes(1)},
 		{"all nodes", func(t *term) { t.setNodes(0, 3) }, excludedNodes(3)},
 		{"no announcer", func(t *term) { t.o.NoAnnouncer = true }, textNoAnnouncer},
+		{"no agent", func(t *term) { t.unready.Store(3) }, fmt.Sprintf(textNotReady, 3, "")},
 	} {
 		term, _, events := testTerm(t, wanting("web", has))
 		tt.setUp(term)
@@ -45,6 +49,41 @@ func TestNobodyAnnounces(t *testing.T) {
 			t.Errorf("%s: %q; want %q", tt.name, got, want)
 		}
 	}
+}
+
+// Where no pod of the DaemonSet becomes ready, each Service is decided again, and again when one is ready.
+func TestNoAgentReady(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		term, client, _ := testTerm(t, wanting("web", same))
+		term.Allocator.term = term
+		term.know(wanting("web", same))
+		ready := func(n int32) {
+			d := &apps.DaemonSet{ObjectMeta: meta.ObjectMeta{Name: agentsName}}
+			d.Status.DesiredNumberScheduled, d.Status.NumberReady = 3, n
+			client.AppsV1().DaemonSets("").Delete(t.Context(), agentsName, meta.DeleteOptions{})
+			must.Get(client.AppsV1().DaemonSets("").Create(t.Context(), d, meta.CreateOptions{}))(t)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		go term.followAgents(ctx)
+		for _, tt := range []struct {
+			ready   int32
+			queued  int
+			unready int64
+		}{{1, 0, 0}, {0, 0, 0}, {0, 1, 3}, {0, 0, 3}, {1, 1, 0}} {
+			ready(tt.ready)
+			time.Sleep(agentsEvery + time.Second)
+			if n := term.queue.Len(); n != tt.queued || term.unready.Load() != tt.unready {
+				t.Errorf("%+v: %d queued, %d unready", tt, n, term.unready.Load())
+			}
+			for term.queue.Len() > 0 {
+				key, _ := term.queue.Get()
+				term.queue.Done(key)
+			}
+		}
+		cancel()
+		term.queue.ShutDown()
+		synctest.Wait()
+	})
 }
 
 // Without pools, a Service is left to another controller for a minute, and one that has its address forever.

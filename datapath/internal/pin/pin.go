@@ -42,7 +42,7 @@ type Pins struct {
 // of another schema.
 func Open(path string) (_ *Pins, err error) {
 	if !onBPF(path) { // otherwise this container may see no other part of the bpffs
-		if err := mountBPF(filepath.Dir(path)); err != nil {
+		if err := mountBPF(path); err != nil {
 			return nil, err
 		}
 		if err := os.MkdirAll(path, 0o700); err != nil {
@@ -225,13 +225,15 @@ func (p *Pins) Chunk(name string) string { return filepath.Join(p.Dir, "chunks",
 // Link returns the pin path of a link.
 func (p *Pins) Link(name string) string { return filepath.Join(p.Dir, "links", name) }
 
-// mountBPF makes sure that dir is on a bpffs. It mounts one only at the default path.
-func mountBPF(dir string) error {
+// mountBPF makes sure that the parent of path is on a bpffs. It mounts one only for the default path.
+func mountBPF(path string) error {
+	dir := filepath.Dir(path)
 	if onBPF(dir) {
 		return nil
 	}
-	if dir != filepath.Dir(DefaultPath) {
-		return fmt.Errorf("%s is not on a bpffs; mount one: mount -t bpf bpf %s", dir, dir)
+	if path != DefaultPath { // as in a pod
+		return fmt.Errorf("%s is not on a bpffs; mount one on the host: mount -t bpf bpf %s", path,
+			filepath.Dir(DefaultPath))
 	}
 	if err := unix.Mount("bpf", dir, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
 		return fmt.Errorf("mount bpffs on %s: %w", dir, err)
