@@ -13,36 +13,15 @@ func overlap(a, b lb.AddrRange) bool {
 	return a.From.Is4() == b.From.Is4() && a.From.Compare(b.To) <= 0 && b.From.Compare(a.To) <= 0
 }
 
-// prefixOf returns the prefix with exactly the addresses of r, if there is one.
-func prefixOf(r lb.AddrRange) (netip.Prefix, bool) {
-	for bits := range r.From.BitLen() + 1 {
-		p := netip.PrefixFrom(r.From, bits)
-		if p.Masked() == p && last(p) == r.To {
-			return p, true
-		}
-	}
-	return netip.Prefix{}, false
-}
-
 // formatRange returns "203.0.113.0/28", "203.0.113.40-203.0.113.50", or a single address.
 func formatRange(r lb.AddrRange) string {
 	if r.From == r.To {
 		return r.From.String()
 	}
-	if p, ok := prefixOf(r); ok {
-		return p.String()
+	if all := r.Prefixes(); len(all) == 1 {
+		return all[0].String()
 	}
 	return r.From.String() + "-" + r.To.String()
-}
-
-// last returns the last address of p.
-func last(p netip.Prefix) netip.Addr {
-	b := p.Addr().AsSlice()
-	for bit := p.Bits(); bit < len(b)*8; bit++ {
-		b[bit/8] |= 1 << (7 - bit%8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
 }
 
 const likeAddr = "192.0.2.1"
@@ -100,7 +79,7 @@ var special = []specialRange{
 
 func specialPrefix(text, what string) specialRange {
 	p := netip.MustParsePrefix(text)
-	return specialRange{lb.AddrRange{From: p.Addr(), To: last(p)}, what}
+	return specialRange{lb.AddrRange{From: p.Addr(), To: lb.LastOf(p)}, what}
 }
 
 // specialIn names the special addresses in r, or returns "" if there are none.
@@ -195,7 +174,7 @@ func (i item) addrRange() (lb.AddrRange, bool) {
 		if !ok {
 			return r, false
 		}
-		r = lb.AddrRange{From: p.Addr(), To: last(p)}
+		r = lb.AddrRange{From: p.Addr(), To: lb.LastOf(p)}
 	}
 	if what := specialIn(r); what != "" {
 		i.errorf("write addresses that other hosts can send to", "%q has addresses that are %s", s, what)

@@ -199,9 +199,8 @@ func TestOverlap(t *testing.T) {
 		}
 	}
 	must.Equal(t, "0.0.0.0/0", formatRange(parse("0.0.0.0-255.255.255.255")))
-	if _, ok := prefixOf(parse("192.0.2.1-192.0.2.1")); !ok {
-		t.Error("a single address is a prefix")
-	}
+	must.Equal(t, "[192.0.2.1/32 192.0.2.2/31 192.0.2.4/30 192.0.2.8/31]",
+		fmt.Sprint(parse("192.0.2.1-192.0.2.9").Prefixes()))
 }
 
 func TestSpecialAddresses(t *testing.T) {

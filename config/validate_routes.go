@@ -34,7 +34,7 @@ type prefixRule struct {
 func (r *prefixRule) allows(addr netip.Addr) bool {
 	p, _ := addr.Prefix(r.bits)
 	for _, in := range r.ranges {
-		if in.Contains(p.Addr()) && in.Contains(last(p)) {
+		if in.Contains(p.Addr()) && in.Contains(lb.LastOf(p)) {
 			return true
 		}
 	}

@@ -58,6 +58,32 @@ func (r AddrRange) after(a netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
+// Prefixes returns the prefixes that together have exactly the addresses in r, in their order.
+func (r AddrRange) Prefixes() (all []netip.Prefix) {
+	for a := r.From; a.IsValid(); {
+		p := netip.PrefixFrom(a, a.BitLen())
+		for p.Bits() > 0 {
+			wider := netip.PrefixFrom(a, p.Bits()-1)
+			if wider.Masked() != wider || !r.Contains(LastOf(wider)) {
+				break
+			}
+			p = wider
+		}
+		all, a = append(all, p), r.after(LastOf(p))
+	}
+	return all
+}
+
+// LastOf returns the last address of p.
+func LastOf(p netip.Prefix) netip.Addr {
+	b := p.Addr().AsSlice()
+	for bit := p.Bits(); bit < len(b)*8; bit++ {
+		b[bit/8] |= 1 << (7 - bit%8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
 // Family is an IP version.
 type Family uint8
 

@@ -3,6 +3,7 @@ package systemd
 import (
 	_ "embed"
 	"fmt"
+	"net/netip"
 	"strings"
 )
 
@@ -14,8 +15,9 @@ var (
 )
 
 // Manifest returns, as YAML with this image, the Kubernetes objects that run the agent on every node and the address
-// allocator. If configuration is given, its lines replace the example of a router and a pool.
-func Manifest(image, configuration string) string {
+// allocator. If configuration is given, its lines replace the example of a router and a pool. The allocator's account
+// may write only addresses in pools, or any address if there are none.
+func Manifest(image, configuration string, pools ...netip.Prefix) string {
 	manifest := daemonSet
 	if configuration != "" {
 		before, rest, _ := strings.Cut(daemonSet, "    # [bgp]\n")
@@ -23,6 +25,11 @@ func Manifest(image, configuration string) string {
 		indented := "    " + strings.ReplaceAll(strings.TrimSuffix(configuration, "\n"), "\n", "\n    ")
 		manifest = before + strings.ReplaceAll(indented, "    \n", "\n") + "\n---\n" + after
 	}
+	var quoted []string
+	for _, p := range pools {
+		quoted = append(quoted, "'"+p.String()+"'")
+	}
+	manifest = strings.Replace(manifest, `expression: "[]"`, `expression: "[`+strings.Join(quoted, ", ")+`]"`, 1)
 	return withImage(manifest, image) + filledLater()
 }
 

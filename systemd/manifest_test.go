@@ -149,7 +149,9 @@ func TestManifestRights(t *testing.T) {
 					t.Errorf("%s: %v of any Secret", account, r.Verbs)
 				}
 				for _, name := range r.ResourceNames { // the account cannot create them
-					kind := map[string]string{"secrets": "Secret", "configmaps": "ConfigMap"}[resource]
+					kind := map[string]string{
+						"secrets": "Secret", "configmaps": "ConfigMap", "daemonsets": "DaemonSet",
+					}[resource]
 					must.True(t, all[kind+" "+name] != nil, "the manifest has no %s %s", kind, name)
 				}
 				for _, verb := range r.Verbs {

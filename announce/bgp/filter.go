@@ -39,36 +39,9 @@ func filterOf(ranges []lb.AddrRange) filter {
 		for i++; i < len(ranges) && r.To.Next() == ranges[i].From; i++ {
 			r.To = ranges[i].To
 		}
-		f = append(f, prefixes(r)...)
+		f = append(f, r.Prefixes()...)
 	}
 	return f
-}
-
-// prefixes returns the smallest list of prefixes that make up the range.
-func prefixes(r lb.AddrRange) (list []netip.Prefix) {
-	for from := r.From; from.IsValid() && from.Compare(r.To) <= 0; {
-		p := netip.PrefixFrom(from, from.BitLen())
-		for p.Bits() > 0 {
-			wider := netip.PrefixFrom(from, p.Bits()-1)
-			if wider.Masked().Addr() != from || last(wider).Compare(r.To) > 0 {
-				break
-			}
-			p = wider
-		}
-		list = append(list, p)
-		from = last(p).Next()
-	}
-	return list
-}
-
-// last returns the last address of a prefix.
-func last(p netip.Prefix) netip.Addr {
-	b := p.Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
 }
 
 func (f filter) allows(p netip.Prefix) bool {

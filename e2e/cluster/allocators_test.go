@@ -37,7 +37,8 @@ const otherKubeconfigPath = kube.KubeconfigPath + "-other"
 func TestAllocators(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t, 1, "nat")
-	c.install(t, "")
+	c.apply(t, "", "--l2", "--pool", "203.0.113.0/24", "--pool", "2001:db8:1::/64", "--pool", "198.18.1.0/28",
+		"--pool", "2001:db8:52::/124")
 	c.allocators = []*lab.Process{c.startAllocator(t, "allocator", fmt.Sprintf(allocatorTOML, kube.KubeconfigPath))}
 	for _, scenario := range []struct {
 		name string
@@ -96,6 +97,10 @@ func forgedMetadata(t *testing.T, c *cluster) {
 			"finalizers"},
 		"finalizer removed": {merge, `{"metadata":{"finalizers":["` + ours + `"]}}`, "finalizers"},
 		"no finalizers":     {types.JSONPatchType, `[{"op":"remove","path":"/metadata/finalizers"}]`, "finalizers"},
+		"an address outside the pools": {
+			merge, `{"status":{"loadBalancer":{"ingress":[{"ip":"1.1.1.1"}]}}}`, "pools",
+		},
+		"a name": {merge, `{"status":{"loadBalancer":{"ingress":[{"hostname":"a.b"}]}}}`, "pools"},
 		"with a status": {types.StrategicMergePatchType,
 			`{"metadata":{"labels":{"a":"b"}},"status":{"loadBalancer":{}}}`, "labels"},
 	} {

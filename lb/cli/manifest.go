@@ -31,11 +31,11 @@ func (e *env) manifest() *ucli.Command {
 }
 
 func (e *env) printManifest(c *ucli.Context) error {
-	configuration, err := firstConfiguration(c.Bool("l2"), c.String("bgp"), c.StringSlice("pool"))
+	configuration, pools, err := firstConfiguration(c.Bool("l2"), c.String("bgp"), c.StringSlice("pool"))
 	if err != nil {
 		return err
 	}
-	text := systemd.Manifest(c.String("image"), configuration)
+	text := systemd.Manifest(c.String("image"), configuration, pools...)
 	if c.Bool("cleanup") {
 		if configuration != "" {
 			return fmt.Errorf("%w: --cleanup takes no configuration", errUsage)
@@ -46,14 +46,14 @@ func (e *env) printManifest(c *ucli.Context) error {
 	return err
 }
 
-// firstConfiguration returns the lines that a first try needs: how to announce addresses, and which. It refuses what
-// the agent would refuse, and settings that would announce nothing.
-func firstConfiguration(l2 bool, bgp string, pools []string) (string, error) {
+// firstConfiguration returns the lines that a first try needs, which say how to announce addresses and which ones, and
+// the addresses. It refuses what the agent would refuse, and settings that would announce nothing.
+func firstConfiguration(l2 bool, bgp string, pools []string) (lines string, addrs []netip.Prefix, err error) {
 	if !l2 && bgp == "" && len(pools) == 0 {
-		return "", nil
+		return "", nil, nil
 	}
 	if !l2 && bgp == "" || len(pools) == 0 {
-		return "", fmt.Errorf("%w: addresses are announced with --l2 or --bgp, and --pool", errUsage)
+		return "", nil, fmt.Errorf("%w: addresses are announced with --l2 or --bgp, and --pool", errUsage)
 	}
 	var text strings.Builder
 	if l2 {
@@ -62,7 +62,7 @@ func firstConfiguration(l2 bool, bgp string, pools []string) (string, error) {
 	if bgp != "" {
 		lines, err := bgpLines(bgp)
 		if err != nil {
-			return "", fmt.Errorf("%w: --bgp %s: %w", errUsage, bgp, err)
+			return "", nil, fmt.Errorf("%w: --bgp %s: %w", errUsage, bgp, err)
 		}
 		text.WriteString(lines)
 	}
@@ -71,10 +71,14 @@ func firstConfiguration(l2 bool, bgp string, pools []string) (string, error) {
 		quoted = append(quoted, strconv.Quote(p))
 	}
 	fmt.Fprintf(&text, "[[pool]]\nname = \"public\"\naddresses = [%s]\n", strings.Join(quoted, ", "))
-	if _, err := config.Parse("manifest", []byte("[kubernetes]\nallocate = false\n\n"+text.String())); err != nil {
-		return "", fmt.Errorf("%w: %w", errUsage, err)
+	c, err := config.Parse("manifest", []byte("[kubernetes]\nallocate = false\n\n"+text.String()))
+	if err != nil {
+		return "", nil, fmt.Errorf("%w: %w", errUsage, err)
 	}
-	return text.String(), nil
+	for _, r := range c.Pools[0].Ranges {
+		addrs = append(addrs, r.Prefixes()...)
+	}
+	return text.String(), addrs, nil
 }
 
 // bgpLines returns the section for "asn=64512,peer=192.0.2.1:64500,peer=[2001:db8::1]:64500".

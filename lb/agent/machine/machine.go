@@ -88,7 +88,7 @@ func (n *Network) address(a netlink.Addr, link string) {
 		n.onLink[prefix] = link
 		if ip.Is4() && bits < 31 {
 			n.take(prefix.Addr(), "the network address of "+prefix.String()+" on "+link)
-			n.take(lastOf(prefix), "the broadcast address of "+prefix.String()+" on "+link)
+			n.take(lb.LastOf(prefix), "the broadcast address of "+prefix.String()+" on "+link)
 		}
 	}
 	if b, ok := netip.AddrFromSlice(a.Broadcast); ok {
@@ -102,14 +102,6 @@ func (n *Network) take(a netip.Addr, what string) {
 	if _, known := n.taken[a]; !known {
 		n.taken[a] = what
 	}
-}
-
-func lastOf(p netip.Prefix) netip.Addr {
-	b := p.Addr().As4()
-	for bit := p.Bits(); bit < 32; bit++ {
-		b[bit/8] |= 1 << (7 - bit%8)
-	}
-	return netip.AddrFrom4(b)
 }
 
 // HasLink reports whether an interface with this name exists.
