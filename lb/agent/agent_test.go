@@ -17,9 +17,7 @@ import (
 
 // The defaults are written where they are documented and where they are tested in the kernel.
 func TestDefaultsAgree(t *testing.T) {
-	if got := datapath.Timeouts(config.Default().Datapath.Timeouts); got != datapath.DefaultTimeouts {
-		t.Errorf("config has the timeouts %+v; the datapath %+v", got, datapath.DefaultTimeouts)
-	}
+	must.Equal(t, datapath.DefaultTimeouts, datapath.Timeouts(config.Default().Datapath.Timeouts))
 }
 
 // An agent of a cluster follows its configuration if that is mounted.
@@ -30,9 +28,7 @@ func TestMountedConfigurationIsATask(t *testing.T) {
 		must.Do(t, err)
 		t.Cleanup(a.close)
 		follows := slices.ContainsFunc(a.tasks, func(x task) bool { return x.name == "mounted configuration" })
-		if follows != (mounted != "") {
-			t.Errorf("mounted %q: followed: %t", mounted, follows)
-		}
+		must.True(t, follows == (mounted != ""), "mounted %q: followed: %t", mounted, follows)
 	}
 }
 
@@ -50,9 +46,7 @@ func TestNotReceived(t *testing.T) {
 		"192.0.2.1: no IPv6": "no BGP peer has it: 192.0.2.1: no IPv6",
 	} {
 		r := lb.RouteStatus{Address: netip.MustParseAddr("2001:db8::10")}
-		if got := notReceived(r, map[lb.AnnouncerKind]lb.Announcer{lb.AnnounceBGP: text}); got != want {
-			t.Errorf("reason %q; want %q", got, want)
-		}
+		must.Equal(t, want, notReceived(r, map[lb.AnnouncerKind]lb.Announcer{lb.AnnounceBGP: text}))
 	}
 }
 
@@ -68,8 +62,6 @@ func TestMemoryIsReleasedAfterTheStart(t *testing.T) {
 		}
 		var released []time.Duration
 		releaseAfterStart(t.Context(), behind, func() { released = append(released, time.Since(start)) })
-		if want := []time.Duration{took, took + storeDelay}; !slices.Equal(released, want) {
-			t.Errorf("released after %s; want %s", released, want)
-		}
+		must.Equal(t, []time.Duration{took, took + storeDelay}, released)
 	})
 }

@@ -66,9 +66,7 @@ func TestStartsWithTheKeysOfTheCluster(t *testing.T) {
 	if d := cmp.Diff(want, dp.options.TunnelKeys); d != "" || dp.options.HashSeed != k.Seed {
 		t.Errorf("seed %x, -want +got:\n%s", dp.options.HashSeed, d)
 	}
-	if p := lbtest.Texts(a.keys.findings()); len(p) > 0 {
-		t.Errorf("problems %q", p)
-	}
+	must.Equal(t, nil, lbtest.Texts(a.keys.findings()))
 	info, err := os.Stat(filepath.Join(dir, "tunnel-keys.json"))
 	if err != nil || info.Mode() != 0o600 {
 		t.Fatalf("file %v, %v; want one for root only", info, err)
@@ -148,9 +146,7 @@ func TestStartsWithChangedKeys(t *testing.T) {
 	if k := dp.options.TunnelKeys; k == nil || string(k.Send) != "the current key B" || dp.options.HashSeed[0] != 8 {
 		t.Errorf("keys %+v, seed %x", k, dp.options.HashSeed)
 	}
-	if p := lbtest.Texts(a.keys.findings()); len(p) > 0 {
-		t.Errorf("problems %q", p)
-	}
+	must.Equal(t, nil, lbtest.Texts(a.keys.findings()))
 }
 
 func TestKeysOfAFileNeedNoSecret(t *testing.T) {

@@ -4,16 +4,17 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/steelyard-lb/steelyard/announce/l2"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/agent/machine"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
-	"github.com/vishvananda/netlink"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // An address that another host answers for is not shown as announced, unless BGP also announces it.
@@ -117,9 +118,7 @@ func TestConflictsOfOneHost(t *testing.T) {
 		"address conflict: 203.0.113.2: m2" + claims,
 	}
 	x := conflicts{list: func() []l2.Conflict { return all }}
-	if got := lbtest.Texts(x.findings()); !slices.Equal(got, want) {
-		t.Errorf("problems %q; want %q", got, want)
-	}
+	must.Equal(t, want, lbtest.Texts(x.findings()))
 }
 
 // calls is a lb.Sink that records.
@@ -158,7 +157,5 @@ func TestRefuser(t *testing.T) {
 		"put web [], 2 refused", "put web [203.0.113.10 192.0.2.11], 0 refused",
 		"put mail [], 1 refused", "delete mail",
 	}
-	if !slices.Equal(out.list, want) {
-		t.Errorf("calls %q; want %q", out.list, want)
-	}
+	must.Equal(t, want, out.list)
 }

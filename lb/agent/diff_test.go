@@ -10,6 +10,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // lines returns changes as they are printed.
@@ -48,9 +49,7 @@ func TestDiffIsWhatReloadChanges(t *testing.T) {
 	if got := lines(then.Changes); err != nil || !slices.Equal(got, want) || !then.Loaded.IsZero() {
 		t.Errorf("diff of a text: %v, %q; want %q", err, got, want)
 	}
-	if !slices.Equal(then.NeedRestart, []string{"bgp"}) {
-		t.Errorf("diff of a text needs a restart for %q", then.NeedRestart)
-	}
+	must.Equal(t, []string{"bgp"}, then.NeedRestart)
 	if then, err := l.diff("", nil); err != nil || len(then.Changes) > 0 || !services.has("web") {
 		t.Errorf("diff of the file: %v, %q; want nothing", err, lines(then.Changes))
 	}

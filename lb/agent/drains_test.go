@@ -54,9 +54,8 @@ func TestDrainStore(t *testing.T) {
 		// A later agent starts with the same drains.
 		next := new(fakeEngine)
 		_, err = openDrainStore(dir, next, newProblems(discard))
-		if err != nil || len(next.drains) != 1 || cmp.Diff(tt.want, next.drains[0]) != "" {
-			t.Errorf("%q %t: a later agent: %v, %v", tt.service, tt.on, err, next.drains)
-		}
+		must.True(t, err == nil && len(next.drains) == 1 && cmp.Diff(tt.want, next.drains[0]) == "",
+			"%q %t: a later agent: %v, %v", tt.service, tt.on, err, next.drains)
 	}
 	if files, err := os.ReadDir(dir); err != nil || len(files) != 1 || files[0].Name() != "drained.json" {
 		t.Errorf("files: %v, %v; want drained.json alone", files, err)
@@ -117,9 +116,8 @@ func TestDrainThatCannotBeStored(t *testing.T) {
 	eventually(t, "no problem", func() bool { return len(lbtest.Texts(p.findings())) == 0 })
 	next := new(fakeEngine)
 	_, err = openDrainStore(dir, next, p)
-	if err != nil || len(next.drains) != 1 || cmp.Diff(want, next.drains[0]) != "" {
-		t.Errorf("a later agent: %v, %v; want %v", err, next.drains, want)
-	}
+	must.True(t, err == nil && len(next.drains) == 1 && cmp.Diff(want, next.drains[0]) == "",
+		"a later agent: %v, %v; want %v", err, next.drains, want)
 }
 
 func TestDrainStoreOfWrongFile(t *testing.T) {

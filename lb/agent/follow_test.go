@@ -75,9 +75,7 @@ func TestMountedConfigurationIsFollowed(t *testing.T) {
 	eventually(t, "an Event", has(core.EventTypeNormal+" ConfigurationReloaded", l.file))
 	mount(t, dir, "..3", strings.Replace(webTOML, "ports", "prots", 1))
 	eventually(t, "an Event with the error", has(core.EventTypeWarning+" ConfigurationRejected", "prots"))
-	if !services.has("mail") {
-		t.Error("the service of the configuration before is not in force")
-	}
+	must.True(t, services.has("mail"), "the service of the configuration before is not in force")
 	mount(t, dir, "..4", webTOML+"[node]\nname = \"other\"\n")
 	eventually(t, "an Event with the section", has(core.EventTypeWarning+" ConfigurationNeedsRestart", "(node)"))
 	eventually(t, "web again", func() bool { return services.has("web") })
@@ -85,7 +83,5 @@ func TestMountedConfigurationIsFollowed(t *testing.T) {
 
 // Files elsewhere are read when the administrator says so.
 func TestOtherFilesAreNotFollowed(t *testing.T) {
-	if v := mountedVersion(writeConfig(t, "", webTOML)); v != "" {
-		t.Errorf("version %q; want none", v)
-	}
+	must.Equal(t, "", mountedVersion(writeConfig(t, "", webTOML)))
 }

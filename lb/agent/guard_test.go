@@ -63,9 +63,7 @@ func TestGuard(t *testing.T) {
 				t.Error("another word allows the change")
 			}
 			writeConfig(t, l.file, fmt.Sprintf("force = %q\n", word)+tt.to)
-			if _, err := l.reload(""); err != nil {
-				t.Errorf("with the word in the file: %v", err)
-			}
+			must.Get(l.reload(""))(t)
 		})
 	}
 }

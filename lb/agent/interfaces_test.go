@@ -134,9 +134,7 @@ func checkedNotAtStart(t *testing.T, path, want string) {
 	if err != nil || !slices.ContainsFunc(cfg.Warnings, func(w string) bool { return strings.Contains(w, want) }) {
 		t.Errorf("load: %v, %+v; want a warning %s", err, cfg, want)
 	}
-	if _, err := Check(path, true); err != nil {
-		t.Errorf("Check of a file for another machine: %v", err)
-	}
+	must.Get(Check(path, true))(t)
 }
 
 // A source of a BGP session that the machine does not have is a warning of check, of a reload and of the start.
@@ -154,8 +152,7 @@ peers = [{ address = "192.0.2.1", asn = 64500, source = "192.0.2.99" }]
 		"load": load, "reload": reloadFile, "check": func(p string) (*config.Config, error) { return Check(p, false) },
 	} {
 		cfg, err := f(path)
-		if err != nil || len(cfg.Warnings) != 1 || !strings.Contains(cfg.Warnings[0], want) {
-			t.Errorf("%s: %v, %+v; want a warning %s", name, err, cfg, want)
-		}
+		must.True(t, err == nil && len(cfg.Warnings) == 1 && strings.Contains(cfg.Warnings[0], want),
+			"%s: %v, %+v; want a warning %s", name, err, cfg, want)
 	}
 }

@@ -64,9 +64,7 @@ func after(t *testing.T, dir string, d time.Duration, isAway bool, feed func(l *
 	done := make(chan error)
 	go func() { done <- l.run(ctx) }()
 	feed(l)
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	must.Do(t, <-done)
 	return out, nodes
 }
 
@@ -97,10 +95,9 @@ func TestLastKnownState(t *testing.T) {
 			Type: lb.CheckTCP, Interval: 2 * time.Second, Timeout: time.Second, Rise: 1, Fall: 2,
 			ServicePort: want.Ports[0].Port,
 		}
-		must.Equal(t, map[string]*lb.Service{"a/web": want, "b/dns": dns}, out.services, comparable)
-		if !slices.Equal(out.list, []string{"complete kubernetes"}) || !slices.Equal(gotNodes, nodes) {
-			t.Errorf("calls %q, nodes %v", out.list, gotNodes)
-		}
+		must.Equal(t, map[string]*lb.Service{"a/web": want, "b/dns": dns}, out.services)
+		must.True(t, slices.Equal(out.list, []string{"complete kubernetes"}) && slices.Equal(gotNodes, nodes),
+			"calls %q, nodes %v", out.list, gotNodes)
 	})
 	synctest.Test(t, func(t *testing.T) {
 		if out, _ := after(t, dir, 20*time.Second, false, func(*lastKnown) {}); len(out.services) > 0 {
@@ -118,12 +115,9 @@ func TestLastKnownState(t *testing.T) {
 			l.Complete(kube.Name)
 		})
 		want := []string{"complete kubernetes", "delete b/dns", "complete kubernetes"}
-		if !slices.Equal(out.list, want) {
-			t.Errorf("calls %q; want %q", out.list, want)
-		}
-		if !reflect.DeepEqual(out.services, map[string]*lb.Service{"a/web": stored("a/web")}) {
-			t.Errorf("services %v", out.services)
-		}
+		must.Equal(t, want, out.list)
+		must.True(t, reflect.DeepEqual(out.services, map[string]*lb.Service{"a/web": stored("a/web")}),
+			"services %v", out.services)
 	})
 }
 
@@ -133,13 +127,9 @@ func TestLastKnownStateIsNotPut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		after(t, dir, time.Second, false, func(l *lastKnown) { l.Put(stored("a/web")); l.Complete(kube.Name) })
 		out, _ := after(t, dir, time.Minute, true, func(l *lastKnown) { l.Put(stored("new")) })
-		if len(out.services) != 1 || out.services["new"] == nil {
-			t.Errorf("services %v", out.services)
-		}
+		must.True(t, len(out.services) == 1 && out.services["new"] != nil, "services %v", out.services)
 		l := newLastKnown(nil, nil, dir, discard)
-		if err := os.WriteFile(l.file.Path(), []byte("damaged"), 0o600); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, os.WriteFile(l.file.Path(), []byte("damaged"), 0o600))
 		if out, _ := after(t, dir, time.Minute, true, func(*lastKnown) {}); len(out.services)+len(out.list) > 0 {
 			t.Errorf("services %v, calls %q", out.services, out.list)
 		}
@@ -182,9 +172,7 @@ func TestEndpointsOfTheAPIServer(t *testing.T) {
 	l.stored = []*lb.Service{service("other", "10.96.0.2", "10.0.0.3"), service("api", "10.96.0.1", "10.0.0.1")}
 	l.services["api"] = service("api", "10.96.0.1", "10.0.0.2")
 	got, want := l.endpoints("10.96.0.1:443"), []string{"10.0.0.1:6443", "10.0.0.2:6443"}
-	if !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
+	must.Equal(t, want, got)
 }
 
 // Each kind of change is stored.
@@ -242,7 +230,5 @@ check = "none"
 	must.Do(t, os.Remove(dir))
 	eventually(t, "no problem", stored)
 	content, err := os.ReadFile(filepath.Join(dir, "addresses.json"))
-	if err != nil || !strings.Contains(string(content), `"web":["203.0.113.1`) {
-		t.Errorf("stored %q, %v", content, err)
-	}
+	must.True(t, err == nil && strings.Contains(string(content), `"web":["203.0.113.1`), "stored %q, %v", content, err)
 }

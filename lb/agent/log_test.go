@@ -130,9 +130,8 @@ func TestJournalPriorities(t *testing.T) {
 			if journal {
 				want = []string{"<7>", "<6>", "<4>", "<3>"}[i] + want
 			}
-			if !strings.HasPrefix(line, want) || !strings.Contains(line, "component=x") {
-				t.Errorf("journal %t: %q; want it to begin with %s", journal, line, want)
-			}
+			must.True(t, strings.HasPrefix(line, want) && strings.Contains(line, "component=x"),
+				"journal %t: %q; want it to begin with %s", journal, line, want)
 		}
 	}
 }

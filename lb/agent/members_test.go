@@ -50,17 +50,13 @@ func TestNewMembership(t *testing.T) {
 			m.setClusterKeys(&tt.c, kube.Keys{})
 			continue
 		}
-		if got := l2PeersOf(m); got != tt.peers {
-			t.Errorf("%s: peers %s; want %s", tt.name, got, tt.peers)
-		}
+		must.Row(t, tt.name, tt.peers, l2PeersOf(m))
 		m.setNodes([]netip.Addr{ip("192.0.2.11"), ip("192.0.2.13"), ip("2001:db8::13")}) // of which one is this node
 		want := "[192.0.2.13]"
 		if len(tt.c.L2.Members) > 0 {
 			want = "[192.0.2.12 192.0.2.13]"
 		}
-		if got := l2PeersOf(m); got != want {
-			t.Errorf("%s: peers %s; want %s", tt.name, got, want)
-		}
+		must.Row(t, tt.name, want, l2PeersOf(m))
 	}
 }
 
@@ -98,9 +94,7 @@ func TestReloadMembers(t *testing.T) {
 		if err := m.reload(running, next); err != nil || l2PeersOf(m) != tt.peers {
 			t.Errorf("%s: %v, peers %s; want %s", tt.name, err, l2PeersOf(m), tt.peers)
 		}
-		if got := len(needRestart(running, next)) > 0; got != tt.restart {
-			t.Errorf("%s: restart %t; want %t", tt.name, got, tt.restart)
-		}
+		must.Row(t, tt.name, tt.restart, len(needRestart(running, next)) > 0)
 	}
 }
 
@@ -175,9 +169,8 @@ func TestMemberFamily(t *testing.T) {
 		path := writeConfig(t, "", "[l2]\nunencrypted = true\nmembers = "+tt.members+"\n")
 		c, err := config.Load(path, memberFamily(tt.host, (*config.Report).Errorf))
 		if tt.error != "" {
-			if err == nil || !strings.Contains(err.Error(), tt.error) {
-				t.Errorf("%s: %v; want %s", tt.name, err, tt.error)
-			}
+			must.True(t, err != nil && strings.Contains(err.Error(), tt.error),
+				"%s: %v; want %s", tt.name, err, tt.error)
 			continue
 		}
 		if err != nil {
@@ -254,9 +247,7 @@ func TestMemberProblems(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &config.Config{L2: &config.L2{Port: 7946, Members: []netip.Addr{ip("127.0.6.2")}}}
 		m := must.Get(newMembership(c, node{name: "n1", address4: ip("127.0.6.1")}, nil, discard))(t)
-		if list := lbtest.Texts(m.findings()); len(list) > 0 {
-			t.Errorf("at the start: %q", list)
-		}
+		must.Equal(t, nil, lbtest.Texts(m.findings()))
 		time.Sleep(memberGrace + time.Second)
 		list := lbtest.Texts(m.findings())
 		if len(list) != 1 || !strings.HasPrefix(list[0], "member 127.0.6.2 of [l2] does not respond since ") ||

@@ -151,14 +151,10 @@ check = "tcp"
 		"steelyard_test 0", "steelyard_engine_settled 1", "steelyard_engine_apply_duration_seconds_count{",
 		"steelyard_health_", "go_goroutines ", "process_open_fds ",
 	} {
-		if !strings.Contains(metrics, name) {
-			t.Errorf("no %s in the metrics", name)
-		}
+		must.True(t, strings.Contains(metrics, name), "no %s in the metrics", name)
 	}
 	stop()
-	if got := fmt.Sprint(dp.all()); got != "[run datapath closed]" {
-		t.Errorf("datapath: %s", got)
-	}
+	must.Equal(t, "[run datapath closed]", fmt.Sprint(dp.all()))
 }
 
 // scrape returns the answer to GET /metrics on a socket.
@@ -199,9 +195,8 @@ func TestNewFails(t *testing.T) {
 		{"cluster", kubeconfig, asIs, "kubernetes: ", false},
 	} {
 		a, dp, err := newInMemory(t, tt.text, tt.change)
-		if a != nil || err == nil || !strings.Contains(err.Error(), tt.err) {
-			t.Errorf("%s: agent %v, error %v; want %s", tt.name, a, err, tt.err)
-		}
+		must.True(t, a == nil && err != nil && strings.Contains(err.Error(), tt.err),
+			"%s: agent %v, error %v; want %s", tt.name, a, err, tt.err)
 		if closed := len(dp.all()) == 1; closed != tt.closed {
 			t.Errorf("%s: datapath closed %t; want %t", tt.name, closed, tt.closed)
 		}
@@ -224,9 +219,7 @@ func TestNewLogsWarnings(t *testing.T) {
 	_, _, err := newInMemory(t, "", func(o *Options) {
 		o.Log, o.Config.Warnings = slog.New(slog.NewTextHandler(&log, nil)), []string{"pointless"}
 	})
-	if err != nil || !strings.Contains(log.String(), "reason=pointless") {
-		t.Errorf("error %v, log %s", err, &log)
-	}
+	must.True(t, err == nil && strings.Contains(log.String(), "reason=pointless"), "error %v, log %s", err, &log)
 }
 
 // The parts of the cluster source that run depend on who the service proxy is and who assigns addresses.
@@ -299,9 +292,7 @@ users: [{name: u, user: {}}]
 		t.Errorf("a server without an answer: %v, dialed %q", err, dialed)
 	}
 	h := <-header
-	if got := h.Get("User-Agent"); got != "steelyard/v1" {
-		t.Errorf("user agent %q", got)
-	}
+	must.Equal(t, "steelyard/v1", h.Get("User-Agent"))
 	if got := h.Get("Accept"); !strings.HasPrefix(got, "application/vnd.kubernetes.protobuf") {
 		t.Errorf("accepts %q", got)
 	}

@@ -5,19 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/vishvananda/netlink"
+
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
-	"github.com/vishvananda/netlink"
 )
 
 // fakeHost has an interface eth0 with one address of each family, and a default route over it.
@@ -123,14 +121,11 @@ func TestDescribe(t *testing.T) {
 			t.Setenv("NODE_NAME", tt.env)
 			got, err := describe(&tt.cfg, tt.host)
 			if tt.err != "" {
-				if err == nil || err.Error() != tt.err {
-					t.Errorf("error %v; want %s", err, tt.err)
-				}
+				must.Equal(t, tt.err, fmt.Sprint(err))
 				return
 			}
 			must.Do(t, err)
-			equal := []cmp.Option{cmp.AllowUnexported(node{}), cmpopts.EquateComparable(netip.Addr{})}
-			must.Equal(t, tt.want, got, equal...)
+			must.Equal(t, tt.want, got)
 		})
 	}
 }
@@ -157,9 +152,8 @@ func TestThisHost(t *testing.T) {
 		t.Errorf("lo: %s, %s, %v", v4, v6, err)
 	}
 	_, _, err = thisHost{}.addresses("no-such-link")
-	if err == nil || !strings.HasPrefix(err.Error(), "interface no-such-link: ") {
-		t.Errorf("unknown interface: %v", err)
-	}
+	must.True(t, err != nil && strings.HasPrefix(err.Error(), "interface no-such-link: "),
+		"unknown interface: %v", err)
 	if name, err := (thisHost{}).name(); err != nil || name == "" {
 		t.Errorf("host name %q, %v", name, err)
 	}
@@ -218,9 +212,7 @@ func TestHealthRelay(t *testing.T) {
 	report("b")
 	r.deliverTo(func(h lb.Health) { got = append(got, h.Key.Service) })
 	report("c")
-	if want := []string{"a", "b", "c"}; !slices.Equal(got, want) {
-		t.Errorf("delivered %q; want %q, each once and in order", got, want)
-	}
+	must.Equal(t, []string{"a", "b", "c"}, got)
 }
 
 type behindFunc func(context.Context) (time.Time, error)
@@ -235,9 +227,7 @@ func TestCheckEngine(t *testing.T) {
 			}
 			return time.Time{}, want
 		}))
-		if !errors.Is(err, want) {
-			t.Errorf("%v; want %v", err, want)
-		}
+		must.True(t, errors.Is(err, want), "%v; want %v", err, want)
 	}
 }
 
@@ -262,8 +252,6 @@ func TestEngineHealth(t *testing.T) {
 		if !got.Equal(since) || !errors.Is(err, tt.want) || h.applied() != p.state.Applied {
 			t.Errorf("an event waits for %s: behind %s, %v, applied %t", tt.waiting, got, err, h.applied())
 		}
-		if !h.inForce("default/web") || h.inForce("default/db") {
-			t.Error("in force is wrong")
-		}
+		must.True(t, h.inForce("default/web") && !h.inForce("default/db"), "in force is wrong")
 	}
 }

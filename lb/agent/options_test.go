@@ -28,8 +28,6 @@ var facts = node{
 	interfaces: []string{"eth0"}, l2Interfaces: []string{"eth1"},
 }
 
-var comparable = cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
-
 // parse returns the configuration of a TOML text.
 func parse(t *testing.T, text string) *config.Config {
 	t.Helper()
@@ -107,12 +105,10 @@ addresses = ["198.51.100.128/28"]
 		},
 	}
 	got := bgpOptions(cfg, facts, nil)
-	must.Equal(t, want, got, comparable)
+	must.Equal(t, want, got)
 	cfg.BGP.RestartTime = 0
 	for _, p := range bgpOptions(cfg, facts, nil).Peers {
-		if p.GracefulRestart {
-			t.Errorf("peer %s has graceful restart with restart_time = 0s", p.Address)
-		}
+		must.True(t, !p.GracefulRestart, "peer %s has graceful restart with restart_time = 0s", p.Address)
 	}
 }
 
@@ -141,9 +137,7 @@ func TestAnnouncers(t *testing.T) {
 	}
 	both.BGP.ASN = 0
 	_, err = newAnnouncers(both, facts, "", prometheus.NewRegistry(), nil, discard)
-	if err == nil || !strings.HasPrefix(err.Error(), "bgp: ") {
-		t.Errorf("wrong options: %v", err)
-	}
+	must.True(t, err != nil && strings.HasPrefix(err.Error(), "bgp: "), "wrong options: %v", err)
 }
 
 func TestDatapathOptions(t *testing.T) {
@@ -168,10 +162,9 @@ tunnel_sources = ["192.0.2.0/24"]`)
 		}
 		want.Delivers = delivers
 		got, err := datapathOptions(o, facts)
+		must.Do(t, err)
 		got.Log = nil
-		if d := cmp.Diff(want, got, comparable, cmpopts.IgnoreUnexported(datapath.Options{})); d != "" || err != nil {
-			t.Errorf("%v, -want +got:\n%s", err, d)
-		}
+		must.Equal(t, want, got, cmpopts.IgnoreUnexported(datapath.Options{}))
 	}
 	// Clients' packets arrive where VIPs are resolved, and from the peers, whatever the interfaces are.
 	cfg.Datapath.Interfaces, cfg.L2 = []string{"eth0"}, &config.L2{}
@@ -219,7 +212,7 @@ proxy_healthz = "http://127.0.0.1:1/healthz"`)
 		ProxyHealthz: "http://127.0.0.1:1/healthz",
 		KeepLast:     true,
 	}
-	must.Equal(t, want, kubeOptions(cfg, facts), comparable)
+	must.Equal(t, want, kubeOptions(cfg, facts))
 	cfg.Kubernetes.ExcludeNodes, cfg.Kubernetes.Proxy = []string{config.NodeUnschedulable}, config.ProxyAuto
 	if o := kubeOptions(cfg, facts); o.NotReady || !o.Unschedulable || o.IsProxy {
 		t.Errorf("not ready %t, unschedulable %t, is proxy %t; want the second alone",
@@ -251,7 +244,7 @@ addresses = ["2001:db8::1-2001:db8::9"]`)
 		AvoidBuggy: true, AvoidAnycast: true, Priority: 7,
 		Announce: []lb.AnnouncerKind{lb.AnnounceL2},
 	}
-	must.Equal(t, want, pools[0].Pool, comparable)
+	must.Equal(t, want, pools[0].Pool)
 	if d := cmp.Diff([]string{"prod"}, pools[0].Namespaces); d != "" || pools[0].Selector.String() != "tier=web" {
 		t.Errorf("namespaces and selector: %s %v", d, pools[0].Selector)
 	}
@@ -267,9 +260,7 @@ addresses = ["2001:db8::1-2001:db8::9"]`)
 func TestClusterWithoutAPIServerFile(t *testing.T) {
 	cfg := parse(t, "[kubernetes]\nkubeconfig = \"/no/such/file\"")
 	_, err := newCluster(Options{Config: cfg, Log: discard}, facts, nil, nil, nil, nil)
-	if err == nil || !strings.HasPrefix(err.Error(), "kubernetes: ") {
-		t.Errorf("error %v", err)
-	}
+	must.True(t, err != nil && strings.HasPrefix(err.Error(), "kubernetes: "), "error %v", err)
 }
 
 type uplinks []datapath.InterfaceStatus

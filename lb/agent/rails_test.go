@@ -133,8 +133,6 @@ func TestRails(t *testing.T) {
 			valid++
 		}
 	}
-	if valid < 50 {
-		t.Errorf("only %d configurations were valid", valid)
-	}
+	must.True(t, valid >= 50, "only %d configurations were valid", valid)
 	t.Logf("%d configurations were valid", valid)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // Rates follow the counters. What servers still send to clients that are gone does not count as a client's packet.
@@ -35,9 +36,8 @@ func TestRates(t *testing.T) {
 	}
 	busy := now.Add(40 * ratesEvery)
 	got := read(40, datapath.Traffic{Packets: 1700, Flows: 50, Replies: 850})
-	if math.Round(got.PacketRate) != 340 || math.Round(got.FlowRate) != 10 || !got.Last.Equal(busy) {
-		t.Errorf("under load: %+v", got)
-	}
+	must.True(t, math.Round(got.PacketRate) == 340 && math.Round(got.FlowRate) == 10 && got.Last.Equal(busy),
+		"under load: %+v", got)
 	got = read(40, datapath.Traffic{Packets: 2, Replies: 2})
 	if got.PacketRate > 1 || got.FlowRate > 0.01 || !got.Last.Equal(busy) || math.Round(got.Before) != 340 {
 		t.Errorf("without clients: %+v", got)

@@ -66,13 +66,9 @@ func TestReadersByTCPDisturbNoHealthCheck(t *testing.T) {
 		})
 	}
 	readers.Wait()
-	if agent.Process().Log.Contains("backend unhealthy") {
-		t.Error("readers took a server out of service")
-	}
+	must.True(t, !agent.Process().Log.Contains("backend unhealthy"), "readers took a server out of service")
 	got, refused := answers[http.StatusOK].Load(), answers[http.StatusServiceUnavailable].Load()
-	if got == 0 || refused == 0 {
-		t.Errorf("%d answers, %d refused; want some of both", got, refused)
-	}
+	must.True(t, got != 0 && refused != 0, "%d answers, %d refused; want some of both", got, refused)
 	t.Logf("%d answers, %d refused", got, refused)
 }
 

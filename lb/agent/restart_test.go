@@ -36,17 +36,14 @@ func TestRestartRefusesWhatCheckRefuses(t *testing.T) {
 	} {
 		writeConfig(t, l.file, tt.text+service)
 		_, refused := Check(l.file, false)
-		if refused == nil || !strings.Contains(refused.Error(), tt.want) {
-			t.Fatalf("check: %v; want %s", refused, tt.want)
-		}
+		must.Fail(t, refused, tt.want)
 		if err := a.restart(); err == nil || err.Error() != refused.Error() || len(a.restarts) > 0 {
 			t.Errorf("restart: %v; want that of check: %v", err, refused)
 		}
 		done, err := l.reload("")
 		warned := strings.Contains(strings.Join(done.Warnings, "\n"), tt.want)
-		if (err == nil) != tt.reloads || warned != tt.reloads {
-			t.Errorf("reload: %+v, %v; want a warning %s: %t", done, err, tt.want, tt.reloads)
-		}
+		must.True(t, (err == nil) == tt.reloads && warned == tt.reloads,
+			"reload: %+v, %v; want a warning %s: %t", done, err, tt.want, tt.reloads)
 	}
 	writeConfig(t, l.file, uplink+webTOML)
 	if err := a.restart(); err != nil || len(a.restarts) != 1 {

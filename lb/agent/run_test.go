@@ -92,15 +92,11 @@ func TestRunWithdrawsFirst(t *testing.T) {
 	stopped := time.Now()
 	must.Do(t, stop())
 	next(t, lines, "STOPPING=1")
-	if left != 0 {
-		t.Errorf("%d addresses announced when the tasks ended; want 0", left)
-	}
+	must.Equal(t, 0, left)
 	if d := ended.Sub(stopped); d < withdrawGrace || !sourceEnded {
 		t.Errorf("the tasks ended after %s, source ended: %t; want at least %s, true", d, sourceEnded, withdrawGrace)
 	}
-	if want := []string{"tasks ended", "datapath closed"}; !slices.Equal(f.log.all(), want) {
-		t.Errorf("%q; want %q", f.log.all(), want)
-	}
+	must.Equal(t, []string{"tasks ended", "datapath closed"}, f.log.all())
 }
 
 // A task that fails is a problem in the status and runs again; the addresses stay announced.
@@ -116,15 +112,9 @@ func TestRunContinuesWithoutAFailedTask(t *testing.T) {
 	<-runs
 	<-runs // the second run
 	n, p := f.announced(), lbtest.Texts(f.problems.findings())
-	if n != 1 || !slices.Equal(p, []string{"mail: broken"}) {
-		t.Errorf("%d addresses announced, problems %q", n, p)
-	}
-	if err := stop(); err != nil {
-		t.Error(err)
-	}
-	if n := f.announced(); n != 0 {
-		t.Errorf("%d addresses announced afterwards", n)
-	}
+	must.True(t, n == 1 && slices.Equal(p, []string{"mail: broken"}), "%d addresses announced, problems %q", n, p)
+	must.Do(t, stop())
+	must.Equal(t, 0, f.announced())
 }
 
 func TestRunReloadsAtSIGHUP(t *testing.T) {
@@ -142,21 +132,13 @@ func TestRunReloadsAtSIGHUP(t *testing.T) {
 		return f.reloader.state.Load() != start
 	})
 	next(t, lines, "RELOADING=1", "READY=1")
-	if f.reloader.state.Load().refused == "" {
-		t.Error("the file is not refused")
-	}
-	if err := stop(); err != nil {
-		t.Error(err)
-	}
+	must.True(t, f.reloader.state.Load().refused != "", "the file is not refused")
+	must.Do(t, stop())
 }
 
 func TestAlive(t *testing.T) {
 	f := newFixture(t)
 	stop := f.start(t)
-	if err := f.checkEngine(); err != nil {
-		t.Errorf("while it runs: %v", err)
-	}
-	if err := stop(); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, f.checkEngine())
+	must.Do(t, stop())
 }

@@ -70,12 +70,9 @@ func TestReloadRotatesTheKeys(t *testing.T) {
 	for _, next := range []string{webTOML, keyed(t, dir, keyB+"\nseed: 1234567890123456\n")} {
 		writeConfig(t, l.file, next)
 		done, err := l.reload("")
-		if err != nil || !slices.Equal(done.NeedRestart, []string{"datapath"}) {
-			t.Errorf("%v, restart %q; want datapath, for no keys and for another seed", err, done.NeedRestart)
-		}
+		must.True(t, err == nil && slices.Equal(done.NeedRestart, []string{"datapath"}),
+			"%v, restart %q; want datapath, for no keys and for another seed", err, done.NeedRestart)
 	}
 	must.Equal(t, sent(keyB), *dp.keys.Load())
-	if bytes.Contains(text.Bytes(), []byte("key B")) {
-		t.Errorf("a key is in the log:\n%s", &text)
-	}
+	must.True(t, !bytes.Contains(text.Bytes(), []byte("key B")), "a key is in the log:\n%s", &text)
 }

@@ -45,9 +45,7 @@ func TestRetryingDialIntervals(t *testing.T) {
 		conn = must.Get(dial(t.Context(), "unix", socket))(t)
 		defer (<-listening).Close()
 		conn.Close()
-		if took := time.Since(start); took != 3*dialInterval {
-			t.Errorf("connected after %s, want %s", took, 3*dialInterval)
-		}
+		must.Equal(t, 3*dialInterval, time.Since(start))
 		logged(1, 1)
 		conn = must.Get(dial(t.Context(), "unix", socket))(t)
 		conn.Close()
@@ -106,10 +104,6 @@ func TestRunSendsWatchdogMessages(t *testing.T) {
 		}
 	}
 	slices.Sort(got)
-	if want := []string{"READY=1", "WATCHDOG=1"}; !slices.Equal(got, want) {
-		t.Errorf("systemd received %q, want %q", got, want)
-	}
-	if err := stop(); err != nil {
-		t.Error(err)
-	}
+	must.Equal(t, []string{"READY=1", "WATCHDOG=1"}, got)
+	must.Do(t, stop())
 }

@@ -47,12 +47,8 @@ func TestDemo(t *testing.T) {
 	err := demo.Run(t.Context(), &out, self, demo.Options{})
 	t.Logf("\n%s", &out)
 	must.Do(t, err)
-	if strings.Contains(out.String(), "\x1b") {
-		t.Error("want no escape sequences without a terminal")
-	}
-	if left := children(t); len(left) > 0 {
-		t.Errorf("want no process left, got %v", left)
-	}
+	must.True(t, !strings.Contains(out.String(), "\x1b"), "want no escape sequences without a terminal")
+	must.Equal(t, nil, children(t))
 }
 
 // TestDemoInterrupted checks that Ctrl-C in the middle of a step ends the demo soon, with an error, and leaves nothing.
@@ -62,15 +58,12 @@ func TestDemoInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	out := &until{text: "A server fails", then: cancel}
 	err := demo.Run(ctx, out, self, demo.Options{})
-	if err == nil || !strings.Contains(err.Error(), "interrupted") {
-		t.Errorf("want an error that says interrupted, got %v after\n%s", err, &out.Buffer)
-	}
+	must.True(t, err != nil && strings.Contains(err.Error(), "interrupted"),
+		"want an error that says interrupted, got %v after\n%s", err, &out.Buffer)
 	if took := time.Since(out.at); took > 5*time.Second {
 		t.Errorf("want the end within 5 s, it took %v", took)
 	}
-	if left := children(t); len(left) > 0 {
-		t.Errorf("want no process left, got %v", left)
-	}
+	must.Equal(t, nil, children(t))
 }
 
 // until is a writer that calls then once text has been written to it.
