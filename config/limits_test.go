@@ -173,9 +173,7 @@ func TestTimeoutFollowsInterval(t *testing.T) {
 	for interval, want := range map[string]time.Duration{
 		"10ms": 10 * time.Millisecond, "500ms": 500 * time.Millisecond, "1h": 500 * time.Millisecond,
 	} {
-		if got := mustParseText(t, fmt.Sprintf("[probe]\ninterval = %q", interval)).Probe.Timeout; got != want {
-			t.Errorf("interval %s: timeout %s, want %s", interval, got, want)
-		}
+		must.Row(t, interval, want, mustParseText(t, fmt.Sprintf("[probe]\ninterval = %q", interval)).Probe.Timeout)
 	}
 }
 
@@ -246,9 +244,7 @@ func TestScanEndsAnywhere(t *testing.T) {
 	for text, want := range map[string]int{
 		"a = 1 # end": 1, "a = 1\n# end": 1, "a =": 1, "a": 1, "a = \"x": 1, "a = \"x\\": 1, "[": 1, "": 0,
 	} {
-		if got := scan(text); len(got) != want {
-			t.Errorf("%q: %d positions, want %d: %v", text, len(got), want, got)
-		}
+		must.Row(t, text, want, len(scan(text)))
 	}
 }
 

@@ -73,9 +73,7 @@ func TestShort(t *testing.T) {
 		time.Hour: "1h", 90 * time.Minute: "1h30m", 20 * time.Minute: "20m", 10 * time.Second: "10s",
 		time.Hour + time.Second: "1h0m1s", 0: "0s", 500 * time.Millisecond: "500ms", 100 * time.Second: "1m40s",
 	} {
-		if got := short(d); got != want {
-			t.Errorf("%d: got %s, want %s", d, got, want)
-		}
+		must.Row(t, d, want, short(d))
 	}
 }
 

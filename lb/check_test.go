@@ -95,9 +95,7 @@ func TestChecks(t *testing.T) {
 func TestStatusRange(t *testing.T) {
 	r := StatusRange{200, 299}
 	for code, want := range map[int]bool{199: false, 200: true, 250: true, 299: true, 300: false} {
-		if got := r.Contains(code); got != want {
-			t.Errorf("%d is in 200-299: %t; want %t", code, got, want)
-		}
+		must.Row(t, code, want, r.Contains(code))
 	}
 }
 

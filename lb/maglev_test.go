@@ -85,9 +85,7 @@ func TestTableSizesArePrimes(t *testing.T) {
 		}
 	}
 	for n, want := range map[int]int{1: 1009, 10: 1009, 11: 2039, 650: 65521, 5000: MaxTableSize} {
-		if got := TableSize(n); got != want {
-			t.Errorf("TableSize(%d) = %d; want %d", n, got, want)
-		}
+		must.Row(t, n, want, TableSize(n))
 	}
 }
 

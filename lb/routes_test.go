@@ -177,9 +177,7 @@ func TestRouteReasons(t *testing.T) {
 	fx := newRoutesFixture(testVIP)
 	wantReason := func(vip netip.Addr, want string) {
 		t.Helper()
-		if got := fx.status(vip).Reason; got != want {
-			t.Errorf("reason %q; want %q", got, want)
-		}
+		must.Equal(t, want, fx.status(vip).Reason)
 	}
 	wantReason(testVIP, "no service has it")
 	fx.put("web", 1, nil, testVIP)
