@@ -1,7 +1,10 @@
 package datapath
 
 import (
+	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 )
