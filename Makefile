@@ -71,14 +71,13 @@ RUN_TESTS := e2e/test.sh
 test-tools: go-version
 	@go build -o .cache/gotestsum gotest.tools/gotestsum && go build -o .cache/testsum ./e2e/testsum
 
-# Another flavour of Debian's kernel: make test-kernels FLAVOUR=cloud-amd64
-FLAVOUR ?= amd64
-test-kernels: root test-tools ## run tests on the kernel of Debian 12, in a virtual machine (root)
+# Flavours of Debian's kernel, each in a machine of its own: make test-kernels FLAVOURS=cloud-amd64
+FLAVOURS ?= amd64 6.12-amd64
+test-kernels: root test-tools ## run tests on kernels of Debian, 6.1 and 6.12, in virtual machines (root)
 	sh e2e/deps.sh kernels
-	@status=0; events=.cache/kernels/$(FLAVOUR)/events.json; \
-	e2e/kernels/run.sh $(FLAVOUR) || status=$$?; \
-	.cache/gotestsum --format pkgname --no-color --raw-command cat $$events || true; \
-	.cache/testsum $$events $$status
+	@status=0; e2e/kernels/run.sh $(FLAVOURS) || status=$$?; \
+	.cache/gotestsum --format pkgname --no-color --raw-command cat .cache/kernels/events.json || true; \
+	.cache/testsum .cache/kernels/events.json $$status
 
 ATTACK_TIME ?= 3m
 attack: root build ## attack live connections in all ways at once (root); ATTACK_TIME=30m
