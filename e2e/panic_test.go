@@ -278,7 +278,7 @@ func TestVerdictFollowsClients(t *testing.T) {
 	}
 	verdict(0, "OK")
 
-	if failed := holdConnections(t, s, 40); failed == 0 {
+	if failed := holdConnections(t, s, netip.AddrPortFrom(vip4, 9000), 40); failed == 0 {
 		t.Fatal("40 connections by 16 source ports: none failed")
 	}
 	verdict(1, "DEGRADED", "snat_exhausted", "web to")
@@ -287,14 +287,14 @@ func TestVerdictFollowsClients(t *testing.T) {
 
 // holdConnections opens n connections at once, keeps those that succeed until the end of the test, and returns how many
 // did not.
-func holdConnections(t *testing.T, s *site, n int) (failed int) {
+func holdConnections(t *testing.T, s *site, to netip.AddrPort, n int) (failed int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	var all sync.WaitGroup
 	open := make([]net.Conn, n)
 	for i := range n {
-		all.Go(func() { open[i], _ = s.Client().Dial(ctx, "tcp", netip.AddrPortFrom(vip4, 9000).String()) })
+		all.Go(func() { open[i], _ = s.Client().Dial(ctx, "tcp", to.String()) })
 	}
 	all.Wait()
 	for _, c := range open {
