@@ -213,17 +213,17 @@ func (c *cluster) overrideRoutes(t *testing.T, vips []netip.Addr, node int) {
 	}
 }
 
-// patchNode applies a merge patch to a Node.
-func (c *cluster) patchNode(t *testing.T, node int, patch string) {
+// patchNode applies a merge patch to a Node, or to its subresource.
+func (c *cluster) patchNode(t *testing.T, node int, patch string, sub ...string) {
 	t.Helper()
 	api, name := c.api.CoreV1().Nodes(), c.Balancers[node].Name()
-	must.Get(api.Patch(t.Context(), name, types.MergePatchType, []byte(patch), meta.PatchOptions{}))(t)
+	must.Get(api.Patch(t.Context(), name, types.MergePatchType, []byte(patch), meta.PatchOptions{}, sub...))(t)
 }
 
 // waitSaid waits for an Event on a Service with this reason and text.
 func (c *cluster) waitSaid(t *testing.T, service, reason, text string) {
 	t.Helper()
-	labtest.Until(t, 20*time.Second, "an Event "+reason+" says: "+text, func() error {
+	labtest.Until(t, 2*time.Minute, "an Event "+reason+" says: "+text, func() error {
 		of := meta.ListOptions{FieldSelector: "involvedObject.name=" + service + ",reason=" + reason}
 		list, err := c.api.CoreV1().Events("default").List(t.Context(), of)
 		if err != nil {

@@ -105,6 +105,7 @@ func startCluster(t *testing.T, nodes int, forward string) *cluster {
 const clusterTOML = `
 [kubernetes]
 allocate = false
+load_balancer_class = ["", "example.com/second"]
 kubeconfig = %q
 forward = %q
 proxy = %q
@@ -116,6 +117,10 @@ fall = %d
 name = "public"
 addresses = ["203.0.113.0/24", "2001:db8:1::/64"]
 external_ips = true
+[[pool]]
+name = "second"
+class = "example.com/second"
+addresses = ["198.51.100.128/28", "2001:db8:51::80/124"]
 `
 
 // connect gives this process a client of the API server.
@@ -136,6 +141,27 @@ func (c *cluster) install(t *testing.T, config string) {
 // apply is "steelyard manifest | kubectl apply", with these further arguments.
 func (c *cluster) apply(t *testing.T, config string, args ...string) {
 	t.Helper()
+	c.eachObject(t, args, func(api dynamic.ResourceInterface, o *unstructured.Unstructured) {
+		if config != "" && o.GetKind() == "ConfigMap" && o.GetName() == "steelyard" {
+			o.Object["data"] = map[string]any{"steelyard.toml": config}
+		}
+		if o.GetKind() == "Deployment" { // the nodes have no network for pods
+			must.Do(t, unstructured.SetNestedField(o.Object, true, "spec", "template", "spec", "hostNetwork"))
+		}
+		for _, dry := range [][]string{{meta.DryRunAll}, nil} {
+			options := meta.ApplyOptions{FieldManager: "test", DryRun: dry}
+			if _, err := api.Apply(t.Context(), o.GetName(), o, options); err != nil {
+				t.Fatalf("%s %s, dry run %v: %v", o.GetKind(), o.GetName(), dry, err)
+			}
+		}
+	})
+}
+
+// eachObject calls f for each object of "steelyard manifest" with these arguments.
+func (c *cluster) eachObject(
+	t *testing.T, args []string, f func(dynamic.ResourceInterface, *unstructured.Unstructured),
+) {
+	t.Helper()
 	manifest, err := exec.Command(binary, append([]string{"manifest", "--image", agentImage}, args...)...).Output()
 	must.Do(t, err)
 	client := must.Get(dynamic.NewForConfig(c.rest))(t)
@@ -146,24 +172,13 @@ func (c *cluster) apply(t *testing.T, config string, args ...string) {
 		if err := yaml.Unmarshal([]byte(doc), &o.Object); err != nil {
 			t.Fatalf("%v in\n%s", err, doc)
 		}
-		if config != "" && o.GetKind() == "ConfigMap" && o.GetName() == "steelyard" { // not the node table
-			o.Object["data"] = map[string]any{"steelyard.toml": config}
-		}
-		if o.GetKind() == "Deployment" { // the nodes have no network for pods
-			must.Do(t, unstructured.SetNestedField(o.Object, true, "spec", "template", "spec", "hostNetwork"))
-		}
 		gvk := o.GroupVersionKind()
 		m := must.Get(mapper.RESTMapping(gvk.GroupKind(), gvk.Version))(t)
 		var api dynamic.ResourceInterface = client.Resource(m.Resource)
 		if ns := o.GetNamespace(); ns != "" {
 			api = client.Resource(m.Resource).Namespace(ns)
 		}
-		for _, dry := range [][]string{{meta.DryRunAll}, nil} {
-			options := meta.ApplyOptions{FieldManager: "test", DryRun: dry}
-			if _, err := api.Apply(t.Context(), o.GetName(), &o, options); err != nil {
-				t.Fatalf("%s %s, dry run %v: %v", gvk.Kind, o.GetName(), dry, err)
-			}
-		}
+		f(api, &o)
 	}
 }
 

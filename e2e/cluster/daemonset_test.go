@@ -15,7 +15,9 @@ import (
 	core "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
@@ -102,14 +104,21 @@ func TestDaemonSet(t *testing.T) {
 	c.uninstall(t, slices.Concat(byCluster, byLocal))
 }
 
-// uninstall: after the steps of the documentation nothing of ours is left in the Services, and they can be deleted.
+// uninstall: after the steps of the documentation nothing of ours is left in the Services. One that was deleted when no
+// agent could remove its finalizer is gone.
 func (c *cluster) uninstall(t *testing.T, vips []netip.Addr) {
 	t.Helper()
-	must.Do(t, errors.Join(
-		c.api.AppsV1().DaemonSets("steelyard").Delete(t.Context(), "steelyard", meta.DeleteOptions{}),
-		c.api.AppsV1().Deployments("steelyard").Delete(t.Context(), "steelyard", meta.DeleteOptions{})))
+	c.eachObject(t, nil, func(api dynamic.ResourceInterface, o *unstructured.Unstructured) {
+		if err := api.Delete(t.Context(), o.GetName(), meta.DeleteOptions{}); !apierrors.IsNotFound(err) {
+			must.Do(t, err)
+		}
+	})
 	c.waitRouted(t, vips)
-	labtest.Until(t, 60*time.Second, "the agents have ended", c.podsEnded(t))
+	labtest.Until(t, 60*time.Second, "the namespace is gone", func() error {
+		_, err := c.api.CoreV1().Namespaces().Get(t.Context(), "steelyard", meta.GetOptions{})
+		return labtest.ErrorIf(!apierrors.IsNotFound(err), "%v%s", err, c.podStates(t))
+	})
+	must.Do(t, c.api.CoreV1().Services("default").Delete(t.Context(), "local", meta.DeleteOptions{}))
 	c.apply(t, "", "--cleanup")
 	labtest.Until(t, 60*time.Second, "the nodes are cleaned up", func() error {
 		return c.daemonReady(t, "steelyard-cleanup")
@@ -137,8 +146,9 @@ func (c *cluster) uninstall(t *testing.T, vips []netip.Addr) {
 	if !apierrors.IsNotFound(err) {
 		t.Errorf("the keys of the tunnels: %v; want that they are gone", err)
 	}
-	if len(services.Items) < 2 {
-		t.Errorf("%d Services; want those of the test", len(services.Items))
+	of := func(s core.Service) bool { return s.Name == "local" }
+	if len(services.Items) < 2 || slices.ContainsFunc(services.Items, of) {
+		t.Errorf("%d Services; want the one of the test that was not deleted, and kubernetes", len(services.Items))
 	}
 }
 
@@ -194,14 +204,6 @@ func (c *cluster) daemonReady(t *testing.T, name string) error {
 	scheduled := s.DesiredNumberScheduled == want && s.UpdatedNumberScheduled == want
 	return labtest.ErrorIf(s.ObservedGeneration != d.Generation || !scheduled || s.NumberAvailable != want,
 		"%+v%s", s, c.podStates(t))
-}
-
-// podsEnded returns a function that returns an error while pods of ours exist.
-func (c *cluster) podsEnded(t *testing.T) func() error {
-	return func() error {
-		list, err := c.api.CoreV1().Pods("steelyard").List(t.Context(), meta.ListOptions{})
-		return errors.Join(err, labtest.ErrorIf(len(list.Items) > 0, "%s", c.podStates(t)))
-	}
 }
 
 // podStates describes the phase and the container states of the agent's pods.

@@ -143,6 +143,50 @@ func apiServerDown(t *testing.T, c *cluster, pods ...*pod) {
 	c.waitRecovered(t, pods...)
 }
 
+// partitionHeals: nodes that were cut off from the API server, as their kubelets were, learn that no endpoint is ready.
+// They keep the last ones until the kubelets have reported.
+func partitionHeals(t *testing.T, c *cluster, pods ...*pod) {
+	vips := c.startService(t, "healed", func(*core.Service) {}, []int{0, 1, 2}, pods[0], pods[1])
+	stream := c.Client().Stream(t.Context(), labtest.URL(vips[0]), 20*time.Millisecond, 2*time.Second)
+	waitRequests(t, stream, 100)
+	cut := func(do string) (err error) {
+		for _, n := range c.Balancers {
+			_, failed := n.Run(context.Background(), "ip", "route", do, "blackhole", c.Servers[0].V4.String())
+			err = errors.Join(err, failed)
+		}
+		return err
+	}
+	t.Cleanup(func() { _ = cut("del") }) // when the test ends early
+	report := func(ready bool, status core.ConditionStatus) {
+		pods[0].ready, pods[1].ready = ready, ready
+		c.setEndpoints(t, "healed", pods[0], pods[1])
+		for i := range c.Balancers {
+			c.patchNode(t, i, fmt.Sprintf(`{"status":{"conditions":[{"type":"Ready","status":%q}]}}`, status), "status")
+		}
+	}
+	told := func(agents []*lab.Agent, want bool, command, text string) {
+		t.Helper()
+		for _, a := range agents {
+			labtest.Until(t, time.Minute, command+" says: "+text, func() error {
+				out, err := a.CLI(t.Context(), command)
+				return errors.Join(err, labtest.ErrorIf(strings.Contains(out, text) != want, "%t: %s", want, out))
+			})
+		}
+	}
+	must.Do(t, cut("add"))
+	told(c.Agents, true, "status", "the API server is away since")
+	time.Sleep(11 * time.Second) // shorter interruptions do not count
+	report(false, core.ConditionUnknown)
+	must.Do(t, cut("del"))
+	told(c.Agents, true, "routes", "the last ones are kept for panic_hold")
+	waitRequests(t, stream, 100)
+	report(true, core.ConditionTrue)
+	told(c.Agents, false, "routes", "panic_hold")
+	stream.Stop()
+	must.Do(t, stream.Between(time.Time{}, time.Time{}).Err())
+	c.waitRecovered(t, pods...)
+}
+
 // coldBoot: a node that boots while the API server is away announces what it last knew, and serves it.
 func coldBoot(t *testing.T, c *cluster, pods ...*pod) {
 	everywhere := c.startService(t, "warm-boot", func(s *core.Service) { // only with TCP ports it gets a check

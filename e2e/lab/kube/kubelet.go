@@ -166,7 +166,7 @@ func (c *ControlPlane) StartKubelet(n lab.Node, k Kubelet) (*lab.Process, error)
 
 // ManifestControllers are the controllers that the objects of "steelyard manifest" need.
 const ManifestControllers = "daemonset-controller,deployment-controller,replicaset-controller," +
-	"garbage-collector-controller," +
+	"garbage-collector-controller,namespace-controller," +
 	"root-ca-certificate-publisher-controller,serviceaccount-controller"
 
 // StartControllers starts these controllers, or all if "*", and the scheduler.
