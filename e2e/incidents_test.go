@@ -229,7 +229,8 @@ func TestIncidents(t *testing.T) {
 		{name: "the router filters the route", symptom: "Times out",
 			begin: func() { s.bird(t, "import all;", fmt.Sprintf("import where net != %s/32;", s.web)) },
 			end:   func() { s.bird(t, fmt.Sprintf("import where net != %s/32;", s.web), "import all;") },
-			code:  "no-packets", command: "status", words: []string{"OK, but no packet for " + s.web.String(), "birdc"}},
+			code:  "no-packets", command: "status",
+			words: []string{"OK, but no packet for " + s.web.String(), "birdc"}},
 	}
 	for _, x := range slow { // at the same time: they take more than a minute
 		x.begin()
@@ -262,7 +263,8 @@ func TestIncidents(t *testing.T) {
 			code: "port-down", command: "status", words: []string{s.web.String() + ":443/tcp of web: none"}},
 		{name: "a server by dsr lacks the address", begin: func() { do(traffic.DisownVIP(server.Host, s.direct)) },
 			end:  func() { do(traffic.OwnVIP(server.Host, s.direct)) },
-			code: "backend-down", command: "status", words: []string{server.V4.String() + ":80 of direct", "device lo"}},
+			code: "backend-down", command: "status",
+			words: []string{server.V4.String() + ":80 of direct", "device lo"}},
 		{name: "another host answers ARP without claiming the address", symptom: "Times out",
 			begin: func() {
 				do(s.rival.AddAddress("eth0", labtest.HostRoute(s.lan)))
@@ -302,9 +304,10 @@ func TestIncidents(t *testing.T) {
 		{name: "the link is down", symptom: "Times out", begin: func() { do(s.Switch.SetDown(b.Port)) },
 			end:  func() { do(s.Switch.SetUp(b.Port)) },
 			code: "nothing-announced", command: "status", words: []string{"eth0: ", "it is down"}},
-		{name: "the file has a typo", begin: func() { s.configure(t, strings.Replace(s.text, "forward", "forwrad", 1)) },
-			end:  func() { s.configure(t, s.text) },
-			code: "reload-rejected", command: "status", words: []string{"forwrad", "did you mean forward"}},
+		{name: "the file has a typo",
+			begin: func() { s.configure(t, strings.Replace(s.text, "forward", "forwrad", 1)) },
+			end:   func() { s.configure(t, s.text) },
+			code:  "reload-rejected", command: "status", words: []string{"forwrad", "did you mean forward"}},
 		{name: "the file is truncated", begin: func() { s.configure(t, s.text[:strings.LastIndex(s.text, "timeout")]) },
 			end:  func() { s.configure(t, s.text) },
 			code: "reload-rejected", command: "status", words: []string{"lan"}},
@@ -314,7 +317,8 @@ func TestIncidents(t *testing.T) {
 				s.configure(t, strings.Replace(s.text, dsr, dsr+"allow = [\"192.0.2.9\"]\n", 1))
 			},
 			end:     func() { s.configure(t, s.text) },
-			command: explain(s.direct), words: []string{"not_allowed", "the source is not in the service's allow list"}},
+			command: explain(s.direct),
+			words:   []string{"not_allowed", "the source is not in the service's allow list"}},
 		{name: "source ports are exhausted", symptom: "Times out",
 			begin: func() { holdConnections(t, s.site, netip.AddrPortFrom(s.web, 443), 500) },
 			end:   func() {}, code: "capacity", command: "status", words: []string{"snat_exhausted", "web to"}},

@@ -345,7 +345,8 @@ func TestRandomChangesWithFailures(t *testing.T) {
 				time.Sleep(5 * time.Minute)
 				wantAnnounced(t, fx, want...)
 				held := must.Get(fx.Held())(t)
-				if i := slices.IndexFunc(held, func(f lb.Frontend) bool { return !slices.Contains(want, f.VIP) }); i >= 0 {
+				gone := func(f lb.Frontend) bool { return !slices.Contains(want, f.VIP) }
+				if i := slices.IndexFunc(held, gone); i >= 0 {
 					t.Errorf("%s is still served", held[i])
 				}
 			})

@@ -51,11 +51,12 @@ func TestManifestPods(t *testing.T) {
 	all := objects(t)
 	agent := all["DaemonSet steelyard"].(*apps.DaemonSet).Spec.Template.Spec
 	allocator := all["Deployment steelyard"].(*apps.Deployment).Spec.Template.Spec
+	caps := []core.Capability{"BPF", "NET_ADMIN", "NET_RAW", "NET_BIND_SERVICE", "PERFMON", "SYS_NICE"}
 	for name, tt := range map[string]struct {
 		pod  core.PodSpec
 		caps []core.Capability
 	}{
-		"agent":     {agent, []core.Capability{"BPF", "NET_ADMIN", "NET_RAW", "NET_BIND_SERVICE", "PERFMON", "SYS_NICE"}},
+		"agent":     {agent, caps},
 		"allocator": {allocator, nil},
 	} {
 		if got := tt.pod.NodeSelector[core.LabelOSStable]; got != "linux" || len(tt.pod.NodeSelector) != 1 {

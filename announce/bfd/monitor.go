@@ -231,7 +231,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 		}
 		var counter [8]byte
 		_, _ = unix.Read(m.wake, counter[:])
-		if wait = m.step(); m.flooded { // other threads need the processor, too
+		if wait = m.step(); m.flooded { // leave the processor to other threads
 			_, _ = unix.Ppoll(fds[:1], timespec(time.Millisecond), nil)
 		}
 	}

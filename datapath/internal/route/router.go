@@ -72,7 +72,7 @@ func (r *Routers) Close() { r.requester.close() }
 // Due reports whether it is time to call Look again.
 func (r *Routers) Due(now time.Time) bool { return now.Sub(r.At) >= againEvery }
 
-// Look reads which routers towards clients (including these) and next hops towards backends have answered, and asks them
+// Look reads which routers towards clients, these included, and next hops towards backends have answered, and asks them
 // again.
 func (r *Routers) Look(now time.Time, routes *Cache, clients []netip.Addr, towards []Router) {
 	was := r.Known
@@ -96,7 +96,7 @@ func (r *Routers) Look(now time.Time, routes *Cache, clients []netip.Addr, towar
 	}
 	r.ask(ask, entries, routes)
 	for x, a := range r.Known {
-		if a.requests > 1 && !x.Server { // the kernel may silently have switched to another router (IPv6: RFC 4191, 3.2)
+		if a.requests > 1 && !x.Server { // the kernel may have switched to another router (IPv6: RFC 4191, 3.2)
 			routes.Forget(now, routesFor)
 			return
 		}
