@@ -164,7 +164,7 @@ func (s *site) restartsByCommand(t *testing.T) {
 	for _, text := range []string{c.TOML() + "\n[nonsense]\n", missing.TOML()} {
 		must.Do(t, a.Configure(text))
 		out, err := a.CLI(t.Context(), "restart")
-		if err == nil || !a.Process().Running() || strings.Contains(a.Process().Log.Tail(100), "agent restarts") {
+		if err == nil || !a.Process().Running() || strings.Contains(a.Process().Log.Tail(100), "agent restarting") {
 			t.Errorf("a restart with an invalid file: %s", out)
 		}
 	}

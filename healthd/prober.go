@@ -235,7 +235,7 @@ func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.T
 	if err != nil {
 		result = Result{Reason: reason(err, l.check.Spec.Timeout), Weight: -1, Err: cause(err)}
 	}
-	if answersItself() && result.Err == context.DeadlineExceeded {
+	if answersItself() && errors.Is(result.Err, context.DeadlineExceeded) {
 		result.Reason += fmt.Sprintf(", but the server answers at its own address: is %s on its device lo?",
 			l.check.VIP)
 	}

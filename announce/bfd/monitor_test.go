@@ -182,7 +182,7 @@ func TestParseRefuses(t *testing.T) {
 		"version 2":                        {0, 0x41, "version 2"},
 		"length below the header":          {3, 23, "length 23"},
 		"length beyond the datagram":       {3, 25, "length 25"},
-		"authentication":                   {1, 0xec, "authentication"},
+		"authentication":                   {1, 0xec, "authenticated"},
 		"multipoint":                       {1, 0xe9, "multipoint"},
 		"multiplier 0":                     {2, 0, "multiplier"},
 		"up without a discriminator of us": {1, 0xc8, ""},

@@ -72,7 +72,7 @@ func TestStopDuringARestart(t *testing.T) {
 	// The end of the first agent takes withdrawGrace at least.
 	labtest.Until(t, stepTimeout, "it restarts", func() error {
 		log := process.Log.Tail(100)
-		return labtest.ErrorIf(!strings.Contains(log, "agent restarts"), "%s", log)
+		return labtest.ErrorIf(!strings.Contains(log, "agent restarting"), "%s", log)
 	})
 	must.Do(t, process.Signal(syscall.SIGTERM))
 	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)

@@ -147,7 +147,9 @@ func TestSetPeers(t *testing.T) {
 				t.Errorf("NOTIFICATION %v", b)
 			}
 			f.until("a reason", func() bool {
-				return slices.ContainsFunc(f.faults, func(s string) bool { return strings.Contains(s, "the peer is ") })
+				return slices.ContainsFunc(f.faults, func(s string) bool {
+					return strings.Contains(s, "the peer is removed") || strings.Contains(s, "of the peer changed")
+				})
 			})
 			if row.change != nil {
 				f.establish(f.accept(), o)

@@ -50,7 +50,7 @@ func (p *Pins) Remake() error {
 		return nil
 	}
 	if !onBPF(p.path) {
-		if err := mountBPF(filepath.Dir(p.path)); err != nil {
+		if err := mountBPF(p.path); err != nil {
 			return err
 		}
 	}
