@@ -264,28 +264,33 @@ func TestAffinity(t *testing.T) {
 	})
 }
 
-// The rate of ICMP errors is limited.
-func TestICMPErrorsAreLimited(t *testing.T) {
+// The rates of ICMP errors, and of resets for a fault of this node, are limited.
+func TestAnswersAreLimited(t *testing.T) {
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
-		web(fx)
-		frame := udp(fx).Frame()
-		before := fx.counts()
-		start := time.Now()
-		for range 4000 {
-			if fx.hook == hookXDP {
-				fx.runXDP(frame)
-			} else {
-				fx.runTC(frame)
-			}
-		}
-		took := time.Since(start)
-		after := fx.counts()
-		answered := after[Verdict{"refuse", "no_frontend"}] - before[Verdict{"refuse", "no_frontend"}]
-		limited := after[Verdict{"drop", "icmp_ratelimited"}] - before[Verdict{"drop", "icmp_ratelimited"}]
-		if answered+limited != 4000 || answered == 0 || limited == 0 && took < 500*time.Millisecond {
-			t.Errorf("of 4000 packets in %s, %d were answered and %d were not", took, answered, limited)
-		}
+		limitedTo(t, fx, Verdict{"refuse", "no_frontend"}, Verdict{"drop", "icmp_ratelimited"}, udp(fx).Frame())
+		limitedTo(t, fx, Verdict{"reset", "no_route"}, Verdict{"drop", "no_route"}, tcp(dptest.SYN)(fx).Frame())
 	})
+}
+
+func limitedTo(t *testing.T, fx *fixture, answer, drop Verdict, frame []byte) {
+	t.Helper()
+	fx.service(lb.TCP, "unrouted")
+	before := fx.counts()
+	start := time.Now()
+	for range 4000 {
+		if fx.hook == hookXDP {
+			fx.runXDP(frame)
+		} else {
+			fx.runTC(frame)
+		}
+	}
+	took := time.Since(start)
+	after := fx.counts()
+	answered := after[answer] - before[answer]
+	limited := after[drop] - before[drop]
+	if answered+limited != 4000 || answered == 0 || limited == 0 && took < 500*time.Millisecond {
+		t.Errorf("of 4000 packets in %s, %d were answered (%s) and %d were not", took, answered, answer.Reason, limited)
+	}
 }
 
 // sy_tc_out: health checks take the path of traffic, and a server behind a tunnel announces a segment size that fits.

@@ -330,3 +330,43 @@ func answer(p dptest.Packet, flags uint8, seq uint32) dptest.Packet {
 	return dptest.Packet{Src: p.Dst, Dst: p.Src, Proto: p.Proto, Flags: flags, Seq: seq, Ack: p.Seq + 1,
 		Payload: []byte("answer")}
 }
+
+// A frame with a VLAN tag leaves with it, only by the interface that it came in by. A tag with VID 0 is removed.
+func TestVLANTags(t *testing.T) {
+	t.Parallel()
+	for _, h := range []hookName{hookXDP, hookTC} {
+		fx := newFixture(t, h, false, func(o *Options) { o.Mode = Mode(h) })
+		w := fx.wire()
+		fx.service(lb.TCP, "b1")
+		send := func(vid uint16) {
+			p := fx.on(int(vid), dptest.TCP, dptest.SYN)
+			p.Tags = []uint16{vid}
+			w.send(p.Frame())
+		}
+		for _, vid := range []uint16{42, 0} {
+			send(vid)
+			if p, err := dptest.Parse(w.next()); err != nil || p.Dst != fx.at("b1", 8080) || w.tag != vid {
+				t.Errorf("%s: with VID %d: %+v with VID %d, %v", h, vid, p, w.tag, err)
+			}
+		}
+		fx.secondNIC()
+		fx.service(lb.TCP, "inside")
+		send(43)
+		labtest.Until(t, 10*time.Second, "the frame is dropped", func() error {
+			return wrong(fx.counts()[Verdict{"drop", "vlan_tagged"}] != 1, "%v", fx.counts())
+		})
+	}
+}
+
+// The answer to a datagram may be longer than it, with little room behind the frame.
+func TestShortDatagramsAreRefused(t *testing.T) {
+	t.Parallel()
+	fx := newFixture(t, hookXDP, false, nil)
+	web(fx)
+	w, p := fx.wire(), udp(fx)
+	p.Payload = []byte("1")
+	w.send(p.Frame())
+	if answer, err := dptest.Parse(w.next()); err != nil || answer.Type != 3 || answer.Dst.Addr() != p.Src.Addr() {
+		t.Errorf("answered with %+v, %v", answer, err)
+	}
+}

@@ -127,6 +127,9 @@ var methodRows = []row{
 		did: "dropped", reason: "pmtu_too_low"},
 	{name: "no path MTU, about a datagram to a client", state: answered, in: reportToServer(0),
 		did: "dropped", reason: "pmtu_too_low"},
+	{name: "path MTU below that of IPv6, about a datagram to a server", state: answered,
+		in:  change(icmpError("router", lastSent), func(_ *fixture, p *dptest.Packet) { p.Rest = 68 }),
+		did: "dropped", reason: "pmtu_too_low"},
 	{name: "path MTU below that of IPv6, about a segment to a client",
 		state: func(fx *fixture) { fx.service(lb.TCP, "b1"); connect(fx) },
 		in:    change(icmpError("router", toTheClient), func(_ *fixture, p *dptest.Packet) { p.Rest = 552 }),
@@ -145,17 +148,11 @@ var methodRows = []row{
 	{name: "error about a packet of a server, gue", state: gue, in: icmpError("router", toTheClient),
 		did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
 
-	{name: "tagged", state: web, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { tagged(p) }),
-		did: "sent", reason: "forwarded", check: keepsTag},
-	{name: "tagged twice", state: web,
-		in:  change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { p.Tags = []uint16{7, 42} }),
-		did: "sent", reason: "forwarded", check: keepsTag},
-	{name: "tagged ping", state: web, in: change(icmp(8, 128), func(_ *fixture, p *dptest.Packet) { tagged(p) }),
-		did: "sent", reason: "echo_reply", check: keepsTag},
-	{name: "tagged, refused", state: web, in: change(udp, func(_ *fixture, p *dptest.Packet) { tagged(p) }),
-		did: "sent", reason: "no_frontend", check: keepsTag},
-	{name: "tagged, reset", state: web, in: change(toPort(81), func(_ *fixture, p *dptest.Packet) { tagged(p) }),
-		did: "sent", reason: "no_frontend", check: keepsTag},
-	{name: "tagged, dsr", state: dsr, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { tagged(p) }),
-		did: "sent", reason: "forwarded", check: untouched},
+	{name: "two VLAN tags", state: web, // the kernel moves the outer one out of the frame
+		in:  change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { p.Tags = []uint16{42} }),
+		did: "dropped", reason: "vlan_tagged"},
+	{name: "two VLAN tags, to another host", state: web,
+		in: change(tcp(dptest.SYN), func(fx *fixture, p *dptest.Packet) {
+			p.Tags, p.Dst = []uint16{42}, fx.at("elsewhere", 80)
+		}), did: "passed", reason: "not_ours"},
 }

@@ -229,8 +229,6 @@ func sctpAbort(tag uint32) func(*fixture) dptest.Packet {
 
 func sctpService(fx *fixture) { fx.service(lb.SCTP, "b1", "b2") }
 
-func tagged(p *dptest.Packet) { p.Tags = []uint16{42} }
-
 var (
 	dsrAgain        = after(inTurn(lb.MethodDSR), tcp(dptest.SYN))
 	gueAgain        = after(inTurn(lb.MethodTunnel), tcp(dptest.SYN))
@@ -274,8 +272,4 @@ func atPort(port uint16) checkFunc {
 // connect opens a connection through the service of the state.
 func connect(fx *fixture) {
 	with(func(*fixture) {}, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK), tcp(dptest.ACK))(fx)
-}
-
-func keepsTag(fx *fixture, in, out dptest.Packet) error {
-	return wrong(fmt.Sprint(in.Tags) != fmt.Sprint(out.Tags), "tags were %v and are %v", in.Tags, out.Tags)
 }

@@ -24,11 +24,7 @@ func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) predictio
 			rest++
 		}
 	}
-	if rest >= snatTries {
-		return drop("snat_exhausted")
-	}
 	var ours netip.AddrPort
-	m.mayExhaust = rest >= snatTries-2
 	return became(p, func(out dptest.Packet) (way, error) {
 		ours = out.Src
 		to := way{ours, server, s.proto}
@@ -59,12 +55,13 @@ func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) predictio
 	})
 }
 
-// gives reports whether the server of an ended flow has it in TIME_WAIT and accepts a SYN from its source port (RFC
-// 1122, 4.2.2.13; there are no timestamps here). Another client gets the port only when the server has nothing to
-// resend.
+// gives reports whether the server of an ended flow keeps nothing of it, or has it in TIME_WAIT and accepts a SYN from
+// its source port (RFC 1122, 4.2.2.13; there are no timestamps here). Another client gets the port only when the server
+// has nothing to send again.
 func (m *model) gives(e *entry, s segment) bool {
 	rests := e.fin == bpf.FinAcknowledged || e.fin == bpf.FinFirst && e.to.back() == s.way
-	return s.proto == dptest.TCP && e.state == bpf.FlowClosed && int32(s.seq-e.ack) > 0 && rests
+	return s.proto == dptest.TCP && e.state == bpf.FlowClosed &&
+		(e.fin == bpf.FinOver || int32(s.seq-e.ack) > 0 && rests)
 }
 
 // knownHalfOpen is for packets of the client of a half-open flow.
@@ -132,9 +129,14 @@ func (m *model) known(p dptest.Packet, s segment, e *entry) prediction {
 
 // acknowledge records that the client of an ended flow has all that its server sent.
 func acknowledge(server, client *entry) {
-	if server != nil && client != nil && server.state == bpf.FlowClosed && server.fin == bpf.FinFirst &&
-		client.ack == server.end {
+	if server == nil || client == nil || server.state != bpf.FlowClosed || client.ack != server.end {
+		return
+	}
+	switch {
+	case server.fin == bpf.FinFirst:
 		server.fin = bpf.FinAcknowledged
+	case server.fin == bpf.FinSecond && server.to.proto == dptest.TCP:
+		server.fin = bpf.FinOver
 	}
 }
 

@@ -235,7 +235,9 @@ var rows = []row{
 	{name: "TTL expires", state: web, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { p.TTL = 1 }),
 		did: "dropped", reason: "ttl_expired"},
 	{name: "no route to the backend", state: func(fx *fixture) { fx.service(lb.TCP, "unrouted") },
-		in: tcp(dptest.SYN), did: "dropped", reason: "no_route"},
+		in: tcp(dptest.SYN), did: "sent", reason: "no_route", check: aReset},
+	{name: "no route to the backend, UDP", state: func(fx *fixture) { fx.service(lb.UDP, "unrouted") },
+		in: udp, did: "dropped", reason: "no_route"},
 	{name: "forwarding was switched off", state: func(fx *fixture) { web(fx); fx.stopForwarding() },
 		in: tcp(dptest.SYN), did: "dropped", reason: "no_forwarding", alone: true},
 	{name: "larger than the MTU", state: func(fx *fixture) { web(fx); fx.shrinkMTU(1280) },
@@ -250,7 +252,7 @@ var rows = []row{
 	{name: "source ports used up",
 		state: func(fx *fixture) { fx.service(lb.TCP, "b1"); connect(fx) },
 		in:    change(tcp(dptest.SYN), func(fx *fixture, p *dptest.Packet) { p.Src = fx.at("client", 40001) }),
-		did:   "dropped", reason: "snat_exhausted",
+		did:   "sent", reason: "snat_exhausted", check: aReset,
 		option: func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} }},
 }
 

@@ -73,8 +73,9 @@ func TestPacketsWithoutDFAreFragmented(t *testing.T) {
 
 // wire sends to the uplink of the fixture, and receives what leaves there.
 type wire struct {
-	fx *fixture
-	fd int
+	fx  *fixture
+	fd  int
+	tag uint16 // of the last frame that was received; 0: none
 }
 
 func (fx *fixture) wire() *wire {
@@ -86,7 +87,7 @@ func (fx *fixture) wire() *wire {
 			return err
 		}
 		nic, err := net.InterfaceByName("eth0")
-		if err != nil {
+		if err := errors.Join(err, unix.SetsockoptInt(w.fd, unix.SOL_PACKET, unix.PACKET_AUXDATA, 1)); err != nil {
 			return err
 		}
 		return unix.Bind(w.fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: nic.Index})
@@ -108,12 +109,13 @@ func (w *wire) send(frame []byte) {
 // next returns the next frame with IPv4 from the fixture.
 func (w *wire) next() []byte {
 	w.fx.t.Helper()
-	b := make([]byte, 4096)
+	b, aux := make([]byte, 4096), make([]byte, unix.CmsgSpace(20)) // struct tpacket_auxdata
 	for {
-		n, from, err := unix.Recvfrom(w.fd, b, 0)
+		n, _, _, from, err := unix.Recvmsg(w.fd, b, aux, 0)
 		if err != nil {
 			w.fx.t.Fatalf("nothing was sent: %v", err)
 		}
+		w.tag = binary.NativeEndian.Uint16(aux[unix.CmsgLen(16):])
 		ll, ok := from.(*unix.SockaddrLinklayer)
 		if ok && ll.Pkttype != unix.PACKET_OUTGOING && n > 34 && b[12] == 8 && b[13] == 0 {
 			return b[:n]
@@ -148,8 +150,7 @@ func TestPingInFragments(t *testing.T) {
 	})
 }
 
-// With an MTU of 9000 XDP is attached natively, and frames of several buffers are
-// forwarded and answered.
+// With an MTU of 9000 XDP is attached natively, and frames of several buffers are forwarded and answered.
 func TestJumboFrames(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, h hookName, v6 bool) {

@@ -49,9 +49,12 @@ func deepest(t *testing.T, program asm.Instructions, log string) (bytes int, pat
 	t.Helper()
 	var functions []string
 	calls := map[string]map[string]bool{}
-	for _, ins := range program {
+	for i, ins := range program {
 		if name := ins.Symbol(); name != "" {
 			functions, calls[name] = append(functions, name), map[string]bool{}
+			if last := program[max(0, i-1)].OpCode.JumpOp(); i > 0 && last != asm.Exit && last != asm.Ja {
+				t.Errorf("the function before %s ends with %v, which Linux 6.1 rejects", name, program[i-1])
+			}
 		}
 		if ins.IsFunctionCall() {
 			calls[functions[len(functions)-1]][ins.Reference()] = true

@@ -296,7 +296,7 @@ func TestFaultsOfANewFrontendAreReportedAtOnce(t *testing.T) {
 	fx.service(lb.TCP, "unknown")
 	x.is("no_route")
 	e := fx.explainClient()
-	if e.Action != "drop" || e.Reason != "no_route" || !strings.Contains(e.Fault, "no_route") {
+	if e.Action != "reset" || e.Reason != "no_route" || !strings.Contains(e.Fault, "no_route") {
 		t.Errorf("explain: %s, %s, fault %q", e.Action, e.Reason, e.Fault)
 	}
 }

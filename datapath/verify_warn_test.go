@@ -55,7 +55,7 @@ func TestExhaustedCapacityIsWarnedOf(t *testing.T) {
 		t.Fatalf("a second connection: %s: %s", r.did, r.reason)
 	}
 	want := "1 packets of new connections were dropped or reset since " + now.Format(time.TimeOnly) +
-		": snat_exhausted (web to " + fx.at("b1", 8080).String() + "): all source ports to the backend are in use"
+		": snat_exhausted (web to " + fx.at("b1", 8080).String() + "): some 200 tries found no free source port"
 	for range int(verify.ExhaustedFor / verify.WarnEvery) {
 		if w := look(); !strings.HasPrefix(w, want) {
 			t.Fatalf("warnings %q; want %q", w, want)

@@ -278,8 +278,8 @@ func TestVerdictFollowsClients(t *testing.T) {
 	}
 	verdict(0, "OK")
 
-	if failed := holdConnections(t, s, netip.AddrPortFrom(vip4, 9000), 40); failed == 0 {
-		t.Fatal("40 connections by 16 source ports: none failed")
+	if failed := holdConnections(t, s, netip.AddrPortFrom(vip4, 9000), 80); failed == 0 {
+		t.Fatal("80 connections by 16 source ports: none failed")
 	}
 	verdict(1, "DEGRADED", "snat_exhausted", "web to")
 	logged("capacity")

@@ -53,7 +53,7 @@ static __always_inline int act_rewrite(void *ctx, enum hook hook, const struct p
 static __always_inline int act_push(void *ctx, enum hook hook, const struct pkt *p, const struct verdict *v,
 				    const void *outer, __u32 size)
 {
-	return hook == HOOK_XDP ? xdp_push(ctx, p, v, outer, size) : tc_push(ctx, p, v, outer, size);
+	return hook == HOOK_XDP ? xdp_push(ctx, v, outer, size) : tc_push(ctx, p, v, outer, size);
 }
 
 static __always_inline int act_encap4(void *ctx, enum hook hook, const struct pkt *p, const struct verdict *v,

@@ -66,7 +66,7 @@ static __always_inline int tc_fragment(struct __sk_buff *skb)
 {
 	const __u8 macs[2 * ETH_ALEN] = {};
 
-	if ((skb->vlan_present && bpf_skb_vlan_pop(skb)) || bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
+	if (bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
 		return tc_internal_error();
 	return bpf_redirect(LOOPBACK_IFINDEX, BPF_F_INGRESS);
 }
@@ -126,24 +126,25 @@ static __always_inline int act_tc(struct __sk_buff *skb, struct scratch *s, stru
 	__be16 type = 0;
 	__u32 n = 0;
 
-	/* The kernel strips one VLAN tag before tc. bpf_skb_adjust_room does not support a second one. */
-	if (p->l3 != sizeof(struct ethhdr) &&
-	    (v->action == ACTION_DECAP || (v->action == ACTION_FORWARD && v->method >= METHOD_IPIP)))
-		route_drop(v, REASON_VLAN_STACKED);
+	/* The kernel moves one VLAN tag out of the frame before tc, so this is a second one. */
+	if (p->l3 != sizeof(struct ethhdr) && v->action != ACTION_PASS && v->action != ACTION_DROP)
+		route_drop(v, REASON_VLAN_TAGGED);
 	if (v->action == ACTION_FORWARD && v->local)
 		r = ROUTE_OK;
 	else if (v->action == ACTION_FORWARD)
 		r = route_lookup(skb, tc_segment_len(skb, p), p, v, &s->fib);
-	if (r == ROUTE_FRAGMENT) {
+	/* On another link, the tag would be of another network. The kernel forwards fragments without it. */
+	if (r != ROUTE_NONE && skb->vlan_present && !v->local &&
+	    (r == ROUTE_FRAGMENT || s->fib.ifindex != skb->ifindex))
+		r = route_drop(v, REASON_VLAN_TAGGED);
+	if (r == ROUTE_FRAGMENT)
 		s->p.keep_ttl = 1;
-		if (p->l3 != sizeof(struct ethhdr))
-			r = route_drop(v, REASON_VLAN_STACKED);
-	}
 	if (r != ROUTE_NONE || v->commit == COMMIT_PMTU || (local_delivery && v->commit == COMMIT_FORGET))
 		commit(f);
 	if (v->action == ACTION_DECAP)
 		n = decap_parse((void *)(long)skb->data, (void *)(long)skb->data_end, p, v, &type);
-	icmp_ratelimit(p, v);
+	if (v->action > ACTION_FORWARD)
+		answer_ratelimit();
 	if (v->reason != REASON_NOT_OURS)
 		verdict_count(p, v);
 	switch (v->action) {

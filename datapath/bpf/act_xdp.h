@@ -77,7 +77,8 @@ static __always_inline int act_xdp(struct xdp_md *ctx, struct scratch *s, struct
 
 	/* Other traffic of this node, or a packet that tc handles and counts. */
 	if (v->action == ACTION_PASS || v->local || (local_delivery && v->action == ACTION_DECAP) ||
-	    !xdp_is_addressed(ctx) || (xdp_has_frags(ctx, p) && ctx->data_end - ctx->data < HEADERS_MAX))
+	    p->l3 != sizeof(struct ethhdr) || !xdp_is_addressed(ctx) ||
+	    (xdp_has_frags(ctx, p) && ctx->data_end - ctx->data < HEADERS_MAX))
 		return XDP_TO_TC;
 	if (v->action == ACTION_FORWARD) {
 		enum route r = route_lookup(ctx, p->l3len, p, v, &s->fib);
@@ -93,7 +94,10 @@ static __always_inline int act_xdp(struct xdp_md *ctx, struct scratch *s, struct
 		n = decap_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end, p, v, &type);
 	if (v->action == ACTION_DECAP && v->local) /* tc would take the inner packet for a client's */
 		return XDP_TO_TC;
-	icmp_ratelimit(p, v);
+	if (v->action > ACTION_FORWARD)
+		answer_ratelimit();
+	if (v->action > ACTION_FORWARD && v->action < ACTION_DECAP && !xdp_answer(ctx))
+		return XDP_TO_TC; /* there is no room behind the frame for the answer; nothing has been changed */
 	verdict_count(p, v);
 	switch (v->action) {
 	case ACTION_FORWARD:
@@ -103,6 +107,6 @@ static __always_inline int act_xdp(struct xdp_md *ctx, struct scratch *s, struct
 	case ACTION_DROP:
 		return XDP_DROP;
 	default:
-		return xdp_answer(ctx) ? xdp_send(ctx, ctx->ingress_ifindex) : XDP_DROP;
+		return xdp_send(ctx, ctx->ingress_ifindex);
 	}
 }

@@ -80,30 +80,61 @@ static __always_inline int icmp_echo_reply(void *data, void *end, const struct p
 	return 1;
 }
 
-/* icmp_ratelimit takes one token for an ICMP error from this CPU's bucket for its kind. The verdict becomes
- * a drop if there is no token, and for IPv4 packets with options, which act_error4 does not quote. */
-static __always_inline void icmp_ratelimit(const struct pkt *p, struct verdict *v)
+/* What has a limit of its own: refusals; packet too big, without which connections hang; and resets for a fault of this
+ * node, which may last. */
+enum answer_kind {
+	ANSWER_REFUSAL,
+	ANSWER_TOO_BIG,
+	ANSWER_FAULT,
+	ANSWER_UNLIMITED,
+};
+
+static __always_inline enum answer_kind answer_kind(const struct verdict *v)
 {
-	if (v->action != ACTION_REFUSE && v->action != ACTION_TOO_BIG)
-		return;
-	if (!p->v6 && p->l4 != p->l3 + sizeof(struct iphdr)) {
+	if (v->action == ACTION_RESET)
+		return v->reason == REASON_SNAT_EXHAUSTED || v->reason == REASON_FLOWS_FULL ||
+				       v->reason == REASON_NO_ROUTE ?
+			       ANSWER_FAULT :
+			       ANSWER_UNLIMITED;
+	return v->action == ACTION_REFUSE  ? ANSWER_REFUSAL :
+	       v->action == ACTION_TOO_BIG ? ANSWER_TOO_BIG :
+					     ANSWER_UNLIMITED;
+}
+
+/* answer_ratelimit takes one token for an answer from this CPU's bucket for its kind. Without a token the verdict
+ * becomes a drop, and so it does for IPv4 packets with options, which act_error4 does not quote. It is a global
+ * function because of its stack. */
+__noinline int answer_ratelimit(void)
+{
+	struct scratch *s = scratch_get();
+
+	if (!s)
+		return 0;
+	const struct pkt *p = &s->p;
+	struct verdict *v = &s->v;
+	__u32 kind = answer_kind(v);
+
+	if (kind == ANSWER_UNLIMITED)
+		return 0;
+	if (kind != ANSWER_FAULT && !p->v6 && p->l4 != p->l3 + sizeof(struct iphdr)) {
 		v->action = ACTION_DROP;
-		return;
+		return 0;
 	}
-	__u32 kind = v->action == ACTION_TOO_BIG;
-	struct token_bucket *b = bpf_map_lookup_elem(&sy_icmp_rate, &kind);
+	struct token_bucket *b = bpf_map_lookup_elem(&sy_answer_rate, &kind);
 	__u64 now = bpf_ktime_get_coarse_ns();
 
 	if (b && now - b->refilled > SECOND / 10) {
 		b->refilled = now;
-		b->tokens += icmp_errors_per_second / 10;
-		if (b->tokens > icmp_errors_per_second)
-			b->tokens = icmp_errors_per_second;
+		b->tokens += answers_per_second / 10;
+		if (b->tokens > answers_per_second)
+			b->tokens = answers_per_second;
 	}
 	if (b && b->tokens) {
 		b->tokens--;
-		return;
+		return 0;
 	}
 	v->action = ACTION_DROP;
-	v->reason = REASON_ICMP_RATELIMITED;
+	if (kind != ANSWER_FAULT)
+		v->reason = REASON_ICMP_RATELIMITED;
+	return 0;
 }

@@ -33,8 +33,8 @@ volatile const __u64 timeout_closed = 10 * SECOND; /* for packets still in fligh
 volatile const __u64 timeout_time_wait = 65 * SECOND;
 volatile const __u64 timeout_udp = 180 * SECOND; /* RFC 4787, REQ-5: at least 2 min */
 
-/* Limit of ICMP errors per CPU (of the order of Linux's icmp_msgs_per_sec and icmp_msgs_burst). */
-volatile const __u32 icmp_errors_per_second = 1000;
+/* Limit of answers of each kind, per CPU (of the order of Linux's icmp_msgs_per_sec and icmp_msgs_burst). */
+volatile const __u32 answers_per_second = 1000;
 
 /* The minimum MTU of IPv6 (RFC 8200, 5). Smaller reported MTUs are ignored, smaller packets are not checked. */
 #define MIN_MTU 1280

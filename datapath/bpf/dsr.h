@@ -74,12 +74,12 @@ static __always_inline int dsr_valid(const struct pkt *p, const struct dsr_flow 
 }
 
 /* dsr_forward sends a packet to the backend of the verdict by DSR. */
-static __always_inline struct flow *dsr_forward(struct verdict *v, __u8 method, enum commit c)
+static __always_inline struct flow *dsr_forward(const struct pkt *p, struct verdict *v, __u8 method, enum commit c)
 {
 	struct backend *b = backend_get(v->backend);
 
 	if (!b || addr_is_zero(&b->snat[0]))
-		return verdict_set(v, ACTION_DROP, REASON_NO_ROUTE);
+		return verdict_fail(p, v, REASON_NO_ROUTE);
 	v->method = method;
 	v->keyed = b->keyed;
 	v->generation = backend_generation(b);
@@ -102,7 +102,7 @@ static __always_inline struct flow *decide_dsr_known(const struct pkt *p, struct
 	else if (f->state == FLOW_HALF_OPEN && (!pkt_is_stream(p) || p->flags & TCP_ACK))
 		c = COMMIT_DSR_CONFIRM;
 	v->backend = f->backend;
-	dsr_forward(v, f->method, c);
+	dsr_forward(p, v, f->method, c);
 	v->generation = f->generation;
 	return 0;
 }
@@ -155,7 +155,7 @@ static __always_inline struct flow *decide_dsr_by_hash(const struct pkt *p, stru
 	v->backend = !first && !kept && v->dsr_pending && table_is_new(fe) ? table_before(fe, &p->key, h) : NO_BACKEND;
 	if (v->backend == NO_BACKEND)
 		v->backend = slot_backend(slot);
-	return dsr_forward(v, fe->method, c);
+	return dsr_forward(p, v, fe->method, c);
 }
 
 /* decide_dsr_by_flow is for frontends whose backend does not follow from the hash: each packet looks up its flow. */
@@ -172,7 +172,7 @@ static __always_inline struct flow *decide_dsr_by_flow(const struct pkt *p, stru
 		return verdict_set(v, ACTION_DROP, REASON_NOT_ALLOWED);
 	if (!backend_select(p, v, fe))
 		return verdict_refuse(p, v, REASON_NO_BACKEND);
-	return dsr_forward(v, fe->method, COMMIT_DSR_OPEN);
+	return dsr_forward(p, v, fe->method, COMMIT_DSR_OPEN);
 }
 
 static __always_inline struct flow *decide_dsr(const struct pkt *p, struct verdict *v, const struct frontend *fe)

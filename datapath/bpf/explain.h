@@ -7,8 +7,17 @@
 
 #define EXPLAIN_DECAP 0xff /* first byte of the source MAC address of such a packet; no host has it */
 
-/* explain_decap returns the context of a packet that another node has sent here
- * through a tunnel, after asking all other nodes that may have its flow. */
+/* explain_made returns what tells a synthetic packet from the packets of the network: Linux 6.1 lets them interrupt a
+ * test run, and they overwrite the state of this packet. */
+static __always_inline __u8 explain_made(struct xdp_md *ctx)
+{
+	struct ethhdr *eth = (void *)(long)ctx->data;
+
+	return (void *)(eth + 1) > (void *)(long)ctx->data_end ? 0 : eth->src[5];
+}
+
+/* explain_decap returns the context of a packet that another node has sent here through a tunnel, after all others that
+ * may have its flow. */
 static __always_inline const struct decap_ctx *explain_decap(struct xdp_md *ctx, struct scratch *s)
 {
 	struct ethhdr *eth = (void *)(long)ctx->data;

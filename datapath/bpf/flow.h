@@ -117,9 +117,15 @@ static __always_inline int flow_in_time_wait(const struct flow *f)
 	return f->state == FLOW_CLOSED && (f->fin == FIN_FIRST || f->fin == FIN_ACKNOWLEDGED);
 }
 
-/* flow_server_expired reports whether a flow has expired or ended, given its server's entry. A UDP flow has
- * expired when both sides are idle, others when the server is: a server that has the connection acknowledges what
- * its client sends, and keepalives. So a client holds no source port of a connection that its server has lost. */
+/* flow_server_has_nothing reports whether a server of TCP keeps nothing of a connection, given its entry. */
+static __always_inline int flow_server_has_nothing(const struct server_flow *s)
+{
+	return s->f.state == FLOW_CLOSED && s->f.fin == FIN_OVER;
+}
+
+/* flow_server_expired reports whether a flow has expired or ended, given its server's entry. It has expired when both
+ * sides are idle; with TCP and SCTP when the server is: one that has the connection acknowledges what its client sends,
+ * also keepalives. So a client keeps no source port of a connection that its server has lost. */
 static __always_inline int flow_server_expired(const struct server_flow *s, int stream, __u32 now)
 {
 	struct client_flow *c;

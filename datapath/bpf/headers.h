@@ -156,7 +156,3 @@ struct icmphdr { /* RFC 792, RFC 4443 */
 #define TC_ACT_UNSPEC (-1)
 #define TC_ACT_OK 0
 #define TC_ACT_SHOT 2
-
-/* Since Linux 6.3 (linux/bpf.h). */
-#define ADJ_ROOM_DECAP_IPV4 (1ULL << 7)
-#define ADJ_ROOM_DECAP_IPV6 (1ULL << 8)

@@ -72,11 +72,12 @@ static __always_inline int tc_push(struct __sk_buff *skb, const struct pkt *p, c
 	       !bpf_skb_store_bytes(skb, p->l3 - sizeof(type), &type, sizeof(type), 0);
 }
 
+#define HEADERS_DIFFER ((int)(sizeof(struct ip6hdr) - sizeof(struct iphdr)))
+
 /* tc_decap removes the outer headers (n bytes) and sets the ethertype. reserve is the largest overhead that other
  * packets of the same connection may have. */
 __noinline int tc_decap(struct __sk_buff *skb, __u32 n, __u32 reserve, __u32 ethertype)
 {
-	__u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO;
 	__be16 type = ethertype;
 	struct scratch *s = scratch_get();
 
@@ -86,9 +87,12 @@ __noinline int tc_decap(struct __sk_buff *skb, __u32 n, __u32 reserve, __u32 eth
 
 	if (!decap_prepare((void *)(long)skb->data, (void *)(long)skb->data_end, p, n, reserve, type))
 		return 0;
-	if (type != skb->protocol) /* needs Linux 6.3; older kernels need both headers to be of one family */
-		flags |= type == bpf_htons(ETH_P_IP) ? ADJ_ROOM_DECAP_IPV4 : ADJ_ROOM_DECAP_IPV6;
-	if (bpf_skb_adjust_room(skb, -(int)(n & 1023), BPF_ADJ_ROOM_MAC, flags) ||
+	if (type != skb->protocol) { /* this exchanges the outer header by one of the inner family, not filled in */
+		if (bpf_skb_change_proto(skb, type, 0))
+			return 0;
+		n += type == bpf_htons(ETH_P_IP) ? -HEADERS_DIFFER : HEADERS_DIFFER;
+	}
+	if (bpf_skb_adjust_room(skb, -(int)(n & 1023), BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO) ||
 	    bpf_skb_store_bytes(skb, p->l3 - sizeof(type), &type, sizeof(type), 0))
 		return 0;
 	return 1;

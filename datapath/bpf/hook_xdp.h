@@ -3,49 +3,27 @@
 #pragma once
 #include "encap.h"
 
-/* The frame up to its IP header: MAC addresses and up to two VLAN tags. */
-struct l2 {
-	__u8 macs[2 * ETH_ALEN];
-	__be16 types[5];
-};
-
-static __always_inline void l2_set_type(struct l2 *l2, const struct pkt *p, __be16 type)
-{
-	if (p->l3 == sizeof(struct ethhdr))
-		l2->types[0] = type;
-	else if (p->l3 == sizeof(struct ethhdr) + sizeof(struct vlan))
-		l2->types[2] = type;
-	else
-		l2->types[4] = type;
-}
-
-/* xdp_has_frags reports whether a frame continues in other buffers. Programs can access only the first one. */
+/* xdp_has_frags reports whether a frame continues in other buffers. Programs reach the first one only. */
 static __always_inline int xdp_has_frags(struct xdp_md *ctx, const struct pkt *p)
 {
 	return xdp_frags && p->len > (__u32)(ctx->data_end - ctx->data);
 }
 
 /* xdp_push inserts size bytes before the IP header and sets the ethertype. */
-static __always_inline int xdp_push(struct xdp_md *ctx, const struct pkt *p, const struct verdict *v, const void *outer,
-				    __u32 size)
+static __always_inline int xdp_push(struct xdp_md *ctx, const struct verdict *v, const void *outer, __u32 size)
 {
 	if (bpf_xdp_adjust_head(ctx, -(int)size))
 		return 0;
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	void *l3 = data + L3(p);
+	struct ethhdr *eth = data, *old = data + size;
 
-	__u64 *to = data, *from = data + size;
-
-	_Static_assert(sizeof(struct l2) <= 3 * sizeof(*to), "three words are copied");
-	if ((void *)(from + 3) > end || l3 + size > end)
+	if ((void *)(old + 1) > end || (void *)(eth + 1) + size > end)
 		return 0;
-	__u64 a = from[0], b = from[1], c = from[2];
+	struct ethhdr macs = *old;
 
-	to[0] = a;
-	to[1] = b;
-	to[2] = c; /* the surplus is overwritten below */
-	l2_set_type(data, p, addr_is_v4(&v->t.dst) ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6));
-	__builtin_memcpy(l3, outer, size);
+	*eth = macs;
+	eth->proto = addr_is_v4(&v->t.dst) ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+	__builtin_memcpy(eth + 1, outer, size);
 	return 1;
 }
 
@@ -53,25 +31,13 @@ static __always_inline int xdp_push(struct xdp_md *ctx, const struct pkt *p, con
 static __always_inline int xdp_decap(struct xdp_md *ctx, const struct pkt *p, __u32 n, __be16 type)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	struct l2 l2;
+	struct ethhdr *eth = data, *inner = data + (n & 1023);
 
-	if (data + sizeof(l2) > end || !decap_prepare(data, end, p, n, n, type))
+	if ((void *)(eth + 1) > end || (void *)(inner + 1) > end || !decap_prepare(data, end, p, n, n, type))
 		return 0;
-	__builtin_memcpy(&l2, data, sizeof(l2));
-	l2_set_type(&l2, p, type);
-	if (bpf_xdp_adjust_head(ctx, n & 1023))
-		return 0;
-	data = (void *)(long)ctx->data;
-	end = (void *)(long)ctx->data_end;
-	if (data + sizeof(l2) > end)
-		return 0;
-	if (p->l3 == sizeof(struct ethhdr))
-		__builtin_memcpy(data, &l2, sizeof(struct ethhdr));
-	else if (p->l3 == sizeof(struct ethhdr) + sizeof(struct vlan))
-		__builtin_memcpy(data, &l2, sizeof(struct ethhdr) + sizeof(struct vlan));
-	else
-		__builtin_memcpy(data, &l2, sizeof(l2));
-	return 1;
+	*inner = *eth;
+	inner->proto = type;
+	return !bpf_xdp_adjust_head(ctx, n & 1023);
 }
 
 /* xdp_load copies size bytes of the packet from offset off. */

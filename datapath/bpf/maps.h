@@ -245,13 +245,13 @@ struct {
 	__uint(max_entries, MAX_BACKENDS);
 } sy_probes SEC(".maps");
 
-/* Limit of ICMP errors, per CPU: of refusals, and of packet too big, without which connections hang. */
+/* Limit of answers, per CPU, by enum answer_kind */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
 	__type(value, struct token_bucket);
-	__uint(max_entries, 2);
-} sy_icmp_rate SEC(".maps");
+	__uint(max_entries, 3);
+} sy_answer_rate SEC(".maps");
 
 /* Next hops from the kernel's routes, cached for a moment, per CPU (route.h). */
 #define NEXT_HOPS 4096

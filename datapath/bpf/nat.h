@@ -43,8 +43,17 @@ static __always_inline struct flow *verdict_refuse(const struct pkt *p, struct v
 	return verdict_set(v, p->key.proto == IPPROTO_TCP ? ACTION_RESET : ACTION_REFUSE, r);
 }
 
-/* A sequence number counts as one of the flow within this distance of the last one: more
- * than any window that senders use, and 1/256 of the space that an attacker has to guess. */
+/* verdict_fail drops a packet for a fault of this node, but answers a SYN of TCP, so that the client fails at once. */
+static __always_inline struct flow *verdict_fail(const struct pkt *p, struct verdict *v, enum reason r)
+{
+	verdict_drop(v, r);
+	if (p->key.proto == IPPROTO_TCP && pkt_opens_flow(p) && (r == REASON_SNAT_EXHAUSTED || r == REASON_NO_ROUTE))
+		v->action = ACTION_RESET;
+	return 0;
+}
+
+/* A sequence number counts as one of the flow within this distance of the last one: more than a window that senders
+ * use, and a two hundred and fifty-sixth of what an attacker has to guess. */
 #define FLOW_WINDOW (1 << 23)
 
 static __always_inline int flow_in_window(__u32 seq, __u32 of)
@@ -107,8 +116,18 @@ static __always_inline struct flow *nat_find_reply(const struct pkt *p, struct v
 	return &s->f;
 }
 
+/* nat_lowers_pmtu reports whether a packet is an ICMP error that makes its receiver send small packets: a server to all
+ * clients, which have one address there, or a client to the VIP. Servers compare the quoted numbers of TCP, but a
+ * client knows those of its own connection, and nobody can compare those of UDP. */
+static __always_inline int nat_lowers_pmtu(const struct pkt *p, const struct verdict *v)
+{
+	return p->icmp_error && p->mtu && p->mtu < MIN_MTU && !addr_equal(v->t.src.w, p->key.t.src.w);
+}
+
 static __always_inline struct flow *decide_reply(const struct pkt *p, struct verdict *v, struct flow *f)
 {
+	if (nat_lowers_pmtu(p, v))
+		return verdict_set(v, ACTION_DROP, REASON_PMTU_TOO_LOW);
 	if (pkt_without_l4(p))
 		return verdict_forward(v, f, COMMIT_NONE);
 	if (!pkt_is_stream(p))
@@ -150,13 +169,6 @@ static __always_inline struct flow *decide_half_open(const struct pkt *p, struct
 	if (!flow_confirms(p, v, f))
 		return verdict_set(v, ACTION_DROP, REASON_BAD_ACK);
 	return verdict_forward(v, f, COMMIT_CONFIRM);
-}
-
-/* nat_lowers_pmtu reports whether a packet is an ICMP error that makes a server send small packets to all clients:
- * they share one address. Servers compare quoted TCP numbers, but a client knows its own connection's. */
-static __always_inline int nat_lowers_pmtu(const struct pkt *p, const struct verdict *v)
-{
-	return p->icmp_error && p->mtu && p->mtu < MIN_MTU && !addr_equal(v->t.src.w, p->key.t.src.w);
 }
 
 static __always_inline struct flow *decide_known(const struct pkt *p, struct verdict *v, struct flow *f)
@@ -285,14 +297,20 @@ static __always_inline int udp_share_is_full(__u32 frontend)
 	return share_is_full(&sy_udp_share, frontend, udp_flows);
 }
 
-/* snat_choose_anew chooses a source that does not follow from the hash. */
+/* snat_choose_anew chooses a source that does not follow from the hash: to the same backend and, when it has none, to
+ * others. */
 static __always_inline int snat_choose_anew(struct frontend *fe, struct verdict *v)
 {
+	__u32 backend = v->backend;
+
 	v->by_hash = 0;
-#pragma clang loop unroll(full)
-	for (int i = 0; i < SNAT_ROUNDS; i++)
-		if (snat_choose(fe, v->backend, SNAT_TRIES + bpf_get_prandom_u32() % 65536))
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < SNAT_ROUNDS; i++) {
+		if (i >= SNAT_ROUNDS_SAME)
+			backend = table_random(&fe->table);
+		if (snat_choose(fe, backend, SNAT_TRIES + bpf_get_prandom_u32() % 65536))
 			return 1;
+	}
 	return 0;
 }
 
@@ -316,12 +334,8 @@ __noinline int nat_choose(struct frontend *fe)
 		return REASON_NO_ROUTE;
 	if (!pkt_is_stream(p) && !v->replaces && udp_share_is_full(v->client.frontend) && !flows_unattended(0, v->now))
 		return REASON_UDP_SHARE_FULL;
-	v->generation = backend_generation(b);
 	v->by_hash = frontend_by_hash(fe);
-	if (!snat_choose(fe, v->backend, 0) && !snat_choose_anew(fe, v))
-		return REASON_SNAT_EXHAUSTED;
-	snat_verdict(v, b, v->backend);
-	return REASON_NONE;
+	return snat_choose(fe, v->backend, 0) || snat_choose_anew(fe, v) ? REASON_NONE : REASON_SNAT_EXHAUSTED;
 }
 
 /* decide_new is for packets of unknown flows; nat_find was called before. */
@@ -335,7 +349,7 @@ static __always_inline struct flow *decide_new(const struct pkt *p, struct verdi
 		return fe->drop_when_empty ? verdict_set(v, ACTION_DROP, REASON_NO_LOCAL_BACKEND) :
 					     verdict_refuse(p, v, REASON_NO_BACKEND);
 	if (reason)
-		return verdict_set(v, ACTION_DROP, reason);
+		return verdict_fail(p, v, reason);
 	v->method = METHOD_NAT;
 	v->counted = 2;
 	v->commit = COMMIT_OPEN;

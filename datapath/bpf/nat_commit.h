@@ -320,7 +320,7 @@ static __always_inline void nat_write(struct scratch *scratch, struct flow *f)
 	}
 	if (f->state == FLOW_CLOSED) {
 		snat_set_use(v, SNAT_UNKNOWN);
-		nat_acknowledge(v, f, other);
+		nat_acknowledge(p, v, f, other);
 	}
 	if (!(p->flags & TCP_RST) && !v->reply && p->tsval) {
 		struct server_flow *s = flow_find_server(&v->server, 1);

@@ -72,13 +72,18 @@ static __always_inline void nat_follow(const struct pkt *p, const struct verdict
 		f->doubt = 0;
 }
 
-/* nat_acknowledge records that the client of an ended flow has received everything that its server sent. */
-static __always_inline void nat_acknowledge(const struct verdict *v, struct flow *f, struct flow *other)
+/* nat_acknowledge records that the client of an ended flow has all that its server sent. */
+static __always_inline void nat_acknowledge(const struct pkt *p, const struct verdict *v, struct flow *f,
+					    struct flow *other)
 {
 	struct flow *server = v->reply ? f : other, *client = v->reply ? other : f;
 
-	if (server && client && server->fin == FIN_FIRST && client->ack == server->end)
+	if (!server || !client || client->ack != server->end)
+		return;
+	if (server->fin == FIN_FIRST)
 		server->fin = FIN_ACKNOWLEDGED;
+	else if (server->fin == FIN_SECOND && p->key.proto == IPPROTO_TCP)
+		server->fin = FIN_OVER;
 }
 
 /* nat_touch is for packets that neither open nor close a flow. */
@@ -95,5 +100,5 @@ static __always_inline void nat_touch(const struct pkt *p, const struct verdict 
 	if (trusted && other && other->doubt == DOUBT_RESET)
 		other->doubt = 0; /* the server's side determines the timeout, and may be silent */
 	if (f->state == FLOW_CLOSED)
-		nat_acknowledge(v, f, other);
+		nat_acknowledge(p, v, f, other);
 }

@@ -26,7 +26,8 @@ struct server_key {
 enum fin {
 	FIN_FIRST = 1, /* this side has sent FIN before the other one: it keeps the connection in TIME_WAIT */
 	FIN_SECOND,
-	FIN_ACKNOWLEDGED, /* of a server: FIN_FIRST, and the client has acknowledged it, and with it all data */
+	FIN_ACKNOWLEDGED, /* of a server: FIN_FIRST, and the client has acknowledged it, and so all that was sent */
+	FIN_OVER, /* of a server of TCP: FIN_SECOND, and the client has acknowledged it: it keeps nothing */
 };
 
 /* What remains uncertain until a later packet of this side. */

@@ -34,7 +34,8 @@ struct pkt {
 	__u8 dont_fragment; /* 1: DF is set, or IPv6 */
 	__u8 keep_ttl; /* 1: the stack decrements the TTL */
 	__u8 sampled; /* 1: the packet refreshes its flow by direct return */
-	__u8 pad[3];
+	__u8 made; /* of a synthetic packet: the last byte of its source MAC address, never 0 */
+	__u8 pad[2];
 };
 
 /* Context of a decapsulated packet. */
@@ -85,6 +86,13 @@ static __always_inline int proto_has_ports(__u8 proto)
 	return proto == IPPROTO_TCP || proto == IPPROTO_UDP || proto == IPPROTO_SCTP;
 }
 
+/* parse_l3len returns the length of an IP packet, of which len is the field, without hlen bytes of header. BIG TCP, in
+ * tc, does not fit it, and has 0 there. */
+static __always_inline __u32 parse_l3len(const struct pkt *p, __u32 len, __u32 hlen)
+{
+	return len || p->len <= 0xffff ? len + hlen : p->len - L3(p);
+}
+
 static __always_inline enum reason parse_v4(void *data, void *end, struct pkt *p)
 {
 	struct iphdr *ip = data + L3(p);
@@ -93,12 +101,10 @@ static __always_inline enum reason parse_v4(void *data, void *end, struct pkt *p
 		return REASON_MALFORMED;
 	__u32 hlen = (ip->ver_ihl & 15) * 4;
 
-	p->l3len = bpf_ntohs(ip->len);
-	if (ip->ver_ihl >> 4 != 4 || hlen < sizeof(*ip) || p->l3len < hlen)
-		return REASON_MALFORMED;
+	p->l3len = parse_l3len(p, bpf_ntohs(ip->len), 0);
 	p->key.t.src = addr_v4mapped(ip->src);
 	p->key.t.dst = addr_v4mapped(ip->dst);
-	if (addr_is_martian4(ip->src))
+	if (ip->ver_ihl >> 4 != 4 || hlen < sizeof(*ip) || p->l3len < hlen || addr_is_martian4(ip->src))
 		return REASON_MALFORMED;
 	p->key.proto = ip->proto;
 	p->ttl = ip->ttl;
@@ -127,7 +133,7 @@ static __always_inline enum reason parse_v6(void *data, void *end, struct pkt *p
 	p->v6 = 1;
 	p->ttl = ip->hop_limit;
 	p->tos = bpf_ntohl(ip->ver_class_label) >> 20;
-	p->l3len = bpf_ntohs(ip->len) + sizeof(*ip);
+	p->l3len = parse_l3len(p, bpf_ntohs(ip->len), sizeof(*ip));
 	p->dont_fragment = 1;
 
 	__u8 next = ip->next;

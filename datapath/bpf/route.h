@@ -155,7 +155,8 @@ static __always_inline enum route route_resolve(void *ctx, __u32 len, const stru
 	case BPF_FIB_LKUP_RET_FRAG_NEEDED:
 		return route_too_big(p, v, fib->mtu_result);
 	default:
-		return route_drop(v, REASON_NO_ROUTE);
+		verdict_fail(p, v, REASON_NO_ROUTE);
+		return ROUTE_NONE;
 	}
 	return route_on_link(v, fib) ? r : route_drop(v, REASON_NOT_ON_LINK);
 }

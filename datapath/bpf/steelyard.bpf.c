@@ -65,6 +65,8 @@ int sy_tc_in(struct __sk_buff *skb)
 	if (skb->pkt_type !=
 	    PACKET_HOST) /* for another machine, or not for one machine; the kernel would not forward it either */
 		return TC_ACT_UNSPEC;
+	if (skb->vlan_present && !(skb->vlan_tci & 0xfff) && bpf_skb_vlan_pop(skb)) /* VID 0: the tag of no VLAN */
+		return TC_ACT_SHOT;
 	tc_pull(skb, HEADERS_MAX);
 	struct scratch *s = parse_tc(skb) ? scratch_get() : 0;
 
@@ -122,18 +124,20 @@ int sy_tc_out(struct __sk_buff *skb)
 SEC("xdp")
 int sy_explain(struct xdp_md *ctx)
 {
+	__u8 made = explain_made(ctx);
 	struct scratch *s = parse_xdp(ctx) ? scratch_get() : 0;
 	struct explained *e = (void *)(long)ctx->data;
 
 	if (!s || (void *)(e + 1) > (void *)(long)ctx->data_end)
 		return XDP_ABORTED;
+	s->p.made = made;
 	decide(&s->p, s->parsed, &s->v, explain_decap(ctx, s), 0);
 	e->route = explain_route(ctx, s);
 	e->ifindex = s->fib.ifindex;
 	__builtin_memcpy(&e->v, &s->v, sizeof(e->v));
 	e->reply = explain_reply(ctx, s);
 	e->reply_ifindex = s->fib.ifindex;
-	return XDP_PASS;
+	return s->p.made == made ? XDP_PASS : XDP_ABORTED;
 }
 
 /* sy_gc removes flows for the agent, which runs it with a struct gc_list as the packet. It is attached nowhere. */

@@ -280,7 +280,7 @@ enum reason {
 	REASON_BAD_ACK,
 	/* operator: the flow table is full; raise max_flows, which takes effect after steelyard cleanup */
 	REASON_FLOWS_FULL,
-	/* operator: all source ports to the backend are in use; use dsr or a tunnel, widen snat_ports, or add backends */
+	/* operator: some 200 tries found no free source port; use dsr or a tunnel, widen snat_ports, or add backends */
 	REASON_SNAT_EXHAUSTED,
 	/* operator: the service has its share of UDP flows, perhaps by a flood; use a tunnel, or raise max_flows */
 	REASON_UDP_SHARE_FULL,
@@ -294,7 +294,7 @@ enum reason {
 	REASON_TTL_EXPIRED,
 	/* operator: larger than the path MTU, answered with an ICMP error; raise the MTU, or let ICMP errors pass */
 	REASON_TOO_BIG,
-	/* sender: an ICMP error has a path MTU below 1280 for a packet by nat; servers would apply it to all clients */
+	/* sender: an ICMP error has a path MTU below 1280 for a packet by nat, which may be forged; raise that MTU */
 	REASON_PMTU_TOO_LOW,
 	/* operator: the source of a tunnel packet is not in tunnel_sources; add it there if it should be */
 	REASON_UNKNOWN_TUNNEL_SOURCE,
@@ -306,8 +306,8 @@ enum reason {
 	REASON_DECAP_NOT_LOCAL,
 	/* operator: a router marked congestion on a tunnel packet, and the inner one is without ECN; relieve the path */
 	REASON_CONGESTION_NOT_ECT,
-	/* operator: tc cannot handle tunnels and fragmentation behind two VLAN tags; use XDP or one tag */
-	REASON_VLAN_STACKED,
+	/* operator: a frame with a VLAN tag has a second one or would leave by another interface; use VLAN interfaces */
+	REASON_VLAN_TAGGED,
 	/* sender: the limit of ICMP errors per second is reached; find out why the sender causes them */
 	REASON_ICMP_RATELIMITED,
 	/* developer: a kernel helper failed where none should; report a bug */

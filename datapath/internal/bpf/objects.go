@@ -36,8 +36,11 @@ func (o *Objects) PinnedMaps() map[string]*ebpf.Map {
 	return all
 }
 
-// XDPPass is XDP_PASS, a result of a program.
-const XDPPass = 2
+// XDPAborted and XDPPass are XDP_ABORTED and XDP_PASS, results of a program.
+const (
+	XDPAborted = 0
+	XDPPass    = 2
+)
 
 // enumNames returns the enumerators of a C enum by value, without their prefix and in lower case.
 func enumNames(enum, prefix string) ([]string, error) {

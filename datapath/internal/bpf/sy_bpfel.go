@@ -338,6 +338,7 @@ const (
 	SyFinFIN_FIRST        SyFin = 1
 	SyFinFIN_SECOND       SyFin = 2
 	SyFinFIN_ACKNOWLEDGED SyFin = 3
+	SyFinFIN_OVER         SyFin = 4
 )
 
 type SyFlow struct {
@@ -534,7 +535,7 @@ const (
 	SyReasonREASON_TUNNEL_SPOOFED        SyReason = 29
 	SyReasonREASON_DECAP_NOT_LOCAL       SyReason = 30
 	SyReasonREASON_CONGESTION_NOT_ECT    SyReason = 31
-	SyReasonREASON_VLAN_STACKED          SyReason = 32
+	SyReasonREASON_VLAN_TAGGED           SyReason = 32
 	SyReasonREASON_ICMP_RATELIMITED      SyReason = 33
 	SyReasonREASON_INTERNAL_ERROR        SyReason = 34
 	SyReasonREASON_MAX                   SyReason = 35
@@ -662,79 +663,79 @@ type SyVip struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	SyMapSyAddrFilter        = "sy_addr_filter"
-	SyMapSyAffinity          = "sy_affinity"
-	SyMapSyBackendLoad       = "sy_backend_load"
-	SyMapSyBackends          = "sy_backends"
-	SyMapSyBeCounters        = "sy_be_counters"
-	SyMapSyCollector         = "sy_collector"
-	SyMapSyDsrFlows          = "sy_dsr_flows"
-	SyMapSyDsrHalfopen       = "sy_dsr_halfopen"
-	SyMapSyDsrPending        = "sy_dsr_pending"
-	SyMapSyEnded             = "sy_ended"
-	SyMapSyFeCounters        = "sy_fe_counters"
-	SyMapSyFrags             = "sy_frags"
-	SyMapSyFrontendVips      = "sy_frontend_vips"
-	SyMapSyFrontends         = "sy_frontends"
-	SyMapSyHalfopenClients   = "sy_halfopen_clients"
-	SyMapSyHalfopenServers   = "sy_halfopen_servers"
-	SyMapSyIcmpRate          = "sy_icmp_rate"
-	SyMapSyLocalAddrs        = "sy_local_addrs"
-	SyMapSyNextHops          = "sy_next_hops"
-	SyMapSyPmtu              = "sy_pmtu"
-	SyMapSyPortRanges        = "sy_port_ranges"
-	SyMapSyProbes            = "sy_probes"
-	SyMapSyProgs             = "sy_progs"
-	SyMapSyRelayShare        = "sy_relay_share"
-	SyMapSyRelays            = "sy_relays"
-	SyMapSyScratch           = "sy_scratch"
-	SyMapSyServers           = "sy_servers"
-	SyMapSySlots             = "sy_slots"
-	SyMapSySnatLater         = "sy_snat_later"
-	SyMapSySnatPorts         = "sy_snat_ports"
-	SyMapSySnatUsed          = "sy_snat_used"
-	SyMapSySrcAllow          = "sy_src_allow"
-	SyMapSyStored            = "sy_stored"
-	SyMapSyStreamClients     = "sy_stream_clients"
-	SyMapSyStreamPlaces      = "sy_stream_places"
-	SyMapSyStreamServers     = "sy_stream_servers"
-	SyMapSyTunnelHlen        = "sy_tunnel_hlen"
-	SyMapSyTunnelKeys        = "sy_tunnel_keys"
-	SyMapSyTunnelSrc         = "sy_tunnel_src"
-	SyMapSyUdpClients        = "sy_udp_clients"
-	SyMapSyUdpPlaces         = "sy_udp_places"
-	SyMapSyUdpServers        = "sy_udp_servers"
-	SyMapSyUdpShare          = "sy_udp_share"
-	SyMapSyUplinks           = "sy_uplinks"
-	SyMapSyVerdicts          = "sy_verdicts"
-	SyMapSyVips              = "sy_vips"
-	SyMapSyWeights           = "sy_weights"
-	SyProgSyExplain          = "sy_explain"
-	SyProgSyGc               = "sy_gc"
-	SyProgSyTcDecap          = "sy_tc_decap"
-	SyProgSyTcIn             = "sy_tc_in"
-	SyProgSyTcOut            = "sy_tc_out"
-	SyProgSyXdp              = "sy_xdp"
-	SyVarExported            = "exported"
-	SyVarHashKeys            = "hash_keys"
-	SyVarIcmpErrorsPerSecond = "icmp_errors_per_second"
-	SyVarLocalDelivery       = "local_delivery"
-	SyVarNoXdpTx             = "no_xdp_tx"
-	SyVarSnatFirst           = "snat_first"
-	SyVarSnatLast            = "snat_last"
-	SyVarSnatPorts           = "snat_ports"
-	SyVarStreamPlaceLines    = "stream_place_lines"
-	SyVarTimeoutClosed       = "timeout_closed"
-	SyVarTimeoutClosing      = "timeout_closing"
-	SyVarTimeoutEstablished  = "timeout_established"
-	SyVarTimeoutHalfOpen     = "timeout_half_open"
-	SyVarTimeoutTimeWait     = "timeout_time_wait"
-	SyVarTimeoutUdp          = "timeout_udp"
-	SyVarTunnelDecap         = "tunnel_decap"
-	SyVarTunnelPort          = "tunnel_port"
-	SyVarUdpFlows            = "udp_flows"
-	SyVarUdpPlaceLines       = "udp_place_lines"
-	SyVarXdpFrags            = "xdp_frags"
+	SyMapSyAddrFilter       = "sy_addr_filter"
+	SyMapSyAffinity         = "sy_affinity"
+	SyMapSyAnswerRate       = "sy_answer_rate"
+	SyMapSyBackendLoad      = "sy_backend_load"
+	SyMapSyBackends         = "sy_backends"
+	SyMapSyBeCounters       = "sy_be_counters"
+	SyMapSyCollector        = "sy_collector"
+	SyMapSyDsrFlows         = "sy_dsr_flows"
+	SyMapSyDsrHalfopen      = "sy_dsr_halfopen"
+	SyMapSyDsrPending       = "sy_dsr_pending"
+	SyMapSyEnded            = "sy_ended"
+	SyMapSyFeCounters       = "sy_fe_counters"
+	SyMapSyFrags            = "sy_frags"
+	SyMapSyFrontendVips     = "sy_frontend_vips"
+	SyMapSyFrontends        = "sy_frontends"
+	SyMapSyHalfopenClients  = "sy_halfopen_clients"
+	SyMapSyHalfopenServers  = "sy_halfopen_servers"
+	SyMapSyLocalAddrs       = "sy_local_addrs"
+	SyMapSyNextHops         = "sy_next_hops"
+	SyMapSyPmtu             = "sy_pmtu"
+	SyMapSyPortRanges       = "sy_port_ranges"
+	SyMapSyProbes           = "sy_probes"
+	SyMapSyProgs            = "sy_progs"
+	SyMapSyRelayShare       = "sy_relay_share"
+	SyMapSyRelays           = "sy_relays"
+	SyMapSyScratch          = "sy_scratch"
+	SyMapSyServers          = "sy_servers"
+	SyMapSySlots            = "sy_slots"
+	SyMapSySnatLater        = "sy_snat_later"
+	SyMapSySnatPorts        = "sy_snat_ports"
+	SyMapSySnatUsed         = "sy_snat_used"
+	SyMapSySrcAllow         = "sy_src_allow"
+	SyMapSyStored           = "sy_stored"
+	SyMapSyStreamClients    = "sy_stream_clients"
+	SyMapSyStreamPlaces     = "sy_stream_places"
+	SyMapSyStreamServers    = "sy_stream_servers"
+	SyMapSyTunnelHlen       = "sy_tunnel_hlen"
+	SyMapSyTunnelKeys       = "sy_tunnel_keys"
+	SyMapSyTunnelSrc        = "sy_tunnel_src"
+	SyMapSyUdpClients       = "sy_udp_clients"
+	SyMapSyUdpPlaces        = "sy_udp_places"
+	SyMapSyUdpServers       = "sy_udp_servers"
+	SyMapSyUdpShare         = "sy_udp_share"
+	SyMapSyUplinks          = "sy_uplinks"
+	SyMapSyVerdicts         = "sy_verdicts"
+	SyMapSyVips             = "sy_vips"
+	SyMapSyWeights          = "sy_weights"
+	SyProgSyExplain         = "sy_explain"
+	SyProgSyGc              = "sy_gc"
+	SyProgSyTcDecap         = "sy_tc_decap"
+	SyProgSyTcIn            = "sy_tc_in"
+	SyProgSyTcOut           = "sy_tc_out"
+	SyProgSyXdp             = "sy_xdp"
+	SyVarAnswersPerSecond   = "answers_per_second"
+	SyVarExported           = "exported"
+	SyVarHashKeys           = "hash_keys"
+	SyVarLocalDelivery      = "local_delivery"
+	SyVarNoXdpTx            = "no_xdp_tx"
+	SyVarSnatFirst          = "snat_first"
+	SyVarSnatLast           = "snat_last"
+	SyVarSnatPorts          = "snat_ports"
+	SyVarStreamPlaceLines   = "stream_place_lines"
+	SyVarTimeoutClosed      = "timeout_closed"
+	SyVarTimeoutClosing     = "timeout_closing"
+	SyVarTimeoutEstablished = "timeout_established"
+	SyVarTimeoutHalfOpen    = "timeout_half_open"
+	SyVarTimeoutTimeWait    = "timeout_time_wait"
+	SyVarTimeoutUdp         = "timeout_udp"
+	SyVarTunnelDecap        = "tunnel_decap"
+	SyVarTunnelPort         = "tunnel_port"
+	SyVarUdpFlows           = "udp_flows"
+	SyVarUdpPlaceLines      = "udp_place_lines"
+	SyVarXdpFrags           = "xdp_frags"
 )
 
 // LoadSy returns the embedded CollectionSpec for Sy.
@@ -793,6 +794,7 @@ type SyProgramSpecs struct {
 type SyMapSpecs struct {
 	SyAddrFilter      *ebpf.MapSpec `ebpf:"sy_addr_filter"`
 	SyAffinity        *ebpf.MapSpec `ebpf:"sy_affinity"`
+	SyAnswerRate      *ebpf.MapSpec `ebpf:"sy_answer_rate"`
 	SyBackendLoad     *ebpf.MapSpec `ebpf:"sy_backend_load"`
 	SyBackends        *ebpf.MapSpec `ebpf:"sy_backends"`
 	SyBeCounters      *ebpf.MapSpec `ebpf:"sy_be_counters"`
@@ -807,7 +809,6 @@ type SyMapSpecs struct {
 	SyFrontends       *ebpf.MapSpec `ebpf:"sy_frontends"`
 	SyHalfopenClients *ebpf.MapSpec `ebpf:"sy_halfopen_clients"`
 	SyHalfopenServers *ebpf.MapSpec `ebpf:"sy_halfopen_servers"`
-	SyIcmpRate        *ebpf.MapSpec `ebpf:"sy_icmp_rate"`
 	SyLocalAddrs      *ebpf.MapSpec `ebpf:"sy_local_addrs"`
 	SyNextHops        *ebpf.MapSpec `ebpf:"sy_next_hops"`
 	SyPmtu            *ebpf.MapSpec `ebpf:"sy_pmtu"`
@@ -844,26 +845,26 @@ type SyMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type SyVariableSpecs struct {
-	Exported            *ebpf.VariableSpec `ebpf:"exported"`
-	HashKeys            *ebpf.VariableSpec `ebpf:"hash_keys"`
-	IcmpErrorsPerSecond *ebpf.VariableSpec `ebpf:"icmp_errors_per_second"`
-	LocalDelivery       *ebpf.VariableSpec `ebpf:"local_delivery"`
-	NoXdpTx             *ebpf.VariableSpec `ebpf:"no_xdp_tx"`
-	SnatFirst           *ebpf.VariableSpec `ebpf:"snat_first"`
-	SnatLast            *ebpf.VariableSpec `ebpf:"snat_last"`
-	SnatPorts           *ebpf.VariableSpec `ebpf:"snat_ports"`
-	StreamPlaceLines    *ebpf.VariableSpec `ebpf:"stream_place_lines"`
-	TimeoutClosed       *ebpf.VariableSpec `ebpf:"timeout_closed"`
-	TimeoutClosing      *ebpf.VariableSpec `ebpf:"timeout_closing"`
-	TimeoutEstablished  *ebpf.VariableSpec `ebpf:"timeout_established"`
-	TimeoutHalfOpen     *ebpf.VariableSpec `ebpf:"timeout_half_open"`
-	TimeoutTimeWait     *ebpf.VariableSpec `ebpf:"timeout_time_wait"`
-	TimeoutUdp          *ebpf.VariableSpec `ebpf:"timeout_udp"`
-	TunnelDecap         *ebpf.VariableSpec `ebpf:"tunnel_decap"`
-	TunnelPort          *ebpf.VariableSpec `ebpf:"tunnel_port"`
-	UdpFlows            *ebpf.VariableSpec `ebpf:"udp_flows"`
-	UdpPlaceLines       *ebpf.VariableSpec `ebpf:"udp_place_lines"`
-	XdpFrags            *ebpf.VariableSpec `ebpf:"xdp_frags"`
+	AnswersPerSecond   *ebpf.VariableSpec `ebpf:"answers_per_second"`
+	Exported           *ebpf.VariableSpec `ebpf:"exported"`
+	HashKeys           *ebpf.VariableSpec `ebpf:"hash_keys"`
+	LocalDelivery      *ebpf.VariableSpec `ebpf:"local_delivery"`
+	NoXdpTx            *ebpf.VariableSpec `ebpf:"no_xdp_tx"`
+	SnatFirst          *ebpf.VariableSpec `ebpf:"snat_first"`
+	SnatLast           *ebpf.VariableSpec `ebpf:"snat_last"`
+	SnatPorts          *ebpf.VariableSpec `ebpf:"snat_ports"`
+	StreamPlaceLines   *ebpf.VariableSpec `ebpf:"stream_place_lines"`
+	TimeoutClosed      *ebpf.VariableSpec `ebpf:"timeout_closed"`
+	TimeoutClosing     *ebpf.VariableSpec `ebpf:"timeout_closing"`
+	TimeoutEstablished *ebpf.VariableSpec `ebpf:"timeout_established"`
+	TimeoutHalfOpen    *ebpf.VariableSpec `ebpf:"timeout_half_open"`
+	TimeoutTimeWait    *ebpf.VariableSpec `ebpf:"timeout_time_wait"`
+	TimeoutUdp         *ebpf.VariableSpec `ebpf:"timeout_udp"`
+	TunnelDecap        *ebpf.VariableSpec `ebpf:"tunnel_decap"`
+	TunnelPort         *ebpf.VariableSpec `ebpf:"tunnel_port"`
+	UdpFlows           *ebpf.VariableSpec `ebpf:"udp_flows"`
+	UdpPlaceLines      *ebpf.VariableSpec `ebpf:"udp_place_lines"`
+	XdpFrags           *ebpf.VariableSpec `ebpf:"xdp_frags"`
 }
 
 // SyObjects contains all objects after they have been loaded into the kernel.
@@ -888,6 +889,7 @@ func (o *SyObjects) Close() error {
 type SyMaps struct {
 	SyAddrFilter      *ebpf.Map `ebpf:"sy_addr_filter"`
 	SyAffinity        *ebpf.Map `ebpf:"sy_affinity"`
+	SyAnswerRate      *ebpf.Map `ebpf:"sy_answer_rate"`
 	SyBackendLoad     *ebpf.Map `ebpf:"sy_backend_load"`
 	SyBackends        *ebpf.Map `ebpf:"sy_backends"`
 	SyBeCounters      *ebpf.Map `ebpf:"sy_be_counters"`
@@ -902,7 +904,6 @@ type SyMaps struct {
 	SyFrontends       *ebpf.Map `ebpf:"sy_frontends"`
 	SyHalfopenClients *ebpf.Map `ebpf:"sy_halfopen_clients"`
 	SyHalfopenServers *ebpf.Map `ebpf:"sy_halfopen_servers"`
-	SyIcmpRate        *ebpf.Map `ebpf:"sy_icmp_rate"`
 	SyLocalAddrs      *ebpf.Map `ebpf:"sy_local_addrs"`
 	SyNextHops        *ebpf.Map `ebpf:"sy_next_hops"`
 	SyPmtu            *ebpf.Map `ebpf:"sy_pmtu"`
@@ -939,6 +940,7 @@ func (m *SyMaps) Close() error {
 	return _SyClose(
 		m.SyAddrFilter,
 		m.SyAffinity,
+		m.SyAnswerRate,
 		m.SyBackendLoad,
 		m.SyBackends,
 		m.SyBeCounters,
@@ -953,7 +955,6 @@ func (m *SyMaps) Close() error {
 		m.SyFrontends,
 		m.SyHalfopenClients,
 		m.SyHalfopenServers,
-		m.SyIcmpRate,
 		m.SyLocalAddrs,
 		m.SyNextHops,
 		m.SyPmtu,
@@ -991,26 +992,26 @@ func (m *SyMaps) Close() error {
 //
 // It can be passed to LoadSyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SyVariables struct {
-	Exported            *ebpf.Variable `ebpf:"exported"`
-	HashKeys            *ebpf.Variable `ebpf:"hash_keys"`
-	IcmpErrorsPerSecond *ebpf.Variable `ebpf:"icmp_errors_per_second"`
-	LocalDelivery       *ebpf.Variable `ebpf:"local_delivery"`
-	NoXdpTx             *ebpf.Variable `ebpf:"no_xdp_tx"`
-	SnatFirst           *ebpf.Variable `ebpf:"snat_first"`
-	SnatLast            *ebpf.Variable `ebpf:"snat_last"`
-	SnatPorts           *ebpf.Variable `ebpf:"snat_ports"`
-	StreamPlaceLines    *ebpf.Variable `ebpf:"stream_place_lines"`
-	TimeoutClosed       *ebpf.Variable `ebpf:"timeout_closed"`
-	TimeoutClosing      *ebpf.Variable `ebpf:"timeout_closing"`
-	TimeoutEstablished  *ebpf.Variable `ebpf:"timeout_established"`
-	TimeoutHalfOpen     *ebpf.Variable `ebpf:"timeout_half_open"`
-	TimeoutTimeWait     *ebpf.Variable `ebpf:"timeout_time_wait"`
-	TimeoutUdp          *ebpf.Variable `ebpf:"timeout_udp"`
-	TunnelDecap         *ebpf.Variable `ebpf:"tunnel_decap"`
-	TunnelPort          *ebpf.Variable `ebpf:"tunnel_port"`
-	UdpFlows            *ebpf.Variable `ebpf:"udp_flows"`
-	UdpPlaceLines       *ebpf.Variable `ebpf:"udp_place_lines"`
-	XdpFrags            *ebpf.Variable `ebpf:"xdp_frags"`
+	AnswersPerSecond   *ebpf.Variable `ebpf:"answers_per_second"`
+	Exported           *ebpf.Variable `ebpf:"exported"`
+	HashKeys           *ebpf.Variable `ebpf:"hash_keys"`
+	LocalDelivery      *ebpf.Variable `ebpf:"local_delivery"`
+	NoXdpTx            *ebpf.Variable `ebpf:"no_xdp_tx"`
+	SnatFirst          *ebpf.Variable `ebpf:"snat_first"`
+	SnatLast           *ebpf.Variable `ebpf:"snat_last"`
+	SnatPorts          *ebpf.Variable `ebpf:"snat_ports"`
+	StreamPlaceLines   *ebpf.Variable `ebpf:"stream_place_lines"`
+	TimeoutClosed      *ebpf.Variable `ebpf:"timeout_closed"`
+	TimeoutClosing     *ebpf.Variable `ebpf:"timeout_closing"`
+	TimeoutEstablished *ebpf.Variable `ebpf:"timeout_established"`
+	TimeoutHalfOpen    *ebpf.Variable `ebpf:"timeout_half_open"`
+	TimeoutTimeWait    *ebpf.Variable `ebpf:"timeout_time_wait"`
+	TimeoutUdp         *ebpf.Variable `ebpf:"timeout_udp"`
+	TunnelDecap        *ebpf.Variable `ebpf:"tunnel_decap"`
+	TunnelPort         *ebpf.Variable `ebpf:"tunnel_port"`
+	UdpFlows           *ebpf.Variable `ebpf:"udp_flows"`
+	UdpPlaceLines      *ebpf.Variable `ebpf:"udp_place_lines"`
+	XdpFrags           *ebpf.Variable `ebpf:"xdp_frags"`
 }
 
 // SyPrograms contains all programs after they have been loaded into the kernel.

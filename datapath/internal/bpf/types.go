@@ -62,6 +62,7 @@ const (
 const (
 	FinAcknowledged = SyFinFIN_ACKNOWLEDGED
 	FinFirst        = SyFinFIN_FIRST
+	FinOver         = SyFinFIN_OVER
 	FinSecond       = SyFinFIN_SECOND
 )
 

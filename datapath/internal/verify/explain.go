@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -49,10 +50,15 @@ func (v *Verifier) explainFull(q lb.Question, e *lb.Explanation, verdict bpf.Ver
 	e.Steps = append(e.Steps, "when the client completes the handshake, it is refused: "+fault)
 }
 
-// ExplainFrame runs sy_explain on a frame of at least explainRoom bytes, or of at least the size of the result.
+// ExplainFrame runs sy_explain on a frame of at least explainRoom bytes, or of at least the size of the result. It marks
+// the frame, so that the result of a packet of the network is not taken for that of the frame.
 func (v *Verifier) ExplainFrame(frame []byte) (x bpf.Explained, err error) {
 	run := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame))}
-	result, err := v.Objects.SyExplain.Run(&run)
+	var result uint32 = bpf.XDPAborted
+	for try := 0; err == nil && result == bpf.XDPAborted && try < explainTries; try++ {
+		frame[11] = byte(1 + rand.IntN(255))
+		result, err = v.Objects.SyExplain.Run(&run)
+	}
 	switch {
 	case err != nil:
 		return x, fmt.Errorf("run the programs on a packet: %w", err)
@@ -64,6 +70,9 @@ func (v *Verifier) ExplainFrame(frame []byte) (x bpf.Explained, err error) {
 	}
 	return x, nil
 }
+
+// explainTries is how often a frame is run that a packet of the network has interrupted.
+const explainTries = 20
 
 // explainRoom is the size of the packet in bytes: the program overwrites it with the verdict.
 const explainRoom = 512
