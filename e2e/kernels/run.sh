@@ -19,6 +19,7 @@ rm -f "$all/events.json"
 # download the newest one.
 kernel() {
 	local linux=$all/$1/linux version
+	mkdir -p "$all/$1"
 	if ! ls "$linux"/boot/vmlinuz-* >/dev/null 2>&1; then
 		# Apt runs downloads as a user of its own, who may not write to the cache.
 		(cd "$(mktemp -d)" && chmod 777 . && apt-get update -q && image=$(apt-cache depends "linux-image-$1" |
