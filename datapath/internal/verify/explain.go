@@ -50,8 +50,8 @@ func (v *Verifier) explainFull(q lb.Question, e *lb.Explanation, verdict bpf.Ver
 	e.Steps = append(e.Steps, "when the client completes the handshake, it is refused: "+fault)
 }
 
-// ExplainFrame runs sy_explain on a frame of at least explainRoom bytes, or of at least the size of the result. It marks
-// the frame, so that the result of a packet of the network is not taken for that of the frame.
+// ExplainFrame runs sy_explain on a frame of at least explainRoom bytes, or of at least the size of the result. A mark
+// tells the frame's result from the results of packets of the network.
 func (v *Verifier) ExplainFrame(frame []byte) (x bpf.Explained, err error) {
 	run := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame))}
 	var result uint32 = bpf.XDPAborted
