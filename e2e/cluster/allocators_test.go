@@ -38,7 +38,7 @@ func TestAllocators(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t, 1, "nat")
 	c.apply(t, "", "--l2", "--pool", "203.0.113.0/24", "--pool", "2001:db8:1::/64", "--pool", "198.18.1.0/28",
-		"--pool", "2001:db8:52::/124")
+		"--pool", "2001:db8:52::/124", "--pool", "198.18.0.0/28", "--pool", "2001:db8:51::/124")
 	c.allocators = []*lab.Process{c.startAllocator(t, "allocator", fmt.Sprintf(allocatorTOML, kube.KubeconfigPath))}
 	for _, scenario := range []struct {
 		name string

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -261,31 +260,6 @@ func leaders(t *testing.T, c *cluster, pods ...*pod) {
 	c.waitRecovered(t, pods...)
 }
 
-// classes: the same nodes serve several classes, each from its pools. A Service of another class is told that nobody
-// serves it.
-func classes(t *testing.T, c *cluster, pods ...*pod) {
-	const nobody = "example.com/nobody"
-	of := func(class string) func(*core.Service) {
-		return func(s *core.Service) { s.Spec.LoadBalancerClass = &class }
-	}
-	c.createService(t, "of-nobody", of(nobody))
-	t.Cleanup(func() { c.deleteService(t, "of-nobody") })
-	for class, pool := range map[string]string{"": "203.0.113.0/24", secondClass: "198.51.100.128/28"} {
-		change := of(class)
-		if class == "" {
-			change = func(*core.Service) {}
-		}
-		vips := c.startService(t, "of-class-"+path.Base(class), change, []int{0, 1, 2}, pods[0])
-		if !netip.MustParsePrefix(pool).Contains(vips[0]) {
-			t.Errorf("class %q has %v; want an address in %s", class, vips, pool)
-		}
-	}
-	c.waitSaid(t, "of-nobody", "NoAgentForClass", nobody)
-	if out, _ := c.Agents[0].CLI(t.Context(), "status"); !strings.Contains(out, nobody) {
-		t.Errorf("the status does not name the class that nobody serves:\n%s", out)
-	}
-}
-
 // waitHolder waits until who has a Lease has this prefix.
 func (c *cluster) waitHolder(t *testing.T, name, prefix string) {
 	t.Helper()
@@ -341,7 +315,6 @@ func TestKubernetes(t *testing.T) {
 		{"the rights of nodes, and of what assigns addresses", rights},
 		{"what nodes watch", quietNodes},
 		{"each class has a leader", leaders},
-		{"several classes", classes},
 		{"what a restart asks the API server for", restartRequests},
 		{"Local: announced where endpoints are, and pods see the client", localPolicy},
 		{"Cluster: announced by every node, equal shares of the pods", clusterPolicy},
