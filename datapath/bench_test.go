@@ -16,8 +16,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// BenchmarkMemory reports the memory of the maps, as the kernel accounts it: of an empty datapath, and what an entry of
-// max_flows, a service of one backend by nat, each of ten, and a backend add (docs/sizing.md). It needs root.
+// BenchmarkMemory reports the memory of the maps as the kernel accounts for it (docs/sizing.md): an empty datapath, and
+// the increase for one more entry of max_flows, NAT service with one or ten backends, and backend. It needs root.
 func BenchmarkMemory(b *testing.B) {
 	labtest.Root(b)
 	measure := func(flows, services, backends int, shared bool) float64 {

@@ -170,14 +170,7 @@ func (a *attacker) icmpError(vip netip.Addr, quoted dptest.Packet) dptest.Packet
 func (s *site) attack(t *testing.T, ctx context.Context, all *sync.WaitGroup, v *victims) (sent func() string) {
 	t.Helper()
 	balancer := s.Balancers[0]
-	var to net.HardwareAddr
-	must.Do(t, balancer.Do(func() error {
-		nic, err := net.InterfaceByName("eth0")
-		if err == nil {
-			to = nic.HardwareAddr
-		}
-		return err
-	}))
+	to := mac(t, balancer.Host)
 	socket, index := -1, 0
 	must.Do(t, s.Topology.Router.Do(func() (err error) {
 		nic, err := net.InterfaceByName(balancer.Port)
@@ -233,14 +226,7 @@ func (a *attacker) send(ctx context.Context, socket, index int, to net.HardwareA
 // flood sends SYNs to a VIP from the router, at most rate a second until ctx ends, and returns how many.
 func (s *site) flood(t *testing.T, ctx context.Context, vip netip.Addr, rate int) (sent int) {
 	balancer := s.Balancers[0]
-	var to net.HardwareAddr
-	must.Do(t, balancer.Do(func() error {
-		nic, err := net.InterfaceByName("eth0")
-		if err == nil {
-			to = nic.HardwareAddr
-		}
-		return err
-	}))
+	to := mac(t, balancer.Host)
 	err := s.Topology.Router.Do(func() error {
 		nic, err := net.InterfaceByName(balancer.Port)
 		if err != nil {

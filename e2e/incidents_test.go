@@ -199,7 +199,7 @@ func TestIncidents(t *testing.T) {
 		}), "few packets a second"))
 	})
 	b, server, client := s.Balancers[0], s.Servers[0], s.Clients[0]
-	router := s.Topology.Router
+	router, rivalMAC := s.Topology.Router, mac(t, s.rival.Host).String()
 	do := func(err error) { t.Helper(); must.Do(t, err) }
 	explain := func(vip netip.Addr) string { return fmt.Sprintf("explain %s %s:80", client.V4, vip) }
 	page := must.Get(os.ReadFile("../docs/troubleshooting.md"))(t)
@@ -274,14 +274,14 @@ func TestIncidents(t *testing.T) {
 				do(s.rival.DeleteAddress("eth0", labtest.HostRoute(s.lan)))
 				run(t, router, fmt.Sprintf("ip neigh del %s dev segment", s.lan))
 			},
-			code: "address-conflict", command: "status", words: []string{s.lan.String(), mac(t, s.rival.Host)}},
+			code: "address-conflict", command: "status", words: []string{s.lan.String(), rivalMAC}},
 		{name: "another host claims the address", // and the balancer defends it
 			begin: func() {
 				do(s.rival.AddAddress("eth0", labtest.HostRoute(s.lan)))
 				s.rival.DialFrom(t.Context(), netip.AddrPortFrom(s.lan, 0), "tcp", b.Gateway4.String()+":1")
 			},
 			end:  func() { do(s.rival.DeleteAddress("eth0", labtest.HostRoute(s.lan))) },
-			code: "address-conflict", command: "status", words: []string{s.lan.String(), mac(t, s.rival.Host)}},
+			code: "address-conflict", command: "status", words: []string{s.lan.String(), rivalMAC}},
 		{name: "nftables drops what the checks send", symptom: "Times out",
 			begin: func() { nft(t, b.Host, "80, 8080, 8443") },
 			end:   func() { run(t, b.Host, "nft delete table inet incident") },
@@ -336,11 +336,13 @@ func TestIncidents(t *testing.T) {
 }
 
 // mac returns the MAC address of a host.
-func mac(t *testing.T, h *lab.Host) (address string) {
+func mac(t *testing.T, h *lab.Host) (address net.HardwareAddr) {
 	t.Helper()
 	must.Do(t, h.Do(func() error {
-		i, err := net.InterfaceByName("eth0")
-		address = i.HardwareAddr.String()
+		nic, err := net.InterfaceByName("eth0")
+		if err == nil {
+			address = nic.HardwareAddr
+		}
 		return err
 	}))
 	return address

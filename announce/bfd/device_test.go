@@ -187,8 +187,8 @@ func (p pair) since(t *testing.T) float64 {
 // may print a time that differs by a millisecond.
 func (p pair) ended(t *testing.T, since float64) bool { return math.Abs(p.since(t)-since) > 0.5 }
 
-// A packet with the address of a neighbour counts only if it comes from the interface that leads to the neighbour, and
-// over several hops if its TTL is at least that of the session. Either way, it comes from the device of the session.
+// A single-hop session accepts packets only from the interface that leads to the neighbour, and a multihop session only
+// packets whose TTL is not below the configured minimum. Both accept only packets from their own device.
 func TestForeignPackets(t *testing.T) {
 	t.Parallel()
 	labtest.Root(t)

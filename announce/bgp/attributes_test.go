@@ -220,7 +220,7 @@ func TestSessionDetails(t *testing.T) {
 	})
 }
 
-// wantCounted compares the counters with those of FRR.
+// wantCounted checks that our message counters equal the counters of FRR.
 func wantCounted(t *testing.T, c *child, r *peers.Router, peer, neighbor netip.Addr) {
 	t.Helper()
 	labtest.Until(t, timeout, "FRR has the same counters", func() error {

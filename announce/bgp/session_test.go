@@ -164,7 +164,8 @@ func TestBFDNotice(t *testing.T) {
 	}
 }
 
-// The loopback interface has no global address: the next hop of the other family is that of the options, or missing.
+// The loopback interface has no global address, so the next hop of the other family comes from the options; without it
+// there is none.
 func TestNextHopsFrom(t *testing.T) {
 	addr := netip.MustParseAddr
 	v4, v6, loopback4, unknown := addr("192.0.2.1"), addr("2001:db8::1"), addr("127.0.0.1"), addr("2001:db8:ffff::1")

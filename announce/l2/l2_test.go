@@ -312,7 +312,7 @@ func TestManyGroups(t *testing.T) {
 // Of two interfaces in one segment, the first one replies.
 func TestTwoInterfacesInOneSegment(t *testing.T) {
 	n := newNeighbour(t)
-	// The neighbour bridges its end with that of a second interface of ours.
+	// A bridge at the neighbour connects both of our interfaces.
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "br0"
 	must.Do(t, n.nl.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))

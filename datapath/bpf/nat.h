@@ -117,8 +117,8 @@ static __always_inline struct flow *nat_find_reply(const struct pkt *p, struct v
 }
 
 /* nat_lowers_pmtu reports whether a packet is an ICMP error that makes its receiver send small packets: a server to all
- * clients, which have one address there, or a client to the VIP. Servers compare the quoted numbers of TCP, but a
- * client knows those of its own connection, and nobody can compare those of UDP. */
+ * clients, which have one address there, or a client to the VIP. Servers check the quoted TCP sequence number, but a
+ * client knows the sequence numbers of its own connection, and UDP has none to check. */
 static __always_inline int nat_lowers_pmtu(const struct pkt *p, const struct verdict *v)
 {
 	return p->icmp_error && p->mtu && p->mtu < MIN_MTU && !addr_equal(v->t.src.w, p->key.t.src.w);

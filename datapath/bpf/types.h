@@ -294,7 +294,7 @@ enum reason {
 	REASON_TTL_EXPIRED,
 	/* operator: larger than the path MTU, answered with an ICMP error; raise the MTU, or let ICMP errors pass */
 	REASON_TOO_BIG,
-	/* sender: an ICMP error has a path MTU below 1280 for a packet by nat, which may be forged; raise that MTU */
+	/* sender: an ICMP error for a NAT packet reports a path MTU below 1280, possibly forged; raise that MTU */
 	REASON_PMTU_TOO_LOW,
 	/* operator: the source of a tunnel packet is not in tunnel_sources; add it there if it should be */
 	REASON_UNKNOWN_TUNNEL_SOURCE,

@@ -105,7 +105,6 @@ func startCluster(t *testing.T, nodes int, forward string) *cluster {
 const clusterTOML = `
 [kubernetes]
 allocate = false
-load_balancer_class = ["", "example.com/second"]
 kubeconfig = %q
 forward = %q
 proxy = %q
@@ -117,10 +116,6 @@ fall = %d
 name = "public"
 addresses = ["203.0.113.0/24", "2001:db8:1::/64"]
 external_ips = true
-[[pool]]
-name = "second"
-class = "example.com/second"
-addresses = ["198.51.100.128/28", "2001:db8:51::80/124"]
 `
 
 // connect gives this process a client of the API server.

@@ -196,7 +196,6 @@ func routeEvents(t *testing.T, c *cluster, pods ...*pod) {
 }
 
 const (
-	secondClass    = "example.com/second" // as in clusterTOML
 	otherClass     = "example.com/Other"
 	otherClassTOML = `
 [kubernetes]

@@ -28,7 +28,7 @@ func setRouterKey(t *testing.T, c syscall.Conn, password string) {
 	must.Do(t, err)
 }
 
-// A password that is changed on both sides ends no session, and is that of the next one.
+// Changing the password on both sides does not end the session. The next session uses the new password.
 func TestPasswordRotation(t *testing.T) {
 	t.Parallel()
 	f := newTCPFixture(t, func(_ *Options, c *Config) { c.Passive = true })
