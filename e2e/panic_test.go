@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -278,16 +279,17 @@ func TestVerdictFollowsClients(t *testing.T) {
 	}
 	verdict(0, "OK")
 
-	if failed := holdConnections(t, s, netip.AddrPortFrom(vip4, 9000), 80); failed == 0 {
+	failed, release := holdConnections(t, s, netip.AddrPortFrom(vip4, 9000), 80)
+	defer release()
+	if failed == 0 {
 		t.Fatal("80 connections by 16 source ports: none failed")
 	}
 	verdict(1, "DEGRADED", "snat_exhausted", "web to")
 	logged("capacity")
 }
 
-// holdConnections opens n connections at once, keeps those that succeed until the end of the test, and returns how many
-// did not.
-func holdConnections(t *testing.T, s *site, to netip.AddrPort, n int) (failed int) {
+// holdConnections opens n connections at once. It returns how many failed, and a function that closes the others.
+func holdConnections(t *testing.T, s *site, to netip.AddrPort, n int) (failed int, release func()) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
@@ -297,12 +299,10 @@ func holdConnections(t *testing.T, s *site, to netip.AddrPort, n int) (failed in
 		all.Go(func() { open[i], _ = s.Client().Dial(ctx, "tcp", to.String()) })
 	}
 	all.Wait()
-	for _, c := range open {
-		if c == nil {
-			failed++
-			continue
+	open = slices.DeleteFunc(open, func(c net.Conn) bool { return c == nil })
+	return n - len(open), func() {
+		for _, c := range open {
+			c.Close()
 		}
-		t.Cleanup(func() { c.Close() })
 	}
-	return failed
 }

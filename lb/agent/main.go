@@ -152,7 +152,7 @@ func Left() (string, error) {
 	for i, vip := range left.VIPs {
 		vips[i] = vip.String()
 	}
-	text := fmt.Sprintf("the programs of the last agent go on forwarding for %s, without health checks, since about %s",
+	text := fmt.Sprintf("the last agent's programs have kept forwarding for %s, without health checks, for about %s",
 		cmp.Or(admin.List(vips), "no address"), left.Away.Round(time.Second))
 	for _, dir := range keptIn {
 		last, found, err := historyOf(Options{KeepDir: dir}).Last()
