@@ -68,7 +68,7 @@ func TestReadersTakeTurns(t *testing.T) {
 			working++
 			most = max(most, working)
 			mu.Unlock()
-			time.Sleep(time.Second)
+			time.Sleep(turnTimeout * 3 / 4)
 			mu.Lock()
 			working--
 			mu.Unlock()
@@ -78,7 +78,7 @@ func TestReadersTakeTurns(t *testing.T) {
 		h := New(o).public()
 		codes := map[int]int{}
 		var all sync.WaitGroup
-		for range 10 { // four work, four wait for a second, and two for too long
+		for range 10 { // four work, four wait for 1.5 s, and two for too long
 			all.Go(func() {
 				w := httptest.NewRecorder()
 				h.ServeHTTP(w, request("/metrics"))
@@ -95,7 +95,7 @@ func TestReadersTakeTurns(t *testing.T) {
 		for range 2 {
 			all.Go(func() { h.ServeHTTP(unreadable{httptest.NewRecorder(), release}, request("/metrics")) })
 		}
-		time.Sleep(2 * time.Second)
+		time.Sleep(turnTimeout)
 		large, small := httptest.NewRecorder(), httptest.NewRecorder()
 		h.ServeHTTP(large, request("/metrics"))
 		h.ServeHTTP(small, request("/"))
