@@ -10,13 +10,17 @@ import (
 
 // The kernel drops packets that are not from a neighbor, so that a flood of the ports, which any host can send, neither
 // fills the sockets' queues nor takes up the thread's time. While a session is up, the kernel also drops packets that
-// have come too far; before that, such a packet from the neighbor tells why the session does not come up.
+// have come too far or lack our discriminator, so a host that forges the address of the neighbor has to know it. Before
+// that, such a packet tells why the session does not come up.
 
 // receiveBuffer is the buffer size of a receiving socket, in bytes: room for a few thousand packets.
 const receiveBuffer = 4 << 20
 
 // networkHeader is the offset of the IP header for a load (SKF_NET_OFF).
 const networkHeader = 0xfff00000
+
+// yourDiscriminator is the offset of the field behind a UDP header, at which loads start.
+const yourDiscriminator = 8 + 8
 
 // filterMax is the maximum number of instructions. With more neighbors than fit, only the TTL counts.
 const filterMax = 4096
@@ -38,7 +42,7 @@ func (m *Monitor) attach() {
 	}
 }
 
-// filter returns the filter of a socket. It accepts the neighbors of its sessions with at least their lowest TTL.
+// filter returns the filter of a socket. It accepts the neighbors of its sessions.
 func (m *Monitor) filter(l listener) (program []bpf.Instruction) {
 	ttl, source := bpf.LoadAbsolute{Off: networkHeader + 8, Size: 1}, uint32(networkHeader+12)
 	if l.family == unix.AF_INET6 {
@@ -48,16 +52,23 @@ func (m *Monitor) filter(l listener) (program []bpf.Instruction) {
 		if s.Multihop != l.multihop || s.family() != l.family {
 			continue
 		}
+		var checks []bpf.Instruction
+		if s.state == Up {
+			checks = []bpf.Instruction{
+				ttl, bpf.JumpIf{Cond: bpf.JumpLessThan, Val: uint32(s.lowestTTL()), SkipTrue: 3},
+				bpf.LoadAbsolute{Off: yourDiscriminator, Size: 4},
+				bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: s.local, SkipTrue: 1},
+			}
+		}
 		address := s.Addr.AsSlice()
 		words := len(address) / 4
 		for n := range words {
 			program = append(program, bpf.LoadAbsolute{Off: source + uint32(4*n), Size: 4}, bpf.JumpIf{
-				Cond: bpf.JumpNotEqual, Val: binary.BigEndian.Uint32(address[4*n:]), SkipTrue: uint8(2*(words-n-1) + 3),
+				Cond: bpf.JumpNotEqual, Val: binary.BigEndian.Uint32(address[4*n:]),
+				SkipTrue: uint8(2*(words-n-1) + len(checks) + 1),
 			})
 		}
-		program = append(program, ttl,
-			bpf.JumpIf{Cond: bpf.JumpLessThan, Val: uint32(s.lowestTTL()), SkipTrue: 1},
-			bpf.RetConstant{Val: 1 << 16})
+		program = append(append(program, checks...), bpf.RetConstant{Val: 1 << 16})
 	}
 	if len(program) >= filterMax {
 		return []bpf.Instruction{bpf.RetConstant{Val: 1 << 16}}
@@ -67,10 +78,7 @@ func (m *Monitor) filter(l listener) (program []bpf.Instruction) {
 
 // lowestTTL returns the TTL below which packets from the neighbor are dropped.
 func (s *session) lowestTTL() uint8 {
-	switch {
-	case s.state != Up:
-		return 0
-	case s.Multihop:
+	if s.Multihop {
 		return s.MinTTL
 	}
 	return maxTTL
