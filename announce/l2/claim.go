@@ -53,6 +53,7 @@ type outside struct {
 
 // ownership is a VIP that is announced.
 type ownership struct {
+	since    time.Time // of the takeover
 	term     uint32    // of the takeover, for the members
 	defended time.Time // last
 	defend   time.Time // time of the next defence, or zero
@@ -87,6 +88,22 @@ func (a *Announcer) Waiting() map[netip.Addr]Waiting {
 			list[vip] = Waiting{Reason: c.deaf}
 		default:
 			list[vip] = Waiting{Reason: "not yet: probing whether another host has it"}
+		}
+	}
+	return list
+}
+
+// Since returns when this machine took over each VIP that it announces.
+func (a *Announcer) Since() map[netip.Addr]time.Time {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	list := make(map[netip.Addr]time.Time, len(a.owned))
+	for vip, o := range a.owned {
+		list[vip] = o.since
+	}
+	for vip, c := range a.claims {
+		if c.was != nil {
+			list[vip] = c.was.since
 		}
 	}
 	return list
@@ -280,7 +297,7 @@ func (a *Announcer) advance(vip netip.Addr, c *claim, now time.Time, s *steps) {
 			a.o.Log.Info("address taken over", "vip", vip, "from", r.MAC)
 		}
 		if a.owned[vip] = c.was; c.was == nil {
-			a.owned[vip] = &ownership{term: a.nextTerm(vip)}
+			a.owned[vip] = &ownership{since: now, term: a.nextTerm(vip)}
 		}
 		a.owned[vip].announced = now
 		s.announce = append(s.announce, vip)

@@ -35,9 +35,13 @@ func TestOneOwner(t *testing.T) {
 				t.Errorf("%s has conflicts %+v", h.name(), c)
 			}
 		}
+		failed := time.Now()
 		x.change(func() { first.down = true })
 		x.pass(200 * time.Millisecond)
 		second := x.owner(vip)
+		if since, ok := second.a.Since()[vip]; !ok || since.Before(failed) {
+			t.Errorf("%s has the VIP since %v, before the failure at %v", second.name(), since, failed)
+		}
 		// The first one comes back. It still has the VIP, as far as it knows, but its term is lower.
 		x.change(func() { first.down = false })
 		x.pass(time.Second)

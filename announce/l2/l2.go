@@ -145,7 +145,7 @@ func (a *Announcer) Set(ctx context.Context, list []lb.Announcement) error {
 	if a.o.Claim {
 		for _, vip := range added {
 			delete(a.claims, vip)
-			a.owned[vip] = &ownership{announced: time.Now()}
+			a.owned[vip] = &ownership{since: time.Now(), announced: time.Now()}
 		}
 	} else {
 		added = nil // runClaims announces them

@@ -104,7 +104,8 @@ func newAnnouncers(
 		}
 		registry.MustRegister(responder)
 		byKind[lb.AnnounceL2], out.conflicts.list = responder, responder.Conflicts
-		out.conflicts.waiting, out.require = responder.Waiting, responder.Require
+		out.conflicts.waiting, out.conflicts.since = responder.Waiting, responder.Since
+		out.require = responder.Require
 		out.tasks = append(out.tasks, task{"l2", responder.Run})
 	}
 	out.all = announce.NewMux(byKind)

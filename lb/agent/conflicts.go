@@ -15,7 +15,8 @@ import (
 type conflicts struct {
 	list    func() []l2.Conflict // nil if l2 is off
 	waiting func() map[netip.Addr]l2.Waiting
-	bgp     bool // BGP is on as well
+	since   func() map[netip.Addr]time.Time // VIPs that this machine has taken over
+	bgp     bool                            // BGP is on as well
 }
 
 // text describes a conflict.
@@ -53,38 +54,44 @@ func (x conflicts) findings() (all []lb.Finding) {
 	return all
 }
 
-// withheld says why an address that the engine announces with these announcers is not announced, and whether that is
-// intended, or returns "" if it is announced.
+// onlyL2 reports whether a route is announced by ARP and NDP, and not by BGP as well.
+func (x conflicts) onlyL2(r lb.RouteStatus) bool {
+	return r.Announced && !slices.Contains(r.By, lb.AnnounceBGP) && (len(r.By) > 0 || !x.bgp)
+}
+
+// withheld says why an address that the engine announces is not announced, and whether that is intended, or returns ""
+// if it is announced.
 func (x conflicts) withheld(
-	all []l2.Conflict, waiting map[netip.Addr]l2.Waiting, r lb.RouteStatus,
+	all []l2.Conflict, waiting map[netip.Addr]l2.Waiting, vip netip.Addr,
 ) (reason string, intended bool) {
-	if !r.Announced || slices.Contains(r.By, lb.AnnounceBGP) || len(r.By) == 0 && x.bgp {
-		return "", false
-	}
-	i := slices.IndexFunc(all, func(c l2.Conflict) bool { return c.VIP == r.Address && c.Withheld })
+	i := slices.IndexFunc(all, func(c l2.Conflict) bool { return c.VIP == vip && c.Withheld })
 	if i >= 0 {
 		return x.text(all[i]), true
 	}
-	w := waiting[r.Address]
+	w := waiting[vip]
 	return w.Reason, w.Intended
 }
 
 // mark changes a status: an address that another host owns is not announced. That is intended, because only one host at
-// a time may answer for it.
+// a time may answer for it. One that this machine owns is announced since it took it over, which may be long after the
+// engine asked for that.
 func (x conflicts) mark(st *lb.Status) {
 	if x.list == nil {
 		return
 	}
-	all, waiting := x.list(), x.waiting()
-	if len(all)+len(waiting) == 0 {
-		return
-	}
+	all, waiting, since := x.list(), x.waiting(), x.since()
 	st.Routes, st.Services = slices.Clone(st.Routes), slices.Clone(st.Services)
 	withheld := map[netip.Addr]string{}
 	for i := range st.Routes {
 		r := &st.Routes[i]
-		reason, intended := x.withheld(all, waiting, *r)
+		if !x.onlyL2(*r) {
+			continue
+		}
+		reason, intended := x.withheld(all, waiting, r.Address)
 		if reason == "" {
+			if at, ok := since[r.Address]; ok {
+				r.Since = at
+			}
 			continue
 		}
 		r.State, r.Announced, r.Intended, r.Reason = lb.RouteWithheld, false, intended, reason

@@ -71,6 +71,7 @@ func TestConflictsInStatus(t *testing.T) {
 				}
 				return map[netip.Addr]l2.Waiting{vip: tt.waiting}
 			},
+			since: func() map[netip.Addr]time.Time { return map[netip.Addr]time.Time{vip: since} },
 		}
 		st := lb.Status{
 			Routes: []lb.RouteStatus{
@@ -86,6 +87,9 @@ func TestConflictsInStatus(t *testing.T) {
 		}
 		r, s := st.Routes[1], st.Services[1]
 		withheld := r.State == lb.RouteWithheld
+		if byL2 := tt.announced && !tt.bgp; r.Since.Equal(since) != byL2 || !st.Routes[0].Since.IsZero() {
+			t.Errorf("%s: announced since %v and %v", tt.name, st.Routes[0].Since, r.Since)
+		}
 		if r.Announced != tt.announced || withheld == tt.announced || s.Announced != tt.announced ||
 			r.Intended != tt.intended || r.Reason != tt.reason || s.Reason != tt.reason {
 			t.Errorf("%s: %+v, %+v", tt.name, r, s)
