@@ -4,6 +4,7 @@
 package httplimit
 
 import (
+	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"net"
@@ -90,5 +91,9 @@ func (l *Limiter) closeOldest() {
 		}
 	}
 	delete(l.open, oldest)
-	oldest.Close() // its server ends it; the error does not matter
+	raw := oldest
+	if c, ok := oldest.(*tls.Conn); ok { // its Close may wait five seconds for the client to take an alert
+		raw = c.NetConn()
+	}
+	raw.Close() // its server ends it; the error does not matter
 }

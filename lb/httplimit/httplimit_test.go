@@ -1,10 +1,12 @@
 package httplimit
 
 import (
+	"crypto/tls"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"testing"
 	"time"
 
@@ -77,6 +79,24 @@ func TestRequestsStay(t *testing.T) {
 	}
 	close(release)
 	<-done
+}
+
+// A client that does not read delays no other one when its connection gives way: closing TLS would wait for the client
+// to take the alert.
+func TestUnreadTLSConnectionsGiveWay(t *testing.T) {
+	source := httptest.NewTLSServer(nil)
+	defer source.Close()
+	here, there := net.Pipe()
+	stuck := tls.Server(here, &tls.Config{Certificates: source.TLS.Certificates, SessionTicketsDisabled: true})
+	done := make(chan error)
+	go func() { done <- stuck.Handshake() }()
+	must.Do(t, tls.Client(there, &tls.Config{InsecureSkipVerify: true}).Handshake())
+	must.Do(t, <-done)
+	l := New(1)
+	l.changed(stuck, http.StateNew)
+	start := time.Now()
+	l.changed(here, http.StateNew)
+	must.True(t, time.Since(start) < 2*time.Second, "the next connection waited %v", time.Since(start))
 }
 
 // A request whose body does not come takes no place.
