@@ -259,6 +259,8 @@ type Kubernetes struct {
 	// PanicHold is how long the last endpoints of a Service are kept when none is usable after an interruption of the
 	// connection to the API server. 0: not at all.
 	PanicHold time.Duration
+	// NodeProbe is the interval at which this node probes others through the tunnel. 0: not at all.
+	NodeProbe time.Duration
 	// MaxEndpointsPerService limits a Service's pairs of endpoint and port. It is at least 1.
 	MaxEndpointsPerService int
 }

@@ -116,7 +116,7 @@ func TestDesign(t *testing.T) {
 		}},
 		Kubernetes: &Kubernetes{
 			LoadBalancerClasses: []string{""}, Allocate: true, Proxy: ProxyAuto, Forward: lb.MethodTunnel,
-			MaxEndpointsPerService: 10000, PanicHold: 30 * time.Second,
+			MaxEndpointsPerService: 10000, PanicHold: 30 * time.Second, NodeProbe: 300 * time.Millisecond,
 		},
 		Probe: Probe{time.Second, 500 * time.Millisecond, 2, 1, "http://127.0.0.1:10256/healthz", "keep", 0},
 		Admin: Admin{Socket: "/run/steelyard/steelyard.sock"},

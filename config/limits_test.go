@@ -148,6 +148,7 @@ bfd = true
 allocate = false
 exclude_nodes = ["unschedulable"]
 panic_hold = "0s"
+node_probe = "off"
 max_endpoints_per_service = 7
 [admin]
 listen = ":9911"
@@ -162,7 +163,7 @@ level = "warn"
 		t.Errorf("bgp %+v", c.BGP)
 	}
 	if c.Kubernetes.Allocate || c.Kubernetes.MaxEndpointsPerService != 7 || c.Kubernetes.PanicHold != 0 ||
-		!slices.Equal(c.Kubernetes.ExcludeNodes, []string{NodeUnschedulable}) {
+		c.Kubernetes.NodeProbe != 0 || !slices.Equal(c.Kubernetes.ExcludeNodes, []string{NodeUnschedulable}) {
 		t.Errorf("kubernetes %+v", c.Kubernetes)
 	}
 	must.True(t, c.Admin.Listen == ":9911" && c.Log.Level.String() == "WARN", "admin %+v, log %+v", c.Admin, c.Log)

@@ -10,7 +10,7 @@ import (
 func defaultKubernetes() *Kubernetes {
 	return &Kubernetes{
 		LoadBalancerClasses: []string{""}, Allocate: true, Proxy: ProxyAuto, Forward: lb.MethodTunnel,
-		PanicHold: 30 * time.Second, MaxEndpointsPerService: 10000,
+		PanicHold: 30 * time.Second, NodeProbe: 300 * time.Millisecond, MaxEndpointsPerService: 10000,
 	}
 }
 
@@ -51,6 +51,11 @@ func (d *decoder) kubernetes(t *table) *Kubernetes {
 	})
 	k.IgnoreExcludeLabel = t.boolean("ignore_exclude_label", false)
 	k.PanicHold = t.duration("panic_hold", k.PanicHold, 0, time.Hour)
+	if i, ok := t.get("node_probe"); ok && i.value == "off" {
+		k.NodeProbe = 0
+	} else {
+		k.NodeProbe = t.duration("node_probe", k.NodeProbe, 100*time.Millisecond, time.Minute)
+	}
 	k.MaxEndpointsPerService = integer(t, "max_endpoints_per_service", k.MaxEndpointsPerService, 1, 131072)
 	return k
 }

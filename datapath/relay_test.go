@@ -95,6 +95,12 @@ func TestDecapsulatedPackets(t *testing.T) {
 		in.Dst = fx.at("self", 22)
 		is("a program of this node", from("b2", in), "dropped", "decap_not_local")
 
+		in = icmp(8, 128)(fx) // another node probes this one
+		r := from("b2", in)
+		if err := echoReply(fx, in, r.out); err != nil || r.did != "sent" || r.reason != "echo_reply" {
+			t.Errorf("an echo request: %s: %s, %v", r.did, r.reason, err)
+		}
+
 		fx.nodes(lb.TCP, "b2", "-self")
 		in = on(dptest.TCP, dptest.SYN)
 		fx.sentTo("a SYN without a list: the table of this node", from("router", in), in, true, "b2")

@@ -50,6 +50,7 @@ var checkers = map[lb.CheckType]func(target) Checker{
 	lb.CheckDNS:      func(t target) Checker { return dnsChecker{t} },
 	lb.CheckGRPC:     func(t target) Checker { return grpcChecker{t} },
 	lb.CheckExec:     func(t target) Checker { return execChecker{t} },
+	lb.CheckEcho:     func(t target) Checker { return echoChecker{t} },
 	lb.CheckNodePort: func(t target) Checker { return nodePortChecker{newHTTPChecker(t).(httpChecker)} },
 }
 

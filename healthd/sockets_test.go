@@ -36,6 +36,24 @@ func TestTCPResets(t *testing.T) {
 	}
 }
 
+// The kernel answers on loopback as a node's datapath does at the VIP.
+func TestEcho(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: raw sockets")
+	}
+	for _, vip := range []string{"127.0.0.1", "::1"} {
+		own := netip.MustParseAddr(vip)
+		c := lb.Check{VIP: own, Spec: lb.CheckSpec{Type: lb.CheckEcho}}
+		way := func(lb.Check) (Way, error) { return Way{From: own}, nil }
+		r, err := echoChecker{target{Check: c, way: way}}.Probe(t.Context())
+		must.True(t, err == nil && r.Reason == "echo reply", "%s: %+v, %v", vip, r, err)
+		ended, end := context.WithCancel(t.Context())
+		end()
+		_, err = echoChecker{target{Check: c, way: way}}.Probe(ended)
+		must.True(t, err != nil, "%s: answered after the end", vip)
+	}
+}
+
 // A UDP probe ends with its context, before its deadline.
 func TestUDPEndsWithContext(t *testing.T) {
 	at := udpServer(t, func([]byte) []byte { return nil })

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -36,7 +38,8 @@ func (t target) secondary() bool { return t.Key.Port != lb.Port{} && t.Key.Port 
 // ownAddress asks a server that is probed at the VIP for a TCP connection to its own address, once half the timeout has
 // passed. The returned function ends that, and reports whether the server has answered.
 func ownAddress(ctx context.Context, c lb.Check) (answers func() bool) {
-	if !c.VIP.IsValid() || c.Spec.Type == lb.CheckExec || c.Spec.Type == lb.CheckNodePort {
+	others := []lb.CheckType{lb.CheckExec, lb.CheckNodePort, lb.CheckEcho}
+	if !c.VIP.IsValid() || slices.Contains(others, c.Spec.Type) {
 		return func() bool { return false }
 	}
 	var answered atomic.Bool
@@ -67,6 +70,8 @@ func (t target) dialer(network string) (*net.Dialer, netip.AddrPort, error) {
 	d := &net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(way.From, 0))}
 	if network == "udp" {
 		d.LocalAddr = net.UDPAddrFromAddrPort(netip.AddrPortFrom(way.From, 0))
+	} else if strings.HasPrefix(network, "ip") {
+		d.LocalAddr = &net.IPAddr{IP: way.From.AsSlice()}
 	}
 	d.Control = func(_, _ string, c syscall.RawConn) error {
 		var failed error

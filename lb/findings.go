@@ -112,6 +112,10 @@ var (
 		"An object or a message made a part of the agent panic, or exceeds a limit. It keeps its last state; nothing "+
 			"else is affected.",
 		"The log has the stack: please report it. Change or delete the object.")
+	FoundNodesUnreachable = kind("nodes-unreachable", SeverityDegraded,
+		"More than half of the cluster's nodes do not answer through the tunnel. They still get connections, because "+
+			"the fault is probably here.",
+		"Permit UDP 6090 (`datapath.tunnel_port`) and ICMP replies between the nodes: `nft list ruleset`.")
 	FoundTunnelKeys = kind("tunnel-keys", SeverityDegraded,
 		"The tunnel keys of the cluster cannot be read or written.",
 		"The agent needs access to the Secret that docs/kubernetes.md names.")
@@ -154,6 +158,9 @@ var (
 			"packets do not get here.",
 		"If clients fail, look for a filter or a limit of routes on the router: `birdc show route filtered` (BIRD), "+
 			"`show bgp neighbors NODE filtered-routes` (FRR), `ip neigh` with `[l2]`.")
+	FoundNodeUnreachable = kind("node-unreachable", SeverityWarning,
+		"A node of the cluster does not answer through the tunnel, so this node sends no new connections to its pods.",
+		"If the node runs, permit UDP 6090 (`datapath.tunnel_port`) from this node to it.")
 	FoundNoDefaultRoute = kind("no-default-route", SeverityWarning,
 		"There was no default route at the start, so only clients on the links of this node get replies.",
 		"Add a default route if there are other clients.")

@@ -48,6 +48,7 @@ const (
 	CheckExec     CheckType = "exec"
 	CheckNone     CheckType = "none"
 	CheckNodePort CheckType = "health-check-node-port"
+	CheckEcho     CheckType = "echo" // of nodes, with a VIP; no configuration may use it
 
 	AnnounceBGP AnnouncerKind = "bgp"
 	AnnounceL2  AnnouncerKind = "l2"

@@ -5,6 +5,12 @@
 #pragma once
 #include "spread.h"
 
+static __always_inline int is_echo_request(const struct pkt *p)
+{
+	return !p->fragment && ((!p->v6 && p->key.proto == IPPROTO_ICMP && p->icmp_type == ICMP_ECHO) ||
+				(p->v6 && p->key.proto == IPPROTO_ICMPV6 && p->icmp_type == ICMP6_ECHO));
+}
+
 /* A packet to a VIP without a frontend for it. It is never passed to the stack, which would route it back. */
 static __always_inline struct flow *decide_vip(const struct pkt *p, struct verdict *v, const struct vip *vip)
 {
@@ -16,8 +22,7 @@ static __always_inline struct flow *decide_vip(const struct pkt *p, struct verdi
 	if (p->v6 && p->key.proto == IPPROTO_ICMPV6 && p->icmp_type >= ND_FIRST && p->icmp_type <= ND_LAST &&
 	    p->ttl == 255)
 		return verdict_set(v, ACTION_PASS, REASON_NEIGHBOUR_DISCOVERY);
-	if (!p->fragment && ((!p->v6 && p->key.proto == IPPROTO_ICMP && p->icmp_type == ICMP_ECHO) ||
-			     (p->v6 && p->key.proto == IPPROTO_ICMPV6 && p->icmp_type == ICMP6_ECHO))) {
+	if (is_echo_request(p)) {
 		if (!vip->up)
 			return verdict_set(v, ACTION_DROP, REASON_VIP_DOWN);
 		return verdict_set(v, ACTION_ECHO, REASON_ECHO_REPLY);
@@ -99,7 +104,9 @@ static __always_inline struct flow *decide(const struct pkt *p, enum reason pars
 		return verdict_set(v, ACTION_PASS, REASON_NOT_OURS);
 	if (parsed != REASON_NONE)
 		return verdict_set(v, ACTION_DROP, parsed);
-	if (in) /* the sending node has a frontend that this node does not have yet; the client sends again */
+	/* The sending node has a frontend that this node does not have yet; the client sends again. An echo request is a
+	 * probe of that node. */
+	if (in && !is_echo_request(p))
 		return verdict_set(v, ACTION_DROP, frag_unresolved(p) ? REASON_FRAGMENT_NOT_FOUND : REASON_NO_FRONTEND);
 	decide_vip(p, v, vip);
 	decide_source(p, v);

@@ -12,9 +12,11 @@ import (
 
 	core "k8s.io/api/core/v1"
 
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
@@ -121,12 +123,60 @@ func (c *cluster) rollingUpdate(t *testing.T, service string, vip netip.Addr, po
 	}
 }
 
+// tunnelIsFiltered: a firewall drops the tunnels from node 2 to node 0. Node 2 sends no new connections there until it
+// is gone; node 1 does.
+func (c *cluster) tunnelIsFiltered(t *testing.T, vips []netip.Addr) {
+	from, to := c.Balancers[2], c.Balancers[0]
+	for _, line := range []string{
+		"add table bridge firewall", "add chain bridge firewall all { type filter hook forward priority 0 ; }",
+		fmt.Sprintf("add rule bridge firewall all ip saddr %s ip daddr %s udp dport 6090 drop", from.V4, to.V4),
+	} {
+		must.Get(c.Topology.Switch.Run(t.Context(), "nft", strings.Fields(line)...))(t)
+	}
+	c.avoids(t, 2, 0, vips)
+	must.Do(t, labtest.ErrorIf(c.finding(t, 1, lb.FoundNodeUnreachable) != "", "node 1 avoids a node"))
+	must.Get(c.Topology.Switch.Run(t.Context(), "nft", "delete", "table", "bridge", "firewall"))(t)
+	labtest.Until(t, lab.Ready, "node 2 uses node 0 again", func() error {
+		return labtest.ErrorIf(c.finding(t, 2, lb.FoundNodeUnreachable) != "", "it does not")
+	})
+}
+
+// avoids waits until a node reports that it avoids another one, and checks that all clients of that node are served.
+func (c *cluster) avoids(t *testing.T, node, other int, vips []netip.Addr) {
+	t.Helper()
+	took := labtest.Until(t, lab.Ready, "a node is avoided", func() error {
+		text := c.finding(t, node, lb.FoundNodeUnreachable)
+		return labtest.ErrorIf(!strings.Contains(text, c.Balancers[other].Name()), "%q", text)
+	})
+	t.Logf("node %d avoids node %d after %s", node, other, took.Round(time.Millisecond))
+	for _, vip := range vips {
+		c.allAnswered(t, vip, 60)
+	}
+}
+
+// finding returns the text of a finding of a node's agent, or "".
+func (c *cluster) finding(t *testing.T, node int, kind *lb.FindingKind) string {
+	t.Helper()
+	var i admin.Info
+	must.Do(t, c.Agents[node].Get(t.Context(), "/v1/status", &i))
+	for _, f := range i.Findings {
+		if f.Code == kind.Code {
+			return f.Text
+		}
+	}
+	return ""
+}
+
 func (c *cluster) ingressNodeFails(t *testing.T, pods []*pod) {
+	spread := c.startService(t, "spread", func(*core.Service) {}, []int{0, 1, 2}, pods...)
+	c.overrideRoutes(t, spread, 2)
+	c.tunnelIsFiltered(t, spread)
 	vips := c.startService(t, "failed-node", func(*core.Service) {}, []int{0, 1, 2}, pods[1], pods[2])
 	conns := labtest.Connect(t, c.Client(), netip.AddrPortFrom(vips[0], 9000), 300)
 	if err := c.Balancers[0].PowerOff(); err != nil { // it has no pod of the Service
 		t.Fatal(err)
 	}
+	c.avoids(t, 2, 0, spread) // Kubernetes is never told
 	// The router removes its routes after the hold time; until then packets to it are lost.
 	c.waitRouted(t, vips, 1, 2)
 	labtest.Exchange(t, conns, "after the router has removed its routes")

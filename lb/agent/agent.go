@@ -273,7 +273,7 @@ func (a *Agent) connect(
 				return nil
 			}
 			return dp.SetTunnelSources(nodes)
-		})
+		}, checkPath(dp))
 		if err != nil {
 			return err
 		}

@@ -102,7 +102,7 @@ func runCluster(t *testing.T, lists map[string]any, proxy, healthz string) *lbte
 		Settle: settleTimeout, Retry: retryDelay, Withdraw: withdrawTimeout, Log: discard,
 	}))(t)
 	o := Options{Config: cfg, Log: discard, KeepDir: t.TempDir(), api: new(apiDialer)}
-	c := must.Get(newCluster(o, facts, engine, engine, nil, nil))(t)
+	c := must.Get(newCluster(o, facts, engine, engine, nil, nil, nil))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	tasks := append(c.tasks, c.source, task{"engine", engine.Run})
 	ended := make(chan error, len(tasks))

@@ -85,7 +85,7 @@ func (c cluster) state() *admin.Cluster {
 
 func newCluster(
 	o Options, facts node, engine *lb.Engine, sink lb.Sink, held []lb.Frontend,
-	setTunnelSources func([]netip.Addr) error,
+	setTunnelSources func([]netip.Addr) error, way func(lb.Check) (healthd.Way, error),
 ) (cluster, error) {
 	k := o.Config.Kubernetes
 	log := component(o.Log, "kubernetes")
@@ -114,7 +114,7 @@ func newCluster(
 	// This is not the prober of the backends: the names differ, and the cluster source receives the reports.
 	relay := new(healthRelay)
 	prober := healthd.New(healthd.Options{
-		Report: relay.report, Boundary: o.boundary, Log: component(o.Log, "health"),
+		Report: relay.report, Way: way, Boundary: o.boundary, Log: component(o.Log, "health"),
 	})
 	options.Prober, c.checks = prober, prober
 	health := engineHealth{engine}
@@ -182,6 +182,7 @@ func kubeOptions(cfg *config.Config, facts node) kube.Options {
 		NoAnnouncer:   cfg.BGP == nil && cfg.L2 == nil,
 		FollowNodes:   cfg.L2 != nil,
 		PanicHold:     k.PanicHold,
+		NodeProbe:     k.NodeProbe,
 		MaxEndpoints:  k.MaxEndpointsPerService,
 		SpreadLocal:   spread,
 	}

@@ -244,7 +244,8 @@ users: [{name: u, user: {}}]
 		{"proxy = \"kube-proxy\"\nallocate = false", pool, "node health checks"},
 	} {
 		cfg := parse(t, fmt.Sprintf("[kubernetes]\nkubeconfig = %q\n%s\n%s", kubeconfig, tt.keys, tt.more))
-		c := must.Get(newCluster(Options{Config: cfg, Log: discard, api: new(apiDialer)}, facts, nil, nil, nil, nil))(t)
+		o := Options{Config: cfg, Log: discard, api: new(apiDialer)}
+		c := must.Get(newCluster(o, facts, nil, nil, nil, nil, nil))(t)
 		var names []string
 		for _, x := range c.tasks {
 			names = append(names, x.name)
@@ -256,7 +257,7 @@ users: [{name: u, user: {}}]
 		if tt.more != "" {
 			cfg.Pools[0].ServiceSelector = "!!"
 			o := Options{Config: cfg, Log: discard, api: new(apiDialer)}
-			if _, err := newCluster(o, facts, nil, nil, nil, nil); err == nil {
+			if _, err := newCluster(o, facts, nil, nil, nil, nil, nil); err == nil {
 				t.Errorf("%s: a wrong selector is accepted", tt.keys)
 			}
 		}

@@ -208,6 +208,7 @@ proxy_healthz = "http://127.0.0.1:1/healthz"`)
 	want := kube.Options{
 		Node: "n", Classes: []string{"steelyard.dev/lb"}, Address: facts.address4, Forward: lb.MethodNAT,
 		IsProxy: true, NotReady: true, NoAnnouncer: true, MaxEndpoints: 10000, PanicHold: 30 * time.Second,
+		NodeProbe:    300 * time.Millisecond,
 		Probe:        lb.CheckSpec{Interval: 3 * time.Second, Timeout: 2 * time.Second, Rise: 4, Fall: 5},
 		ProxyHealthz: "http://127.0.0.1:1/healthz",
 		KeepLast:     true,
@@ -259,7 +260,7 @@ addresses = ["2001:db8::1-2001:db8::9"]`)
 
 func TestClusterWithoutAPIServerFile(t *testing.T) {
 	cfg := parse(t, "[kubernetes]\nkubeconfig = \"/no/such/file\"")
-	_, err := newCluster(Options{Config: cfg, Log: discard}, facts, nil, nil, nil, nil)
+	_, err := newCluster(Options{Config: cfg, Log: discard}, facts, nil, nil, nil, nil, nil)
 	must.True(t, err != nil && strings.HasPrefix(err.Error(), "kubernetes: "), "error %v", err)
 }
 

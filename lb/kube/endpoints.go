@@ -17,6 +17,7 @@ import (
 type topology struct {
 	node, zone string
 	nodes      map[string]netip.Addr // tunnel addresses by node name, or nil without tunnels
+	lost       map[netip.Addr]bool   // nodes that do not answer through the tunnel
 }
 
 // endpointSlice is the part of a discovery.EndpointSlice that is kept: endpoints take most memory in a large cluster.
@@ -48,6 +49,9 @@ type hints struct{ nodes, zones []string }
 
 // isLocal reports whether the endpoint is on this node.
 func (e endpoint) isLocal(top topology) bool { return e.node == top.node && top.node != "" }
+
+// isLost reports whether the endpoint is on a node that does not answer.
+func (top topology) isLost(e endpoint) bool { return top.lost[top.nodes[e.node]] }
 
 // sliceKey returns the service that an EndpointSlice belongs to.
 func sliceKey(x any) string { return x.(*endpointSlice).service }
@@ -275,6 +279,8 @@ func nodesOf(all []endpoint, top topology) []lb.Node {
 		was, known := order[n]
 		switch {
 		case !n.Addr.IsValid() || was == ready && known:
+		case top.lost[n.Addr]:
+			order[n] = down
 		case e.ready:
 			order[n] = ready
 		case e.serving:
@@ -291,11 +297,11 @@ func nodesOf(all []endpoint, top topology) []lb.Node {
 	return nodes
 }
 
-// reachable removes endpoints on unknown nodes, because slices often outlive a deleted node. If all are on unknown
-// nodes, it removes none.
+// reachable removes endpoints on unknown nodes, because slices often outlive a deleted node, and on lost ones. If all
+// are on such nodes, it removes none.
 func reachable(use []endpoint, top topology) []endpoint {
 	known := filter(use, func(e endpoint) bool {
-		return top.nodes == nil || e.node == "" || top.nodes[e.node].IsValid()
+		return top.nodes == nil || e.node == "" || top.nodes[e.node].IsValid() && !top.isLost(e)
 	})
 	if len(known) == 0 {
 		return use

@@ -47,6 +47,9 @@ func (s *Source) topology(own *core.Node) topology {
 	if s.o.Forward != lb.MethodTunnel {
 		return top
 	}
+	if lost, avoid := s.probes.lost(); avoid {
+		top.lost = lost
+	}
 	top.nodes = map[string]netip.Addr{}
 	for _, x := range s.nodes.List() {
 		n := x.(*core.Node)
@@ -77,8 +80,8 @@ func (s *Source) sameNode(old, now *core.Node) bool {
 		maps.Equal(old.Labels, now.Labels) && s.conditions.excluded(old) == s.conditions.excluded(now)
 }
 
-// readNodes takes over the state of the nodes. It returns the names of nodes whose tunnel address changed, and whether
-// this node changed in a way that concerns every service.
+// readNodes takes over the state of the nodes. It returns the names of nodes whose tunnel address changed, or that are
+// lost or answer again, and whether this node changed in a way that concerns every service.
 func (s *Source) readNodes() (changed map[string]bool, all bool) {
 	was, old := s.top, s.own
 	s.own = s.node()
@@ -89,7 +92,7 @@ func (s *Source) readNodes() (changed map[string]bool, all bool) {
 	s.excluded.Store(int64(s.allExcluded()))
 	changed = map[string]bool{}
 	for name, addr := range s.top.nodes {
-		if was.nodes[name] != addr {
+		if was.nodes[name] != addr || was.lost[addr] != s.top.lost[addr] {
 			changed[name] = true
 		}
 	}

@@ -165,5 +165,5 @@ func (s *Source) Findings() (all []lb.Finding) {
 	case excluded > 0:
 		all = append(all, lb.FoundAllExcluded.About("", "%d Services: %s", services, excludedNodes(int(excluded))))
 	}
-	return all
+	return append(all, s.unanswering()...)
 }

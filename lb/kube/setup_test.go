@@ -142,6 +142,7 @@ func TestSetupFindings(t *testing.T) {
 		keys := cache.MetaNamespaceKeyFunc
 		s := &Source{
 			o: tt.options, services: cache.NewIndexer(keys, nil), nodes: cache.NewIndexer(keys, nil),
+			probes: newNodeProbes(tt.options, nil),
 		}
 		s.noPools.Store(len(tt.options.Pools) == 0)
 		for _, n := range tt.nodes {

@@ -72,6 +72,8 @@ type Options struct {
 	IsProxy bool
 	// PanicHold is how long the last endpoints of a service are kept after an interruption. 0: not at all.
 	PanicHold time.Duration
+	// NodeProbe is the interval at which other nodes are probed through the tunnel. 0: not at all.
+	NodeProbe time.Duration
 	// MaxEndpoints limits the pairs of endpoint and port per Service. 0 means no limit.
 	MaxEndpoints int
 	// Held lists the frontends that a previous agent left in the kernel, or nil if unknown.
@@ -101,6 +103,7 @@ type Source struct {
 	synced     []cache.InformerSynced
 	start      []func(stop <-chan struct{})
 	conditions *conditions
+	probes     *nodeProbes
 	events     record.EventRecorder                 // set by Run
 	recorder   atomic.Pointer[record.EventRecorder] // the same, for Tell
 
@@ -124,12 +127,14 @@ type Source struct {
 	tunnelSources []netip.Addr // currently set, sorted, or nil
 }
 
-// The keys in the queue that are not service names: all services, changes of any node, the pools, and the probing.
+// The keys in the queue that are not service names: all services, changes of any node, the pools, the probing, and the
+// nodes that are probed.
 const (
 	everything   = ""
 	anyNode      = "node"
 	otherPools   = "pools"
 	otherProbing = "probing"
+	probedNodes  = "probed"
 )
 
 // The indexes: EndpointSlices by their service, and Services by their addresses.
@@ -151,6 +156,7 @@ func New(o Options) (*Source, error) {
 	}
 	s.noPools.Store(len(o.Pools) == 0)
 	s.conditions = newConditions(o, func(service string) { s.queue.Add(service) })
+	s.probes = newNodeProbes(o, func() { s.queue.Add(anyNode) })
 	if err := s.watchCluster(); err != nil {
 		return nil, fmt.Errorf("watch the cluster: %w", err)
 	}
@@ -235,9 +241,6 @@ func (s *Source) SetPools(pools []Pool) {
 	s.queue.Add(otherPools)
 }
 
-// Health takes a result from Options.Prober.
-func (s *Source) Health(h lb.Health) { s.conditions.health(h) }
-
 // Run implements lb.Source.
 func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 	for _, start := range s.start {
@@ -294,6 +297,8 @@ func (s *Source) handle(key string, sink lb.Sink) {
 			s.conditions.setProbing(*p)
 		}
 		s.reconcileAll(sink)
+	case probedNodes:
+		s.probes.follow(s.put)
 	default:
 		s.reconcile(key, sink)
 	}
@@ -314,6 +319,9 @@ func (s *Source) reconcileOne(name string, sink lb.Sink) {
 	}
 	v := s.viewOf(name)
 	old := s.put[name]
+	if s.probes.on() {
+		s.queue.AddAfter(probedNodes, nodeProbeDelay)
+	}
 	if v == nil {
 		if old != nil {
 			sink.Delete(name)

@@ -122,7 +122,7 @@ func translate(
 	readyLocal := map[bool]map[netip.Addr]struct{}{true: {}, false: {}} // by whether IPv4
 	var ports []portKey
 	found := findPairs(s, endpoints, most)
-	usable, hinted := map[bool]bool{}, false // hints have restricted the choice for any port
+	usable, hinted := map[bool]bool{}, false // hints, or lost nodes, have restricted the choice for any port
 	for i, p := range s.Spec.Ports {
 		port := lb.ServicePort{
 			Port: lb.Port{Port: uint16(p.Port), Target: uint16(p.Port)}, Kept: []netip.AddrPort{},
@@ -144,11 +144,12 @@ func translate(
 			case local && (len(c.local) > 0 || !shared || top.nodes == nil):
 				use = c.local
 			}
+			hinted = hinted || slices.ContainsFunc(use, top.isLost)
 			use = reachable(use, top)
 			port.Backends = append(port.Backends, backendsFor(use, top)...)
 			if port.Protocol == lb.UDP {
 				port.Backends = append(port.Backends, ended(all)...)
-				all = withFlows(all)
+				all = reachable(withFlows(all), top) // a datagram goes first to the node that may have its flow
 			}
 			port.Kept = append(port.Kept, others(all, use)...)
 			both = append(both, all...)

@@ -1,0 +1,66 @@
+package healthd
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"net"
+	"time"
+
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
+)
+
+// echoChecker sends an ICMP echo request to the VIP by way of another node, whose datapath answers it (RFC 792, RFC
+// 4443). So a reply proves that the node and the tunnel to it work, whatever runs there. It needs CAP_NET_RAW.
+type echoChecker struct{ target }
+
+const (
+	protocolICMP  = 1 // numbers of IANA
+	protocolICMP6 = 58
+)
+
+func (c echoChecker) Probe(ctx context.Context) (Result, error) {
+	network, protocol := "ip4:icmp", protocolICMP
+	var request, reply icmp.Type = ipv4.ICMPTypeEcho, ipv4.ICMPTypeEchoReply
+	if c.VIP.Is6() {
+		network, protocol = "ip6:ipv6-icmp", protocolICMP6
+		request, reply = ipv6.ICMPTypeEchoRequest, ipv6.ICMPTypeEchoReply
+	}
+	d, to, err := c.dialer(network)
+	if err != nil {
+		return Result{}, err
+	}
+	conn, err := d.DialContext(ctx, network, to.Addr().String())
+	if err != nil {
+		return Result{}, err
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
+	token := make([]byte, 16) // distinguishes this reply from those of other nodes, which come from the same VIP
+	rand.Read(token)
+	message := icmp.Message{Type: request, Body: &icmp.Echo{ID: int(token[0])<<8 | int(token[1]), Data: token}}
+	b, err := message.Marshal(nil)
+	if err != nil {
+		return Result{}, err
+	}
+	if _, err := conn.Write(b); err != nil {
+		return Result{}, err
+	}
+	answers := conn.(net.PacketConn)     // whose reads, unlike those of the Conn, leave the header of IPv4 out
+	for answer := make([]byte, 128); ; { // until the deadline of ctx
+		n, _, err := answers.ReadFrom(answer)
+		if err != nil {
+			return Result{}, errors.Join(err, ctx.Err())
+		}
+		m, err := icmp.ParseMessage(protocol, answer[:n])
+		if err != nil || m.Type != reply {
+			continue
+		}
+		if echo, is := m.Body.(*icmp.Echo); is && bytes.Equal(echo.Data, token) {
+			return ok("echo reply")
+		}
+	}
+}

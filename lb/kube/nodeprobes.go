@@ -1,0 +1,186 @@
+package kube
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	core "k8s.io/api/core/v1"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// Kubernetes takes most of a minute to notice that a node has lost power. So each node probes the nodes to which it
+// sends clients, through the tunnel that carries the clients' packets, with an echo request to a VIP. The datapath of
+// the other node answers, whether its agent runs or not. A node that does not answer gets no new connections until it
+// does, and nothing else changes: neither routes nor the state of Kubernetes.
+//
+// Each node judges for itself, because only its own path to the other one counts for its clients.
+
+// nodeProbe is the service of the nodes' checks; no Service has this name.
+const nodeProbe = "node/tunnel"
+
+const (
+	nodeProbeFall = 3 // probes in a row that change the state of a node
+	// nodeProbesPerSecond is the limit for all probes of this node: with more nodes, each is probed less often.
+	nodeProbesPerSecond = 200
+	// nodeProbeDelay is for how long changes of services are collected.
+	nodeProbeDelay = time.Second
+)
+
+// nodeProbes knows which nodes answer. A node that has never answered is not judged: it may not have the VIP yet.
+type nodeProbes struct {
+	o       Options
+	changed func() // nodes are lost, or answer again
+
+	mu      sync.Mutex                // guards all below
+	vips    map[netip.Addr]netip.Addr // of the probed nodes: where each is probed
+	results map[netip.Addr]lb.Health  // of nodes that have answered once
+}
+
+func newNodeProbes(o Options, changed func()) *nodeProbes {
+	return &nodeProbes{o: o, changed: changed, vips: map[netip.Addr]netip.Addr{}, results: map[netip.Addr]lb.Health{}}
+}
+
+func (n *nodeProbes) on() bool {
+	return n.o.NodeProbe > 0 && n.o.Forward == lb.MethodTunnel && n.o.Prober != nil
+}
+
+// follow probes the nodes that get packets of these services. A node keeps the VIP at which it is probed as long as it
+// has a backend of it, because a node learns of a new VIP later than this one.
+func (n *nodeProbes) follow(services map[string]*lb.Service) {
+	vips, first := map[netip.Addr]netip.Addr{}, map[netip.Addr]netip.Addr{}
+	n.mu.Lock()
+	for _, s := range services {
+		if !s.NodeForwarding.Enabled {
+			continue
+		}
+		for node, is4 := range targetsOf(s) {
+			for _, vip := range s.VIPs {
+				if !is4[vip.Is4()] {
+					continue
+				}
+				if n.vips[node] == vip {
+					vips[node] = vip
+				}
+				if old, known := first[node]; !known || vip.Less(old) {
+					first[node] = vip
+				}
+			}
+		}
+	}
+	for node, vip := range first {
+		if !vips[node].IsValid() {
+			vips[node] = vip
+		}
+	}
+	maps.DeleteFunc(n.results, func(node netip.Addr, _ lb.Health) bool { return !vips[node].IsValid() })
+	n.vips = vips
+	n.mu.Unlock()
+	every := max(n.o.NodeProbe, time.Duration(len(vips))*time.Second/nodeProbesPerSecond)
+	checks := make([]lb.Check, 0, len(vips))
+	for node, vip := range vips {
+		at := netip.AddrPortFrom(node, 0)
+		checks = append(checks, lb.Check{
+			Key: lb.CheckKey{Service: nodeProbe, Backend: at}, Target: at, VIP: vip,
+			Method: lb.MethodTunnel, Encap: lb.EncapGUE,
+			Spec: lb.CheckSpec{
+				Type: lb.CheckEcho, Interval: every, Timeout: min(every, time.Second),
+				Rise: nodeProbeFall, Fall: nodeProbeFall,
+			},
+		})
+	}
+	n.o.Prober.Put(nodeProbe, checks)
+}
+
+// targetsOf returns the other nodes that get packets of a service, and for which families: whether of IPv4.
+func targetsOf(s *lb.Service) map[netip.Addr]map[bool]bool {
+	nodes := map[netip.Addr]map[bool]bool{}
+	for _, p := range s.Ports {
+		for _, b := range p.Backends {
+			if b.Local || b.Deleted || !b.Node.IsValid() {
+				continue
+			}
+			if nodes[b.Node] == nil {
+				nodes[b.Node] = map[bool]bool{}
+			}
+			nodes[b.Node][b.Addr.Is4()] = true
+		}
+	}
+	return nodes
+}
+
+// health takes a result of a check.
+func (n *nodeProbes) health(h lb.Health) {
+	node := h.Key.Backend.Addr()
+	n.mu.Lock()
+	was, known := n.results[node]
+	if !n.vips[node].IsValid() || h.State == lb.StateUnknown || !known && h.State != lb.StateHealthy {
+		n.mu.Unlock()
+		return
+	}
+	n.results[node] = h
+	n.mu.Unlock()
+	switch {
+	case !known || was.State == h.State:
+		return
+	case h.State == lb.StateHealthy:
+		n.o.Log.Info("node answers through the tunnel again", "address", node)
+	default:
+		n.o.Log.Warn("node does not answer through the tunnel; it gets no new connections", "address", node,
+			"reason", h.Reason)
+	}
+	n.changed()
+}
+
+// lost returns the nodes that do not answer, and whether they are to be avoided. If more than half of several nodes do
+// not answer, none is avoided: the fault is probably here.
+func (n *nodeProbes) lost() (nodes map[netip.Addr]bool, avoid bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	nodes = map[netip.Addr]bool{}
+	for node, h := range n.results {
+		if h.State != lb.StateHealthy {
+			nodes[node] = true
+		}
+	}
+	return nodes, len(n.results) == 1 || 2*len(nodes) <= len(n.results)
+}
+
+// Health takes a result from Options.Prober.
+func (s *Source) Health(h lb.Health) {
+	if h.Key.Service == nodeProbe {
+		s.probes.health(h)
+		return
+	}
+	s.conditions.health(h)
+}
+
+// unanswering reports the nodes that do not answer.
+func (s *Source) unanswering() []lb.Finding {
+	nodes, avoid := s.probes.lost()
+	if len(nodes) == 0 {
+		return nil
+	}
+	var names []string
+	for _, x := range s.nodes.List() {
+		n := x.(*core.Node)
+		if all := nodeAddresses(n); len(all) > 0 && nodes[all[0]] {
+			names = append(names, fmt.Sprintf("%s (%s)", n.Name, all[0]))
+		}
+	}
+	slices.Sort(names)
+	text := strings.Join(names[:min(len(names), 5)], ", ")
+	if more := len(names) - 5; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	if avoid {
+		return []lb.Finding{lb.FoundNodeUnreachable.About("", "%s: no answer through the tunnel", text)}
+	}
+	const all = "%d nodes do not answer through the tunnel: %s"
+	return []lb.Finding{lb.FoundNodesUnreachable.About("", all, len(names), text)}
+}

@@ -1,0 +1,116 @@
+package kube
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
+)
+
+// A node that has answered and no longer does gets no new connections, until it answers again. A node that has lost
+// more than half of several others avoids none of them.
+func TestNodesThatDoNotAnswer(t *testing.T) {
+	f := newFixture(t, func(o *Options) { o.Forward, o.NodeProbe = lb.MethodTunnel, 300*time.Millisecond })
+	f.have(t, node("n1", "192.0.2.1"), node("n2", "192.0.2.2"), node("n3", "192.0.2.3"), node("n4", "192.0.2.4"),
+		aService(same), of("web", slice(8080, ep("10.0.1.1", "n1", "r"), ep("10.0.2.1", "n2", "r"),
+			ep("10.0.3.1", "n3", "r"), ep("10.0.4.1", "n4", "r"))))
+	f.reconcile("default/web", fakeSink{f.recorded})
+	follow := func() { f.handle(probedNodes, fakeSink{f.recorded}) }
+	follow()
+	var probed []string
+	for _, c := range f.checks {
+		probed = append(probed, fmt.Sprintf("%s at %s by %s", c.Target.Addr(), c.VIP, c.Method))
+		must.True(t, c.Spec.Interval == 300*time.Millisecond && c.Spec.Fall*300 <= 1000, "%+v", c.Spec)
+	}
+	slices.Sort(probed)
+	must.Equal(t, "192.0.2.2 at 203.0.113.10 by tunnel, 192.0.2.3 at 203.0.113.10 by tunnel, "+
+		"192.0.2.4 at 203.0.113.10 by tunnel", strings.Join(probed, ", "))
+
+	tell := func(n int, state lb.State) {
+		at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(n)}), 0)
+		f.Health(lb.Health{Key: lb.CheckKey{Service: nodeProbe, Backend: at}, State: state})
+	}
+	steps := func(name, want string, finding *lb.FindingKind) {
+		t.Helper()
+		f.followNodes(fakeSink{f.recorded})
+		var used []string
+		for _, b := range f.put["default/web"].Ports[0].Backends {
+			if !b.Deleted {
+				used = append(used, strings.TrimPrefix(b.Node.String(), "192.0.2."))
+			}
+		}
+		all := f.unanswering()
+		must.True(t, len(all) == 0 && finding == nil || len(all) == 1 && finding != nil && all[0].Code == finding.Code,
+			"%s: %+v", name, all)
+		must.Equal(t, name+": "+want, name+": "+strings.Join(used, " "))
+	}
+	tell(4, lb.StateUnhealthy)
+	steps("one that has never answered", "1 2 3 4", nil)
+	for n := 2; n <= 4; n++ {
+		tell(n, lb.StateHealthy)
+	}
+	steps("all answer", "1 2 3 4", nil)
+	tell(3, lb.StateUnhealthy)
+	steps("one does not", "1 2 4", lb.FoundNodeUnreachable)
+	must.True(t, f.put["default/web"].NodeForwarding.AnyNode, "others may still choose it, so flows may be anywhere")
+	tell(4, lb.StateUnhealthy)
+	steps("two of three do not", "1 2 3 4", lb.FoundNodesUnreachable)
+	tell(4, lb.StateHealthy)
+	tell(3, lb.StateHealthy)
+	steps("all answer again", "1 2 3 4", nil)
+	must.True(t, !f.put["default/web"].NodeForwarding.AnyNode, "still anywhere")
+
+	f.have(t, of("web", slice(8080, ep("10.0.3.1", "n3", "r"))))
+	f.reconcile("default/web", fakeSink{f.recorded})
+	follow()
+	tell(3, lb.StateUnhealthy)
+	steps("the only one", "3", lb.FoundNodeUnreachable)
+}
+
+// A node stays probed at the VIP of its first probe, while the node has an endpoint behind it.
+func TestVIPsOfNodeProbes(t *testing.T) {
+	f := newFixture(t, func(o *Options) { o.Forward, o.NodeProbe = lb.MethodTunnel, time.Second })
+	service := func(vip, node string) *lb.Service {
+		return &lb.Service{
+			VIPs: []netip.Addr{netip.MustParseAddr(vip)}, NodeForwarding: lb.NodeForwarding{Enabled: true},
+			Ports: []lb.ServicePort{{Backends: []lb.Backend{
+				{Addr: netip.MustParseAddr("10.0.2.1"), Node: netip.MustParseAddr(node)},
+			}}},
+		}
+	}
+	probedAt := func(want string, services ...*lb.Service) {
+		t.Helper()
+		put := map[string]*lb.Service{}
+		for i, s := range services {
+			put[fmt.Sprint(i)] = s
+		}
+		f.probes.follow(put)
+		must.Equal(t, want, fmt.Sprint(f.probes.vips))
+	}
+	first, second := service("203.0.113.20", "192.0.2.2"), service("203.0.113.10", "192.0.2.2")
+	probedAt("map[192.0.2.2:203.0.113.20]", first)
+	probedAt("map[192.0.2.2:203.0.113.20]", first, second)
+	probedAt("map[192.0.2.2:203.0.113.10 192.0.2.3:203.0.113.20]", service("203.0.113.20", "192.0.2.3"), second)
+	probedAt("map[192.0.2.2:203.0.113.10]", second, service("2001:db8::1", "192.0.2.3"))
+	second.NodeForwarding.Enabled = false
+	probedAt("map[]", second)
+}
+
+// With more nodes than it may probe at the interval, a node probes each less often.
+func TestNodeProbesAreBounded(t *testing.T) {
+	f := newFixture(t, func(o *Options) { o.Forward, o.NodeProbe = lb.MethodTunnel, 300*time.Millisecond })
+	s := &lb.Service{VIPs: []netip.Addr{netip.MustParseAddr("203.0.113.10")},
+		NodeForwarding: lb.NodeForwarding{Enabled: true}, Ports: make([]lb.ServicePort, 1)}
+	for i := range 600 {
+		node := netip.AddrFrom4([4]byte{192, 0, byte(2 + i/250), byte(1 + i%250)})
+		s.Ports[0].Backends = append(s.Ports[0].Backends, lb.Backend{Addr: netip.MustParseAddr("10.0.2.1"), Node: node})
+	}
+	f.probes.follow(map[string]*lb.Service{"web": s})
+	must.True(t, len(f.checks) == 600 && f.checks[0].Spec.Interval == 3*time.Second &&
+		f.checks[0].Spec.Timeout == time.Second, "%d checks: %+v", len(f.checks), f.checks[0].Spec)
+}
