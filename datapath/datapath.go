@@ -113,7 +113,7 @@ func (d *Datapath) open(t *pin.Transaction) (err error) {
 			return err
 		}
 	}
-	d.tunnels = table.NewTunnels(d.objects, filter, d.o.TunnelSources)
+	d.tunnels = table.NewTunnels(d.objects, filter, d.o.TunnelSources, d.o.Own)
 	if err := d.tunnels.Refresh(); err != nil {
 		return err
 	}

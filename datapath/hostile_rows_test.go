@@ -62,6 +62,12 @@ var hostileRows = []row{
 		})
 	}, in: tunnelFor("self", "router"), did: "dropped", reason: "decap_not_local", option: acceptTunnels, alone: true},
 
+	{name: "decapsulated for the address of this node, which only lo has", state: web,
+		in: tunnelFor("loopback", "router"), did: "dropped", reason: "decap_not_local", option: func(o *Options) {
+			acceptTunnels(o)
+			o.Own = []netip.Addr{netip.MustParseAddr("203.0.113.50"), netip.MustParseAddr("2001:db8:1::50")}
+		}},
+
 	{name: "congestion in the tunnel", state: web, in: congested("loopback", 0xa9, 0xab), did: "passed",
 		reason: "decapsulated", check: hasTOS(0xab), option: acceptTunnels},
 	{name: "congestion in the tunnel and before", state: web, in: congested("loopback", 3, 3), did: "passed",

@@ -74,6 +74,9 @@ type Options struct {
 	HashSeed [32]byte
 	// TunnelSources are the prefixes from which tunnel packets are accepted. If it is empty, none are accepted.
 	TunnelSources []netip.Prefix
+	// Own are the addresses by which others reach the programs of this node. Tunnels do not lead to them, even if only
+	// lo has them, as with unnumbered BGP sessions.
+	Own []netip.Addr
 	// TunnelKeys are the initial keys, as for SetTunnelKeys. If it is nil, those of an earlier agent remain, if any.
 	TunnelKeys *TunnelKeys
 	Timeouts   Timeouts

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 
@@ -28,6 +29,11 @@ func (n node) address() netip.Addr {
 		return n.address4
 	}
 	return n.address6
+}
+
+// addresses returns the addresses of both families, without those that it does not have.
+func (n node) addresses() []netip.Addr {
+	return slices.DeleteFunc([]netip.Addr{n.address4, n.address6}, func(a netip.Addr) bool { return !a.IsValid() })
 }
 
 // host is the system on which the agent runs.

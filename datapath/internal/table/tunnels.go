@@ -22,14 +22,15 @@ type Tunnels struct {
 	objects *bpf.Objects
 	filter  *Filter
 	always  []netip.Prefix // Options.TunnelSources
+	never   []netip.Addr   // Options.Own
 
 	mu  sync.Mutex          // guards own
 	own map[netip.Addr]bool // addresses of this node, and the broadcast addresses of its links
 }
 
 // NewTunnels returns tunnels that do not know the addresses of this node yet; Refresh reads them.
-func NewTunnels(objects *bpf.Objects, filter *Filter, always []netip.Prefix) *Tunnels {
-	return &Tunnels{objects: objects, filter: filter, always: always}
+func NewTunnels(objects *bpf.Objects, filter *Filter, always []netip.Prefix, never []netip.Addr) *Tunnels {
+	return &Tunnels{objects: objects, filter: filter, always: always, never: never}
 }
 
 // Set replaces the sources, including those of an earlier agent.
@@ -57,6 +58,11 @@ func (t *Tunnels) Refresh() error {
 		return fmt.Errorf("list the addresses of this node: %w", err)
 	}
 	own, entries := ownAddresses(addrs)
+	for _, a := range t.never {
+		if own[a] {
+			entries[bpf.ToAddr(a)] = 0
+		}
+	}
 	for addr := range own {
 		if !t.own[addr] {
 			err = errors.Join(err, t.filter.Add(addr, bpf.AddrOwn))
