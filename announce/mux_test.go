@@ -75,9 +75,7 @@ func TestMuxFiltersByAnnouncer(t *testing.T) {
 		must.Equal(t, w, r.got(), cmpopts.EquateComparable(netip.Addr{}))
 	}
 	must.Do(t, m.Set(t.Context(), nil))
-	if len(bgp.got()) != 0 || len(l2.got()) != 0 {
-		t.Errorf("after an empty set: bgp %v, l2 %v", bgp.got(), l2.got())
-	}
+	must.True(t, len(bgp.got()) == 0 && len(l2.got()) == 0, "after an empty set: bgp %v, l2 %v", bgp.got(), l2.got())
 }
 
 // A VIP whose only announcer is off is not announced, and this is not an error.
@@ -85,12 +83,9 @@ func TestMuxOffAnnouncer(t *testing.T) {
 	bgp := &recorder{}
 	m := announce.NewMux(map[lb.AnnouncerKind]lb.Announcer{lb.AnnounceBGP: bgp})
 	must.Do(t, m.Set(t.Context(), announcements()[2:3]))
-	if len(bgp.got()) != 0 {
-		t.Errorf("bgp announces %v, which is for l2 only", bgp.got())
-	}
-	if err := announce.NewMux(nil).Set(t.Context(), announcements()); err != nil {
-		t.Errorf("without any announcer: %v", err)
-	}
+	must.True(t, len(bgp.got()) == 0, "bgp announces %v, which is for l2 only", bgp.got())
+	err := announce.NewMux(nil).Set(t.Context(), announcements())
+	must.True(t, err == nil, "without any announcer: %v", err)
 }
 
 // One announcer fails and the other is slow: the slow one still gets its set, and the error names the failed one.
@@ -107,12 +102,8 @@ func TestMuxFailureIsIndependent(t *testing.T) {
 	}
 	close(bgp.block)
 	err := <-done
-	if !errors.Is(err, broken) || err.Error() != "announce by l2: no such device" {
-		t.Errorf("error %q", err)
-	}
-	if len(bgp.got()) != 3 {
-		t.Errorf("bgp announces %v", bgp.got())
-	}
+	must.True(t, errors.Is(err, broken) && err.Error() == "announce by l2: no such device", "error %q", err)
+	must.True(t, len(bgp.got()) == 3, "bgp announces %v", bgp.got())
 	bgp.err = errors.New("not running")
 	if err := m.Set(t.Context(), nil); err == nil || strings.Count(err.Error(), "announce by") != 2 {
 		t.Errorf("two failures, error %q", err)

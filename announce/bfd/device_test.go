@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"regexp"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -85,9 +84,8 @@ func TestDevices(t *testing.T) {
 	link(1, second)
 	are(bfd.Up, bfd.Up, "")
 	for i, since := range before {
-		if !up[i].Equal(since) {
-			t.Errorf("session %d with the first router is up since %v, was since %v", i, up[i], since)
-		}
+		must.True(t, up[i].Equal(since),
+			"session %d with the first router is up since %v, was since %v", i, up[i], since)
 	}
 	signalAll(t, syscall.SIGSTOP, routers[0])
 	are(bfd.Down, bfd.Up, "")
@@ -108,12 +106,8 @@ func TestChangeWhileUp(t *testing.T) {
 			send(t, s, child)
 			p.hears(t, interval, multiplier)
 			time.Sleep(2 * time.Second) // for a detection time that is too short
-			if p.ended(t, before) {
-				t.Errorf("%v × %d: the session has ended at the router", interval, multiplier)
-			}
-			if log := strings.Join(child.Log.Lines(), "\n"); strings.Contains(log, "bfd session down") {
-				t.Errorf("%v × %d: the session has ended:\n%s", interval, multiplier, log)
-			}
+			must.True(t, !p.ended(t, before), "%v × %d: the session has ended at the router", interval, multiplier)
+			must.True(t, !child.Log.Contains("bfd session down"), "%v × %d: the end is logged", interval, multiplier)
 		}
 		change(syscall.SIGUSR1, slowInterval, slowMultiplier)
 		change(syscall.SIGUSR2, 100*time.Millisecond, multiplier)
@@ -121,12 +115,9 @@ func TestChangeWhileUp(t *testing.T) {
 		// Before, both sides noticed a failure within a second.
 		signalAll(t, syscall.SIGSTOP, p.daemon)
 		took := labtest.Until(t, 20*time.Second, "the monitor notices", func() error {
-			log := strings.Join(child.Log.Lines(), "\n")
-			return labtest.ErrorIf(!strings.Contains(log, "bfd session down"), "log:\n%s", log)
+			return labtest.ErrorIf(!child.Log.Contains("bfd session down"), "log:\n%s", child.Log.Tail(20))
 		})
-		if took < 3*time.Second {
-			t.Errorf("the monitor has noticed the router after %v", took)
-		}
+		must.True(t, took >= 3*time.Second, "the monitor has noticed the router after %v", took)
 		t.Logf("%s frozen: noticed after %v", kind, took)
 		signalAll(t, syscall.SIGCONT, p.daemon)
 		labtest.Until(t, 20*time.Second, "the router notices that it was frozen", func() error {
@@ -135,9 +126,8 @@ func TestChangeWhileUp(t *testing.T) {
 		p.sees(t, "192.0.2.2", "up")
 		p.hears(t, slowInterval, slowMultiplier)
 		send(t, syscall.SIGSTOP, child)
-		if took = p.sees(t, "192.0.2.2", "down"); took < 3*time.Second {
-			t.Errorf("%s has noticed the node after %v", kind, took)
-		}
+		took = p.sees(t, "192.0.2.2", "down")
+		must.True(t, took >= 3*time.Second, "%s has noticed the node after %v", kind, took)
 		t.Logf("node frozen: %s has noticed after %v", kind, took)
 		send(t, syscall.SIGCONT, child)
 	})
@@ -176,9 +166,7 @@ func (p pair) since(t *testing.T) float64 {
 	}
 	out, err := p.daemon.Show(t.Context(), command)
 	found := regexp.MustCompile(pattern).FindStringSubmatch(out)
-	if err != nil || found == nil {
-		t.Fatalf("%s: %v\n%s", command, err, out)
-	}
+	must.Need(t, err == nil && found != nil, "%s: %v\n%s", command, err, out)
 	number := func(n int) float64 { x, _ := strconv.ParseFloat(found[n], 64); return x } // 0 for a word
 	return 3600*number(1) + 60*number(2) + number(3)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A discarded packet is the state of its session for some time only: the next one may be years later.
@@ -26,9 +27,8 @@ func TestDiscardedIsForgotten(t *testing.T) {
 				t.Fatalf("discarded: %q, want %q", got, reason)
 			}
 			for _, want := range []string{reason, ""} {
-				if got := m.Sessions()[0].Discarded; got != want {
-					t.Errorf("%q, want %q", got, want)
-				}
+				got := m.Sessions()[0].Discarded
+				must.True(t, got == want, "%q, want %q", got, want)
 				time.Sleep(discardedTime)
 			}
 		}
@@ -50,13 +50,11 @@ func TestChangedIsToldEachState(t *testing.T) {
 	for _, state := range []State{Init, Up, Down, Down} {
 		d := datagram{from: n.Addr, multihop: true, device: &device{}}
 		d.Packet = Packet{State: state, Multiplier: 3, MyDiscriminator: 2, YourDiscriminator: 1}
-		if reason := m.receive(d); reason != "" {
-			t.Fatalf("%v is discarded: %s", state, reason)
-		}
+		reason := m.receive(d)
+		must.Need(t, reason == "", "%v is discarded: %s", state, reason)
 	}
-	if want := []change{{Down, Up}, {Up, Down}, {Down, Init}}; !slices.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
-	}
+	want := []change{{Down, Up}, {Up, Down}, {Down, Init}}
+	must.True(t, slices.Equal(got, want), "%v, want %v", got, want)
 }
 
 // A packet that panics is lost, and the session continues with the next one.
@@ -72,12 +70,10 @@ func TestPanicOfAPacket(t *testing.T) {
 	m := &Monitor{o: Options{Log: slog.New(slog.DiscardHandler), Boundary: b}, sessions: []*session{s}}
 	d := datagram{from: n.Addr, multihop: true, device: &device{}}
 	d.Packet = Packet{State: Down, Multiplier: 3, MyDiscriminator: 2}
-	if m.handle(d) == "" || s.state != Down || b.Panics()[lb.PartBFD] != 1 {
-		t.Errorf("state %v, panics %v; want a packet that is lost", s.state, b.Panics())
-	}
-	if on = false; m.handle(d) != "" || s.state != Init {
-		t.Errorf("state %v; want the next packet handled", s.state)
-	}
+	must.True(t, m.handle(d) != "" && s.state == Down && b.Panics()[lb.PartBFD] == 1,
+		"state %v, panics %v; want a packet that is lost", s.state, b.Panics())
+	on = false
+	must.True(t, m.handle(d) == "" && s.state == Init, "state %v; want the next packet handled", s.state)
 }
 
 // A packet counts if it has crossed no router too many, has arrived by the interface or the device of the session, and
@@ -120,9 +116,7 @@ func TestRefuse(t *testing.T) {
 		d := datagram{from: s.Addr, ttl: 255, ifindex: 7, multihop: row.multihop, device: &device{}}
 		d.YourDiscriminator = 1
 		row.change(&d)
-		if got := s.refuse(&d); got != row.want {
-			t.Errorf("%s: %q, want %q", row.name, got, row.want)
-		}
+		must.Row(t, row.name, row.want, s.refuse(&d))
 	}
 }
 
@@ -160,16 +154,13 @@ var sampleBytes = []byte{
 }
 
 func TestPacketOnTheWire(t *testing.T) {
-	if got := sample.Append(nil); !bytes.Equal(got, sampleBytes) {
-		t.Errorf("Append: % x, want % x", got, sampleBytes)
-	}
-	if got, err := Parse(append(bytes.Clone(sampleBytes), 1, 2, 3)); err != nil || got != sample {
-		t.Errorf("Parse: %+v, %v, want %+v", got, err, sample)
-	}
+	got := sample.Append(nil)
+	must.True(t, bytes.Equal(got, sampleBytes), "Append: % x, want % x", got, sampleBytes)
+	packet, err := Parse(append(bytes.Clone(sampleBytes), 1, 2, 3))
+	must.True(t, err == nil && packet == sample, "Parse: %+v, %v, want %+v", packet, err, sample)
 	p := Packet{State: Down, Final: true, Demand: true, Multiplier: 1, MyDiscriminator: 1}
-	if got, err := Parse(p.Append(nil)); err != nil || got != p {
-		t.Errorf("Parse: %+v, %v, want %+v", got, err, p)
-	}
+	packet, err = Parse(p.Append(nil))
+	must.True(t, err == nil && packet == p, "Parse: %+v, %v, want %+v", packet, err, p)
 }
 
 func TestParseRefuses(t *testing.T) {
@@ -199,9 +190,8 @@ func TestParseRefuses(t *testing.T) {
 	} {
 		b := bytes.Clone(sampleBytes)
 		copy(b[clear[0]:clear[1]], make([]byte, 4))
-		if _, err := Parse(b); err == nil || !strings.Contains(err.Error(), name) {
-			t.Errorf("%s: error %v", name, err)
-		}
+		_, err := Parse(b)
+		must.True(t, err != nil && strings.Contains(err.Error(), name), "%s: error %v", name, err)
 	}
 	if _, err := Parse(sampleBytes[:23]); err == nil {
 		t.Error("23 bytes were parsed")
@@ -216,8 +206,6 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		again, err := Parse(p.Append(nil))
-		if err != nil || again != p {
-			t.Errorf("%+v becomes %+v, %v", p, again, err)
-		}
+		must.True(t, err == nil && again == p, "%+v becomes %+v, %v", p, again, err)
 	})
 }

@@ -181,9 +181,8 @@ func TestRouterNotices(t *testing.T) {
 			t.Logf("%s: goes on: up after %v", node, p.sees(t, node, "up"))
 			send(t, syscall.SIGTERM, child)
 			t.Logf("%s: ends: down after %v", node, p.sees(t, node, "down"))
-			if err := child.Wait(t.Context()); err != nil {
-				t.Errorf("the monitor ended with %v", err)
-			}
+			err := child.Wait(t.Context())
+			must.True(t, err == nil, "the monitor ended with %v", err)
 		}
 	})
 }
@@ -238,9 +237,7 @@ func monitor(
 	t.Helper()
 	m = must.Get(bfd.New(o))(t)
 	m.Set(neighbors)
-	return m, must.Run(t, func(ctx context.Context) error {
-		return h.Do(func() error { return m.Run(ctx) })
-	})
+	return m, must.Run(t, func(ctx context.Context) error { return h.Do(func() error { return m.Run(ctx) }) })
 }
 
 // signalAll sends a signal to the processes of a router.
@@ -269,12 +266,9 @@ func TestNoFalseAlarm(t *testing.T) {
 			}
 		}
 		t.Logf("%s: %d false alarms in %v, %d × 100 ms", kind, len(alarms), duration, multiplier)
-		if len(alarms) > 0 {
-			t.Errorf("false alarms:\n%s", strings.Join(alarms, "\n"))
-		}
-		if state, err := p.state(t.Context(), "192.0.2.2"); err != nil || state != "up" {
-			t.Errorf("the session is %s at the router in the end, %v", state, err)
-		}
+		must.True(t, len(alarms) == 0, "false alarms:\n%s", strings.Join(alarms, "\n"))
+		state, err := p.state(t.Context(), "192.0.2.2")
+		must.True(t, err == nil && state == "up", "the session is %s at the router in the end, %v", state, err)
 	})
 }
 

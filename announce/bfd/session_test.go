@@ -34,14 +34,10 @@ func up(t *testing.T) (a, b *machine) {
 		pass(t, a, b, start)
 		pass(t, b, a, start)
 	}
-	if a.state != Up || b.state != Up {
-		t.Fatalf("states %v and %v, want up", a.state, b.state)
-	}
+	must.Need(t, a.state == Up && b.state == Up, "states %v and %v, want up", a.state, b.state)
 	pass(t, a, b, start)
 	pass(t, b, a, start)
-	if a.polls > 0 || b.polls > 0 {
-		t.Fatal("a poll sequence did not end")
-	}
+	must.Need(t, a.polls == 0 && b.polls == 0, "a poll sequence did not end")
 	return a, b
 }
 
@@ -62,9 +58,8 @@ func TestStates(t *testing.T) {
 		m := newMachine(1, interval100, 3)
 		m.state = c.state
 		m.receive(Packet{State: c.received, Multiplier: 3, MyDiscriminator: 2, YourDiscriminator: 1}, start)
-		if m.state != c.want || m.diag != c.diag {
-			t.Errorf("%v, received %v: %v, %v; want %v, %v", c.state, c.received, m.state, m.diag, c.want, c.diag)
-		}
+		must.True(t, m.state == c.want && m.diag == c.diag,
+			"%v, received %v: %v, %v; want %v, %v", c.state, c.received, m.state, m.diag, c.want, c.diag)
 	}
 }
 
@@ -73,9 +68,8 @@ func TestUnaskedFinal(t *testing.T) {
 	m, _ := up(t)
 	m.receive(Packet{State: Up, Final: true, Multiplier: 3, MyDiscriminator: 2, YourDiscriminator: 1}, start)
 	m.configure(2*interval100, 3)
-	if p := m.packet(false); !p.Poll || m.polls != 1 {
-		t.Errorf("poll %t, %d polls; want one", p.Poll, m.polls)
-	}
+	p := m.packet(false)
+	must.True(t, p.Poll && m.polls == 1, "poll %t, %d polls; want one", p.Poll, m.polls)
 }
 
 // A session that is administratively down answers no poll, and its neighbor does not count as heard.
@@ -84,9 +78,8 @@ func TestAdminDownIsSilent(t *testing.T) {
 	m.end()
 	heard := m.heard
 	poll := Packet{State: Up, Poll: true, Multiplier: 3, MyDiscriminator: 2, YourDiscriminator: 1}
-	if m.receive(poll, start.Add(time.Second)) || m.heard != heard || m.state != AdminDown {
-		t.Errorf("state %v, heard %v, was %v", m.state, m.heard, heard)
-	}
+	must.True(t, !m.receive(poll, start.Add(time.Second)) && m.heard == heard && m.state == AdminDown,
+		"state %v, heard %v, was %v", m.state, m.heard, heard)
 }
 
 // A packet proves that the path works in both directions only while both sides are up.
@@ -101,9 +94,8 @@ func TestBothUp(t *testing.T) {
 		m := newMachine(1, interval100, 3)
 		m.state = c.state
 		m.receive(Packet{State: c.received, Multiplier: 3, MyDiscriminator: 2, YourDiscriminator: 1}, start)
-		if got := m.bothUp.Equal(start); got != c.want {
-			t.Errorf("%v, received %v: %t, want %t", c.state, c.received, got, c.want)
-		}
+		got := m.bothUp.Equal(start)
+		must.True(t, got == c.want, "%v, received %v: %t, want %t", c.state, c.received, got, c.want)
 	}
 }
 
@@ -152,19 +144,14 @@ func TestConfigure(t *testing.T) {
 	a.configure(interval100, 5)
 	is("multiplier", interval100, 3*interval100, 0)
 	pass(t, a, b, start)
-	if d := b.detectionTime(); d != 5*interval100 {
-		t.Errorf("the neighbor detects in %v, want 500ms", d)
-	}
+	must.Row(t, "the neighbor detects in", 5*interval100, b.detectionTime())
 	a.configure(interval300, 5)
 	is("longer, not confirmed", interval100, 3*interval300, 1)
-	if p := a.packet(false); !p.Poll || p.DesiredMinTx != interval300 || p.RequiredMinRx != interval300 {
-		t.Errorf("packet %+v", p)
-	}
+	p := a.packet(false)
+	must.True(t, p.Poll && p.DesiredMinTx == interval300 && p.RequiredMinRx == interval300, "packet %+v", p)
 	pass(t, a, b, start)
 	is("longer, confirmed", interval300, 3*interval300, 0)
-	if d := b.detectionTime(); d != 5*interval300 {
-		t.Errorf("the neighbor detects in %v, want 1.5s", d)
-	}
+	must.Row(t, "the neighbor detects in", 5*interval300, b.detectionTime())
 	b.configure(interval50, 3)
 	pass(t, b, a, start)
 	is("the neighbor sends faster", interval300, 3*interval300, 0)
@@ -184,9 +171,7 @@ func TestConfigure(t *testing.T) {
 	a.configure(interval100, 3)
 	a.expire(start.Add(time.Minute))
 	a.configure(interval50, 3)
-	if a.state != Down || a.txInterval() != slowInterval || a.packet(false).Poll {
-		t.Errorf("down: %+v", a)
-	}
+	must.True(t, a.state == Down && a.txInterval() == slowInterval && !a.packet(false).Poll, "down: %+v", a)
 	for range 3 {
 		pass(t, b, a, start)
 		pass(t, a, b, start)
@@ -212,68 +197,49 @@ func TestSetKeepsSessions(t *testing.T) {
 	m.Set([]Neighbor{near})
 	s, near.Source = m.sessions[0], near.Addr // as the kernel has chosen
 	m.Set([]Neighbor{near})
-	if m.sessions[0] != s || s.Source != near.Source {
-		t.Error("the session has ended for the source that it has")
-	}
+	must.True(t, m.sessions[0] == s && s.Source == near.Source, "the session has ended for the source that it has")
 	for _, change := range []func(*Neighbor){
 		func(n *Neighbor) { n.Source = netip.MustParseAddr("192.0.2.2") },
 		func(n *Neighbor) { n.Device = "eth0" },
 		func(n *Neighbor) { n.Multihop = false },
 	} {
 		other := n
-		if change(&other); other.key() == n.key() {
-			t.Errorf("%+v has the session of %+v", other, n)
-		}
+		change(&other)
+		must.True(t, other.key() != n.key(), "%+v has the session of %+v", other, n)
 	}
 }
 
 func TestDetection(t *testing.T) {
 	a, b := up(t)
-	if at := a.expires(); at != start.Add(300*time.Millisecond) {
-		t.Fatalf("expires at %v after the last packet, want 300ms", at.Sub(start))
-	}
+	must.Equal(t, 300*time.Millisecond, a.expires().Sub(start))
 	a.expire(start.Add(299 * time.Millisecond))
-	if a.state != Up {
-		t.Error("the session failed before its detection time")
-	}
+	must.True(t, a.state == Up, "the session failed before its detection time")
 	pass(t, b, a, start.Add(299*time.Millisecond))
 	a.expire(start.Add(598 * time.Millisecond))
-	if a.state != Up {
-		t.Error("a packet did not renew the session")
-	}
+	must.True(t, a.state == Up, "a packet did not renew the session")
 	a.expire(start.Add(599 * time.Millisecond))
 	p := a.packet(false)
-	if a.state != Down || p.Diag != DiagTimeExpired || p.YourDiscriminator != 0 {
-		t.Errorf("after the detection time: %+v", p)
-	}
-	if !a.expires().IsZero() {
-		t.Error("a session that failed expires again")
-	}
+	must.True(t, a.state == Down && p.Diag == DiagTimeExpired && p.YourDiscriminator == 0,
+		"after the detection time: %+v", p)
+	must.True(t, a.expires().IsZero(), "a session that failed expires again")
 	// The neighbor hears it and both come up again.
 	for range 3 {
 		pass(t, a, b, start.Add(time.Second))
 		pass(t, b, a, start.Add(time.Second))
 	}
-	if a.state != Up || b.state != Up {
-		t.Errorf("states %v and %v, want up again", a.state, b.state)
-	}
+	must.True(t, a.state == Up && b.state == Up, "states %v and %v, want up again", a.state, b.state)
 }
 
 func TestPlannedEnd(t *testing.T) {
 	a, b := up(t)
 	a.end()
 	p := a.packet(false)
-	if p.State != AdminDown || p.Diag != DiagAdminDown || p.Poll {
-		t.Errorf("packet %+v", p)
-	}
+	must.True(t, p.State == AdminDown && p.Diag == DiagAdminDown && !p.Poll, "packet %+v", p)
 	pass(t, a, b, start)
-	if b.state != Down || b.diag != DiagNeighborDown || b.remoteDiag != DiagAdminDown {
-		t.Errorf("the neighbor: %v, %v", b.state, b.diag)
-	}
+	must.True(t, b.state == Down && b.diag == DiagNeighborDown && b.remoteDiag == DiagAdminDown,
+		"the neighbor: %v, %v", b.state, b.diag)
 	pass(t, b, a, start)
-	if a.state != AdminDown {
-		t.Errorf("state %v after a packet, want admin-down", a.state)
-	}
+	must.True(t, a.state == AdminDown, "state %v after a packet, want admin-down", a.state)
 }
 
 // Section 6.8.7: no periodic packets while the neighbor demands it, but polls and their answers.
@@ -283,24 +249,18 @@ func TestDemandAndPoll(t *testing.T) {
 		State: Up, Demand: true, Multiplier: 3, MyDiscriminator: 2, YourDiscriminator: 1, RequiredMinRx: interval100,
 		DesiredMinTx: interval100,
 	}
-	if a.receive(demand, start); a.periodic() {
-		t.Error("periodic packets are sent although the neighbor demands none")
-	}
+	a.receive(demand, start)
+	must.True(t, !a.periodic(), "periodic packets are sent although the neighbor demands none")
 	demand.Poll = true
-	if !a.receive(demand, start) {
-		t.Error("a poll is not answered")
-	}
-	if p := a.packet(true); !p.Final || p.Poll {
-		t.Errorf("answer %+v", p)
-	}
+	must.True(t, a.receive(demand, start), "a poll is not answered")
+	p := a.packet(true)
+	must.True(t, p.Final && !p.Poll, "answer %+v", p)
 	demand.State = Down
-	if a.receive(demand, start); !a.periodic() {
-		t.Error("no packets although the session is down")
-	}
+	a.receive(demand, start)
+	must.True(t, a.periodic(), "no packets although the session is down")
 	demand.RequiredMinRx = 0
-	if a.receive(demand, start); a.periodic() {
-		t.Error("packets are sent to a neighbor that wants none")
-	}
+	a.receive(demand, start)
+	must.True(t, !a.periodic(), "packets are sent to a neighbor that wants none")
 }
 
 // Whatever arrives, the session neither answers with a packet that its own parser refuses nor comes up without a
@@ -319,15 +279,10 @@ func FuzzSession(f *testing.F) {
 			}
 			before := m.state
 			m.receive(p, now)
-			if before != Up && m.state == Up && p.YourDiscriminator == 0 {
-				t.Errorf("%+v brought the session up", p)
-			}
-			if d := m.pause(0.5); d < 75*time.Millisecond {
-				t.Errorf("packets are sent every %v", d)
-			}
-			if _, err := Parse(m.packet(false).Append(nil)); err != nil {
-				t.Errorf("%+v: %v", m.packet(false), err)
-			}
+			must.True(t, before == Up || m.state != Up || p.YourDiscriminator > 0, "%+v brought the session up", p)
+			d := m.pause(0.5)
+			must.True(t, d >= 75*time.Millisecond, "packets are sent every %v", d)
+			must.Get(Parse(m.packet(false).Append(nil)))(t)
 		}
 	})
 }

@@ -155,12 +155,9 @@ func TestPublishedAttacks(t *testing.T) {
 			must.Do(t, s.Set(t.Context(), announcements(vip4, netip.MustParseAddr("203.0.113.11"))))
 			for readType(t, c) != packet.BGP_MSG_UPDATE {
 			}
-			if p := s.Peers()[0]; p.State != "established" || p.LastError != "" {
-				t.Errorf("peer %+v", p)
-			}
-			if got := crashes(t, messages); got != attack.crashes {
-				t.Errorf("gobgp without the guard has ended: %t, want %t", got, attack.crashes)
-			}
+			p := s.Peers()[0]
+			must.True(t, p.State == "established" && p.LastError == "", "peer %+v", p)
+			must.Row(t, "gobgp without the guard has ended", attack.crashes, crashes(t, messages))
 		})
 	}
 }
@@ -195,9 +192,8 @@ func crashes(t *testing.T, messages [][]byte) bool {
 	cmd.Stderr = &out
 	stdout := must.Get(cmd.StdoutPipe())(t)
 	must.Do(t, cmd.Start())
-	if _, err := stdout.Read(make([]byte, 5)); err != nil {
-		t.Fatalf("gobgp does not start: %v", err)
-	}
+	_, err := stdout.Read(make([]byte, 5))
+	must.Need(t, err == nil, "gobgp does not start: %v", err)
 	c := must.Get(net.Dial("tcp4", at))(t)
 	c = attacker(t, c)
 	cease := must.Get(packet.NewBGPNotificationMessage(packet.BGP_ERROR_CEASE, 0, nil).Serialize())(t)
@@ -246,9 +242,8 @@ func TestFullTable(t *testing.T) {
 		}
 		return nil
 	})
-	if grown := int64(heap()) - int64(before); grown > 8<<20 {
-		t.Errorf("the heap has grown by %d bytes", grown)
-	}
+	grown := int64(heap()) - int64(before)
+	must.True(t, grown <= 8<<20, "the heap has grown by %d bytes", grown)
 	if p := s.Peers()[0]; p.State != "established" {
 		t.Errorf("peer %+v", p)
 	}

@@ -2,6 +2,7 @@ package bgp_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -110,8 +111,7 @@ func sets(m map[string][]string) map[string]map[string]bool {
 
 func (c *child) sent(peer netip.Addr) []lb.SentRoute {
 	c.t.Helper()
-	a := must.Get(c.call(request{Sent: peer}))(c.t)
-	return a.Sent
+	return must.Get(c.call(request{Sent: peer}))(c.t).Sent
 }
 
 // The routes of each peer are listed with the attributes that the router has received, and follow changes.
@@ -129,10 +129,7 @@ func TestSentRoutes(t *testing.T) {
 		t.Helper()
 		labtest.Until(t, timeout, fmt.Sprintf("%q in %q", words, command), func() error {
 			out, err := r.Show(t.Context(), command)
-			if i := slices.IndexFunc(words, func(w string) bool { return !strings.Contains(out, w) }); i >= 0 {
-				return fmt.Errorf("no %q: %v %s", words[i], err, out)
-			}
-			return err
+			return errors.Join(err, lacks(out, words))
 		})
 	}
 	check := func(peer netip.Addr, want ...lb.SentRoute) {
@@ -160,21 +157,16 @@ func TestSentRoutes(t *testing.T) {
 		Communities: []string{"64512:100"}, Bandwidth: 375e6,
 	}, lowered)
 	list := c.sent(b.theirs[1][0])
-	if len(list) != 2 || time.Since(list[0].At) > timeout || list[0].At.IsZero() {
-		t.Fatalf("routes at FRR: %+v", list)
-	}
+	must.Need(t, len(list) == 2 && time.Since(list[0].At) <= timeout && !list[0].At.IsZero(),
+		"routes at FRR: %+v", list)
 	want := lb.SentRoute{
 		Prefix: host(vip4), NextHop: b.ours[1][0], ASPath: []uint32{64512}, At: list[0].At, Bandwidth: 375e6,
 		Communities: []string{"64512:100", "no-export"}, LargeCommunities: []string{"64512:1:2"},
 	}
-	if fmt.Sprintf("%+v", list[0]) != fmt.Sprintf("%+v", want) {
-		t.Errorf("at FRR %+v, want %+v", list[0], want)
-	}
+	must.True(t, fmt.Sprintf("%+v", list[0]) == fmt.Sprintf("%+v", want), "at FRR %+v, want %+v", list[0], want)
 	c.setWeighted(lb.Announcement{VIP: vip6, LowerPreference: true})
 	check(b.theirs[0][0], lowered)
-	if list := c.sent(netip.MustParseAddr("192.0.2.99")); list != nil {
-		t.Errorf("routes of a peer that does not exist: %v", list)
-	}
+	must.Row(t, "routes of a peer that does not exist", nil, c.sent(netip.MustParseAddr("192.0.2.99")))
 }
 
 // The details of a session are what both sides have negotiated, and its messages are those that the router counts. A
@@ -193,18 +185,14 @@ func TestSessionDetails(t *testing.T) {
 		want(t, r, vip6, b.ours[0][1])
 		p := c.peer(peer)
 		s := p.Session
-		if p.Flaps != 0 || s == nil {
-			t.Fatalf("%+v", p)
-		}
+		must.Need(t, p.Flaps == 0 && s != nil, "%+v", p)
 		t.Logf("%s: %+v", kind, *s)
-		if s.Local != b.ours[0][0] || s.LocalASN != ourASN || s.RouterID != peer || s.Hold != 12 || s.Keepalive != 2 ||
-			s.Restart != 45 || !slices.Equal(s.Families, []string{"ipv4", "ipv6"}) || s.ExtendedNextHop {
-			t.Errorf("details %+v", *s)
-		}
-		if s.Sent.Updates < 2 || s.Sent.Messages < s.Sent.Updates+2 || s.Received.Messages < 2 ||
-			time.Since(s.Received.Last) > 12*time.Second || time.Since(s.Sent.Last) > 4*time.Second {
-			t.Errorf("messages %+v", *s)
-		}
+		must.True(t, s.Local == b.ours[0][0] && s.LocalASN == ourASN && s.RouterID == peer && s.Hold == 12 &&
+			s.Keepalive == 2 && s.Restart == 45 && slices.Equal(s.Families, []string{"ipv4", "ipv6"}) &&
+			!s.ExtendedNextHop, "details %+v", *s)
+		must.True(t, s.Sent.Updates >= 2 && s.Sent.Messages >= s.Sent.Updates+2 && s.Received.Messages >= 2 &&
+			time.Since(s.Received.Last) <= 12*time.Second && time.Since(s.Sent.Last) <= 4*time.Second,
+			"messages %+v", *s)
 		if kind == peers.FRR {
 			wantCounted(t, c, r, peer, b.ours[0][0])
 		}
@@ -214,9 +202,8 @@ func TestSessionDetails(t *testing.T) {
 		})
 		want(t, r, vip4, b.ours[0][0])
 		lines := downLines(c, peer)
-		if n := strings.Count(strings.Join(lines, "\n"), "administrative"); n != 1 {
-			t.Errorf("logged %q, want the reason once", lines)
-		}
+		must.True(t, strings.Count(strings.Join(lines, "\n"), "administrative") == 1,
+			"logged %q, want the reason once", lines)
 	})
 }
 
@@ -235,10 +222,9 @@ func wantCounted(t *testing.T, c *child, r *peers.Router, peer, neighbor netip.A
 			return err
 		}
 		theirs, ours := all[neighbor.String()].MessageStats, c.peer(peer).Session
-		if theirs.UpdatesRecv != ours.Sent.Updates || theirs.UpdatesSent != ours.Received.Updates ||
-			theirs.TotalRecv != ours.Sent.Messages || theirs.TotalSent != ours.Received.Messages {
-			return fmt.Errorf("FRR: %+v; sent %+v, received %+v", theirs, ours.Sent, ours.Received)
-		}
-		return nil
+		return labtest.ErrorIf(
+			theirs.UpdatesRecv != ours.Sent.Updates || theirs.UpdatesSent != ours.Received.Updates ||
+				theirs.TotalRecv != ours.Sent.Messages || theirs.TotalSent != ours.Received.Messages,
+			"FRR: %+v; sent %+v, received %+v", theirs, ours.Sent, ours.Received)
 	})
 }

@@ -41,11 +41,9 @@ func TestBFD(t *testing.T) {
 		want(t, r, vip4, b.ours[0][0])
 		s.until(b.theirs[0][0], "bfd is up", func(p lb.PeerStatus) bool { return p.BFD == "up" })
 
-		if c, err := r.Host.Dial(t.Context(), "udp", netip.AddrPortFrom(b.ours[0][0], 3784).String()); err != nil {
-			t.Fatal(err)
-		} else if _, err = c.Write([]byte("no packet of BFD")); err != nil || c.Close() != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(r.Host.Dial(t.Context(), "udp", netip.AddrPortFrom(b.ours[0][0], 3784).String()))(t)
+		must.Get(c.Write([]byte("no packet of BFD")))(t)
+		must.Do(t, c.Close())
 		labtest.Until(t, timeout, "the packet is counted", func() error {
 			a, err := s.call(request{})
 			return labtest.ErrorIf(err != nil || a.Discarded["dropped by the kernel"] == 0, "%v, %v", a.Discarded, err)
@@ -53,9 +51,7 @@ func TestBFD(t *testing.T) {
 		must.Do(t, s.Signal(syscall.SIGSTOP))
 		took := want(t, r, vip4)
 		t.Logf("%s: frozen: route gone after %v", kind, took)
-		if took > bfdLimit {
-			t.Errorf("%s noticed the frozen node after %v", kind, took)
-		}
+		must.True(t, took <= bfdLimit, "%s noticed the frozen node after %v", kind, took)
 		must.Do(t, s.Signal(syscall.SIGCONT))
 		t.Logf("%s: goes on: route back after %v", kind, want(t, r, vip4, b.ours[0][0]))
 		s.until(b.theirs[0][0], "bfd was up in this session", func(p lb.PeerStatus) bool {
@@ -67,12 +63,9 @@ func TestBFD(t *testing.T) {
 		p := s.until(b.theirs[0][0], "the session is lost", func(p lb.PeerStatus) bool { return !isEstablished(p) })
 		took = time.Since(begin)
 		t.Logf("%s: link cut: session lost after %v", kind, took)
-		if took > bfdLimit {
-			t.Errorf("the node noticed the cut after %v", took)
-		}
-		if !strings.Contains(p.LastError, "bfd session down: control detection time") {
-			t.Errorf("reason %q", p.LastError)
-		}
+		must.True(t, took <= bfdLimit, "the node noticed the cut after %v", took)
+		must.True(t, strings.Contains(p.LastError, "bfd session down: control detection time"),
+			"reason %q", p.LastError)
 	})
 }
 
@@ -106,9 +99,9 @@ func TestBFDOfTheSessionBefore(t *testing.T) {
 			o.Peers[0].BFD = c
 			s.configure(o)
 			time.Sleep(2 * time.Second) // a router notices the end of a session within one
-			if p := s.peer(peer); !p.Since.Equal(up.Since) || p.BFD != "up" {
-				t.Errorf("%+v: bfd %s, up since %v, was since %v: %q", c, p.BFD, p.Since, up.Since, p.Errors)
-			}
+			p := s.peer(peer)
+			must.True(t, p.Since.Equal(up.Since) && p.BFD == "up",
+				"%+v: bfd %s, up since %v, was since %v: %q", c, p.BFD, p.Since, up.Since, p.Errors)
 		}
 		stop()
 		for _, end := range []func() error{
@@ -126,15 +119,13 @@ func TestBFDOfTheSessionBefore(t *testing.T) {
 			again := func(p lb.PeerStatus) bool { return isEstablished(p) && p.Flaps == ended }
 			s.until(peer, "the next session", again)
 			pause()
-			if p := s.until(peer, "both sessions are up again", both); p.Flaps != ended {
-				t.Fatalf("%d sessions have ended, want %d: %+v", p.Flaps, ended, p.Errors)
-			}
+			p := s.until(peer, "both sessions are up again", both)
+			must.Need(t, p.Flaps == ended, "%d sessions have ended, want %d: %+v", p.Flaps, ended, p.Errors)
 		}
 		must.Do(t, r.Host.SetDown("eth0"))
 		p := s.until(peer, "the session is lost", func(p lb.PeerStatus) bool { return !isEstablished(p) })
-		if !strings.Contains(p.LastError, "bfd session down: control detection time") {
-			t.Errorf("reason %q", p.LastError)
-		}
+		must.True(t, strings.Contains(p.LastError, "bfd session down: control detection time"),
+			"reason %q", p.LastError)
 	})
 }
 
@@ -150,9 +141,8 @@ func TestRouterWithoutBFD(t *testing.T) {
 	want(t, r, vip4, b.ours[0][0])
 	const state = "down: no packet of the peer arrives: check that BFD is on there, with the same multihop"
 	before := s.until(b.theirs[0][0], "the session is up", isEstablished)
-	if before.LastError != "" || before.BFD != state {
-		t.Errorf("at once: reason %q, bfd %q", before.LastError, before.BFD)
-	}
+	must.True(t, before.LastError == "" && before.BFD == state,
+		"at once: reason %q, bfd %q", before.LastError, before.BFD)
 	packet := bfd.Packet{State: bfd.Down, Multiplier: 1, MyDiscriminator: 1, DesiredMinTx: time.Second}.Append(nil)
 	for _, row := range []struct {
 		ttl   int
@@ -169,15 +159,13 @@ func TestRouterWithoutBFD(t *testing.T) {
 			s.until(b.theirs[0][0], want, func(p lb.PeerStatus) bool { return p.BFD == want })
 		}
 	}
-	if p := s.peer(b.theirs[0][0]); !p.Since.Equal(before.Since) || p.Flaps > 0 {
-		t.Errorf("the session has ended: %+v", p)
-	}
+	p := s.peer(b.theirs[0][0])
+	must.True(t, p.Since.Equal(before.Since) && p.Flaps == 0, "the session has ended: %+v", p)
 	s.until(b.theirs[0][0], "a reason", func(p lb.PeerStatus) bool {
 		return isEstablished(p) && p.LastError == "bfd is "+state
 	})
 	a, err := s.call(request{})
-	if err != nil || len(a.Problems) != 1 || a.Problems[0] != "peer 192.0.2.1: bfd is "+state {
-		t.Errorf("problems %q, %v", a.Problems, err)
-	}
+	must.True(t, err == nil && len(a.Problems) == 1 && a.Problems[0] == "peer 192.0.2.1: bfd is "+state,
+		"problems %q, %v", a.Problems, err)
 	want(t, r, vip4, b.ours[0][0])
 }

@@ -2,6 +2,7 @@ package bgp_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -30,9 +31,8 @@ func startBIRD(t *testing.T, h *lab.Host, protocol, more string) *bird {
 	t.Helper()
 	path, err := exec.LookPath("bird")
 	if err != nil {
-		if os.Getenv("STEELYARD_CI") != "" {
-			t.Fatalf("bird2 is not installed, and STEELYARD_CI forbids skipping: %v", err)
-		}
+		must.Need(t, os.Getenv("STEELYARD_CI") == "",
+			"bird2 is not installed, and STEELYARD_CI forbids skipping: %v", err)
 		t.Skipf("NOT TESTED: bird2 is not installed: %v", err)
 	}
 	text := fmt.Sprintf(`router id 192.0.2.250;
@@ -69,15 +69,8 @@ func (b *bird) await(command string, words ...string) string {
 	var out string
 	labtest.Until(b.t, timeout, fmt.Sprintf("%q in %q", words, command), func() error {
 		var err error
-		if out, err = b.birdc(command); err != nil {
-			return err
-		}
-		for _, w := range words {
-			if !strings.Contains(out, w) {
-				return fmt.Errorf("the output is %s", out)
-			}
-		}
-		return nil
+		out, err = b.birdc(command)
+		return errors.Join(err, lacks(out, words))
 	})
 	return out
 }
@@ -113,9 +106,7 @@ func TestIPv4OnlyRouter(t *testing.T) {
 			p.LastError == "the peer does not accept IPv6 routes: switch the family on there"
 	})
 	c.set(vip4)
-	c.until(b.theirs[0][0], "nothing is wrong", func(p lb.PeerStatus) bool {
-		return p.Routes == 1 && p.LastError == ""
-	})
+	c.until(b.theirs[0][0], "no fault", func(p lb.PeerStatus) bool { return p.Routes == 1 && p.LastError == "" })
 	c.set()
 	if out := r.await("show route", "BIRD"); strings.Contains(out, "203.0.113.10") {
 		r.await("show route count", none4)
@@ -154,9 +145,8 @@ func TestNoNextHop(t *testing.T) {
 	})
 	must.Do(t, b.host.AddAddress("eth0", ours6))
 	r.await("show route all for 2001:db8:1::10", "BGP.next_hop: "+b.ours[0][1].String())
-	if p := c.peer(b.theirs[0][0]); p.Routes != 2 || p.LastError != "" {
-		t.Errorf("peer %+v", p)
-	}
+	p := c.peer(b.theirs[0][0])
+	must.True(t, p.Routes == 2 && p.LastError == "", "peer %+v", p)
 	must.Do(t, b.host.DeleteAddress("eth0", ours6))
 	r.await("show route count", one4, none6)
 }
@@ -169,9 +159,9 @@ func TestTTLSecurity(t *testing.T) {
 	// Which packet is dropped first depends on the side that connects, and either side may see the session as
 	// established until its hold time expires; the router must not have the route.
 	<-time.After(5 * time.Second)
-	if out, err := r.birdc("show route for 203.0.113.10"); err == nil && strings.Contains(out, "203.0.113.10/32") {
-		t.Errorf("the router has a route from a speaker without TTL security:\n%s", out)
-	}
+	out, err := r.birdc("show route for 203.0.113.10")
+	must.True(t, err != nil || !strings.Contains(out, "203.0.113.10/32"),
+		"the router has a route from a speaker without TTL security:\n%s", out)
 	c.terminate()
 	// The router has not seen the end of a connection that it opened, and keeps it for four minutes.
 	r.await("restart speaker", "restarted")
@@ -266,9 +256,8 @@ func TestSameLinkLocalPeers(t *testing.T) {
 		r.await("show route all for 203.0.113.10", "BGP.next_hop: "+b.ours[n][0].String())
 		r.await("show route all for 2001:db8:1::10", "BGP.next_hop: "+b.ours[n][1].String())
 	}
-	if p := c.peer(o.Peers[1].Address); p.State != "established" || p.Routes != 2 {
-		t.Errorf("peer %+v", p)
-	}
+	p := c.peer(o.Peers[1].Address)
+	must.True(t, p.State == "established" && p.Routes == 2, "peer %+v", p)
 }
 
 // FRR accepts the documented configuration, first for a router, then for BFD, and both take effect.
@@ -276,9 +265,7 @@ func TestDocumentedFRR(t *testing.T) {
 	text := must.Get(os.ReadFile("../../docs/bgp.md"))(t)
 	_, router, ok := strings.Cut(string(text), "```\n# FRR\n")
 	_, withBFD, ok2 := strings.Cut(router, "```\n# FRR (bfdd=yes in /etc/frr/daemons)\n")
-	if !ok || !ok2 {
-		t.Fatal("an example is missing")
-	}
+	must.Need(t, ok && ok2, "an example is missing")
 	b := newBench(t)
 	r := b.router(peers.FRR, func(c *peers.RouterConfig) {
 		// Any neighbour with BFD makes bfdd run.
@@ -289,9 +276,7 @@ func TestDocumentedFRR(t *testing.T) {
 		config, _, _ = strings.Cut(config, "```")
 		must.Do(t, r.WriteFile("/run/frr/documented.conf", config, 0o600))
 		out, err := r.Run(t.Context(), "vtysh", "--vty_socket", "/run/frr", "-f", "/run/frr/documented.conf")
-		if err != nil || strings.Contains(out, "%") {
-			t.Errorf("%v\n%s\n%s", err, config, out)
-		}
+		must.True(t, err == nil && !strings.Contains(out, "%"), "%v\n%s\n%s", err, config, out)
 	}
 	enter("no router bgp 64500\nno bfd\n")
 	enter(router)

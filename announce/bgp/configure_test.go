@@ -13,6 +13,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // established waits until a session is established and returns since when.
@@ -24,9 +25,8 @@ func (c *child) established(peer netip.Addr) (since time.Time) {
 // kept fails the test unless the session with a peer is the one since then.
 func (c *child) kept(peer netip.Addr, since time.Time) {
 	c.t.Helper()
-	if again := c.established(peer); !again.Equal(since) {
-		c.t.Errorf("the session with %v is since %v, was since %v", peer, again, since)
-	}
+	again := c.established(peer)
+	must.True(c.t, again.Equal(since), "the session with %v is since %v, was since %v", peer, again, since)
 }
 
 // A peer is added and removed while the session with another one continues, and a changed hold time does not interrupt
@@ -48,9 +48,8 @@ func TestConfigurePeers(t *testing.T) {
 		want(t, second, vip4, b.ours[1][0])
 		want(t, second, vip6, b.ours[1][1])
 		c.configure(one)
-		if took := want(t, second, vip4); took > time.Second {
-			t.Errorf("the removed peer kept the route for %v", took)
-		}
+		took := want(t, second, vip4)
+		must.True(t, took <= time.Second, "the removed peer kept the route for %v", took)
 		c.kept(b.theirs[0][0], since)
 
 		one.Peers = slices.Clone(one.Peers)
@@ -83,9 +82,8 @@ func TestAttributesOfPeersAndPools(t *testing.T) {
 	r.await(to4, "BGP.med: 10", "BGP.community: (64512,1) (64512,2)", "BGP.as_path: 64512 64512 64512 64512\n")
 	for _, to := range []string{to6, "show route all for 203.0.113.11"} {
 		out := r.await(to, "BGP.community: (64512,1)", "BGP.as_path: 64512\n")
-		if strings.Contains(out, "med") || strings.Contains(out, "(64512,2)") {
-			t.Errorf("%s has attributes of the pool:\n%s", to, out)
-		}
+		must.True(t, !strings.Contains(out, "med") && !strings.Contains(out, "(64512,2)"),
+			"%s has attributes of the pool:\n%s", to, out)
 	}
 	since := c.established(b.theirs[0][0])
 
@@ -106,11 +104,8 @@ func TestAttributesOfPeersAndPools(t *testing.T) {
 	c.configure(o)
 	labtest.Until(t, timeout, "no further attribute", func() error {
 		out, err := r.birdc(to4)
-		if err != nil || strings.Contains(out, "med") || strings.Contains(out, "64512 64512") ||
-			strings.Contains(out, "(64512,3)") || strings.Contains(out, "(64512,2)") {
-			return fmt.Errorf("%v %s", err, out)
-		}
-		return nil
+		return labtest.ErrorIf(err != nil || strings.Contains(out, "med") || strings.Contains(out, "64512 64512") ||
+			strings.Contains(out, "(64512,3)") || strings.Contains(out, "(64512,2)"), "%v %s", err, out)
 	})
 	o.AggregateV4, o.AggregateV6 = 28, 64
 	c.setWeighted(announcements(vip4, vip6)...)
@@ -154,8 +149,6 @@ func TestConfigureLocalSide(t *testing.T) {
 		return nil
 	})
 	c.established(b.theirs[0][0])
-	if _, err := c.call(request{Configure: &bgp.Options{}}); err != nil {
-		t.Error(err)
-	}
+	must.Get(c.call(request{Configure: &bgp.Options{}}))(t)
 	c.established(b.theirs[0][0]) // options that are not valid change nothing
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // wantReason waits until the status of the peer has a reason with all these words.
@@ -19,17 +20,20 @@ func wantReason(t *testing.T, c *child, peer netip.Addr, words ...string) lb.Pee
 	var p lb.PeerStatus
 	labtest.Until(t, timeout, fmt.Sprintf("a reason with %q", words), func() error {
 		p = c.peer(peer)
-		for _, w := range words {
-			if !strings.Contains(p.LastError, w) {
-				return fmt.Errorf("peer %+v", p)
-			}
-		}
-		return nil
+		return lacks(p.LastError, words)
 	})
-	if p.State == "established" {
-		t.Errorf("peer %+v is established", p)
-	}
+	must.True(t, p.State != "established", "peer %+v is established", p)
 	return p
+}
+
+// lacks returns an error unless a text has all these words.
+func lacks(text string, words []string) error {
+	for _, w := range words {
+		if !strings.Contains(text, w) {
+			return fmt.Errorf("no %q in %s", w, text)
+		}
+	}
+	return nil
 }
 
 // downLines returns what was logged about lost sessions with a peer.
@@ -78,9 +82,8 @@ func TestWrongPassword(t *testing.T) {
 		for i, row := range rows {
 			peer := b.theirs[i][0]
 			p := wantReason(t, c, peer, row.words...)
-			if row.passive && strings.Contains(p.LastError, sends) {
-				t.Errorf("%s: the hint of another peer: %s", row.name, p.LastError)
-			}
+			must.True(t, !row.passive || !strings.Contains(p.LastError, sends),
+				"%s: the hint of another peer: %s", row.name, p.LastError)
 			labtest.Until(t, timeout, "one or two lines in the log: "+row.name, func() error {
 				n := len(downLines(c, peer))
 				return labtest.ErrorIf(n == 0 || n > 2, "%d", n)
@@ -113,13 +116,10 @@ func TestConnectionRefused(t *testing.T) {
 	c := startChild(t, b.host, o)
 	c.set(vip4)
 	p := wantReason(t, c, b.theirs[0][0], "no TCP connection to 192.0.2.1:179 for", "connection refused")
-	if p.Routes != 0 {
-		t.Errorf("%d routes announced without a session", p.Routes)
-	}
+	must.Row(t, "routes announced without a session", 0, p.Routes)
 	<-time.After(time.Second) // several more attempts
-	if lines := downLines(c, b.theirs[0][0]); len(lines) != 1 {
-		t.Errorf("logged %d times:\n%s", len(lines), strings.Join(lines, "\n"))
-	}
+	lines := downLines(c, b.theirs[0][0])
+	must.True(t, len(lines) == 1, "logged %d times:\n%s", len(lines), strings.Join(lines, "\n"))
 	c.terminate()
 }
 
@@ -151,9 +151,7 @@ func TestDevice(t *testing.T) {
 		wantReason(t, c, peer, "the peer connects through eth1, but device is eth0")
 		o.Peers[1].Device, o.Peers[1].Passive = "eth1", false // FRR connects again after two minutes only
 		c.configure(o)
-		if again := c.established(peer); again.Equal(before) {
-			t.Error("the session is the one before")
-		}
+		must.True(t, !c.established(peer).Equal(before), "the session is the one before")
 		want(t, second, vip, ours)
 		c.kept(b.theirs[0][0], since)
 	})

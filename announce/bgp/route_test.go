@@ -2,11 +2,9 @@ package bgp
 
 import (
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -63,9 +61,7 @@ func TestRoutesFor(t *testing.T) {
 				got[p.String()] = w
 			}
 			must.Equal(t, row.want, got)
-			if text := errText(err.OrNil()); text != row.err {
-				t.Errorf("error\n%s\nwant\n%s", text, row.err)
-			}
+			must.Equal(t, row.err, errText(err.OrNil()))
 		})
 	}
 }
@@ -82,9 +78,7 @@ func TestChanges(t *testing.T) {
 	from := routes{p("203.0.113.1/32"): 1, p("203.0.113.2/32"): 1, p("203.0.113.3/32"): 1}
 	to := routes{p("203.0.113.0/32"): 1, p("203.0.113.2/32"): 2, p("203.0.113.3/32"): 1}
 	want := []change{{p("203.0.113.1/32"), 0}, {p("203.0.113.0/32"), 1}, {p("203.0.113.2/32"), 2}}
-	if got := changes(from, to); !slices.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
-	}
+	must.Equal(t, want, changes(from, to))
 }
 
 // A router that gets another weight moves flows between nodes, so by default an address has one only if its connections
@@ -103,16 +97,11 @@ func TestWhichRoutesHaveWeights(t *testing.T) {
 	} {
 		o := Options{Weighted: tt.weighted, AggregateV4: 32, AggregateV6: 128}
 		got, _ := o.routesFor(announcements)
-		if n, m := got[o.prefixOf(nat)], got[o.prefixOf(moves)]; n != tt.nat || m != tt.moves {
-			t.Errorf("%v: weights %d and %d; want %d and %d", tt.weighted, n, m, tt.nat, tt.moves)
-		}
+		must.Row(t, tt.weighted, [2]int{tt.nat, tt.moves}, [2]int{got[o.prefixOf(nat)], got[o.prefixOf(moves)]})
 		o.AggregateV4 = 24
-		if got, _ := o.routesFor(announcements); got[o.prefixOf(nat)] != tt.both {
-			t.Errorf("%v: the prefix of both has %d; want %d", tt.weighted, got[o.prefixOf(nat)], tt.both)
-		}
-		if n := len(o.attributes(o.prefixOf(nat), unweighted)); n != 1 {
-			t.Errorf("a route without a weight has %d attributes; want LOCAL_PREF alone", n)
-		}
+		got, _ = o.routesFor(announcements)
+		must.Row(t, tt.weighted, tt.both, got[o.prefixOf(nat)])
+		must.Row(t, "attributes without a weight", 1, len(o.attributes(o.prefixOf(nat), unweighted))) // LOCAL_PREF
 	}
 }
 
@@ -137,9 +126,8 @@ func TestWeightsSettle(t *testing.T) {
 		{81 * time.Second, routes{other: 9}, routes{other: 9}, 0},
 	} {
 		announced = s.settle(announced, step.wanted, start.Add(step.at))
-		if !maps.Equal(announced, step.want) || len(s) != step.waiting {
-			t.Errorf("after %s: %v, %d wait; want %v, %d", step.at, announced, len(s), step.want, step.waiting)
-		}
+		must.True(t, maps.Equal(announced, step.want) && len(s) == step.waiting,
+			"after %s: %v, %d wait; want %v, %d", step.at, announced, len(s), step.want, step.waiting)
 	}
 }
 
@@ -203,9 +191,8 @@ func errsOf(t *testing.T, err error) (errs lb.VIPErrors) {
 func checkRails(t *testing.T, s *Speaker, list []lb.Announcement, before routes, errs lb.VIPErrors) {
 	t.Helper()
 	o := s.options()
-	if o.MaxRoutes > 0 && len(s.wanted) > o.MaxRoutes {
-		t.Fatalf("%d routes; want at most %d", len(s.wanted), o.MaxRoutes)
-	}
+	must.Need(t, o.MaxRoutes == 0 || len(s.wanted) <= o.MaxRoutes,
+		"%d routes; want at most %d", len(s.wanted), o.MaxRoutes)
 	only := o.only(&o.Peers[0])
 	own := o.Pools[0].Ranges[0]
 	wanted := map[netip.Prefix]bool{}
@@ -213,23 +200,17 @@ func checkRails(t *testing.T, s *Speaker, list []lb.Announcement, before routes,
 		p := o.prefixOf(a.VIP)
 		_, has := s.wanted[p] // perhaps because of another VIP
 		has = has && a.VIP.IsGlobalUnicast()
-		if has == (errs[a.VIP] != nil) {
-			t.Fatalf("%s: route %t, error %v", a.VIP, has, errs[a.VIP])
-		}
+		must.Need(t, has != (errs[a.VIP] != nil), "%s: route %t, error %v", a.VIP, has, errs[a.VIP])
 		wanted[p] = wanted[p] || a.VIP.IsGlobalUnicast()
 	}
 	for p := range s.wanted {
-		if !wanted[p] || p != p.Masked() || p.Bits() < 1 {
-			t.Fatalf("route %s of %v", p, list)
-		}
-		if only.allows(p) && !(own.Contains(p.Addr()) && own.Contains(lastOf(p))) {
-			t.Fatalf("the peer gets %s, which is not in %v", p, own)
-		}
+		must.Need(t, wanted[p] && p == p.Masked() && p.Bits() >= 1, "route %s of %v", p, list)
+		must.Need(t, !only.allows(p) || own.Contains(p.Addr()) && own.Contains(lastOf(p)),
+			"the peer gets %s, which is not in %v", p, own)
 	}
 	for p := range before {
-		if _, stays := s.wanted[p]; wanted[p] && !stays {
-			t.Fatalf("route %s is gone", p)
-		}
+		_, stays := s.wanted[p]
+		must.Need(t, !wanted[p] || stays, "route %s is gone", p)
 	}
 }
 
@@ -265,23 +246,18 @@ func TestFilter(t *testing.T) {
 			"203.0.113.128/25 2001:db8::/112]"},
 		{[]string{"all"}, "[0.0.0.0/0 fff0::/12]"},
 	} {
-		if got := o.only(&Peer{Pools: row.pools}).String(); got != row.want {
-			t.Errorf("%q: %s, want %s", row.pools, got, row.want)
-		}
+		must.Row(t, row.pools, row.want, o.only(&Peer{Pools: row.pools}).String())
 	}
 	f := o.only(&Peer{Pools: []string{"a"}})
 	for p, want := range map[string]bool{
 		"203.0.113.3/32": true, "203.0.113.2/32": false, "203.0.113.128/25": true, "203.0.113.128/24": false,
 		"203.0.113.200/30": true, "2001:db8::1/128": false,
 	} {
-		if got := f.allows(netip.MustParsePrefix(p)); got != want {
-			t.Errorf("%s is allowed: %t", p, got)
-		}
+		got := f.allows(netip.MustParsePrefix(p))
+		must.True(t, got == want, "%s is allowed: %t", p, got)
 	}
 	some := netip.MustParsePrefix("2001:db8::1/128")
-	if !filter(nil).allows(some) || (filter{}).allows(some) {
-		t.Error("no filter is not the same as an empty one")
-	}
+	must.True(t, filter(nil).allows(some) && !(filter{}).allows(some), "no filter is not the same as an empty one")
 }
 
 // The text that gobgp reads in a policy has the same bytes as that in a route.
@@ -289,10 +265,7 @@ func TestExtText(t *testing.T) {
 	for _, c := range [][8]byte{
 		{0, 2, 252, 0, 255, 255, 255, 255}, {1, 3, 192, 0, 2, 1, 0, 7}, {2, 2, 250, 86, 234, 0, 0, 7},
 	} {
-		got, err := parseExtText(extText(c))
-		if err != nil || fmt.Sprint(got) != fmt.Sprint(c[:]) {
-			t.Errorf("%s: %v, %v; want %v", extText(c), got, err, c)
-		}
+		must.Row(t, extText(c), c[:], must.Get(parseExtText(extText(c)))(t))
 	}
 }
 
@@ -316,12 +289,10 @@ func TestSentExtendedCommunities(t *testing.T) {
 		{0, 2, 0xfc, 0, 0, 0, 0, 100}, {0, 3, 0xfc, 0, 0xff, 0xff, 0xff, 0xff}, {1, 2, 192, 0, 2, 1, 0, 7},
 		{2, 3, 0xfa, 0x56, 0xea, 0x01, 0xff, 0xff},
 	} {
-		c := must.Get(packet.ParseExtended(b))(t)
-		list = append(list, c)
+		list = append(list, must.Get(packet.ParseExtended(b))(t))
 	}
 	b := must.Get(packet.NewPathAttributeExtendedCommunities(list).Serialize())(t)
 	var r lb.SentRoute
-	if addAttributes(&r, b); fmt.Sprint(r.ExtendedCommunities) != fmt.Sprint(want) {
-		t.Errorf("%q; want %q", r.ExtendedCommunities, want)
-	}
+	addAttributes(&r, b)
+	must.Equal(t, want, r.ExtendedCommunities)
 }

@@ -98,11 +98,7 @@ func (b *bench) options() bgp.Options {
 // want waits until the kernel of r has exactly this next hop for vip, or none.
 func want(t testing.TB, r *peers.Router, vip netip.Addr, via ...netip.Addr) time.Duration {
 	t.Helper()
-	took, err := r.WaitNextHops(context.Background(), timeout, host(vip), via...)
-	if err != nil {
-		t.Fatalf("%s: %v", r.Kind, err)
-	}
-	return took
+	return must.Get(r.WaitNextHops(context.Background(), timeout, host(vip), via...))(t)
 }
 
 func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
@@ -130,18 +126,16 @@ func TestRouterGetsAndLosesRoutes(t *testing.T) {
 		want(t, r, vip4, b.ours[0][0])
 		want(t, r, vip6, b.ours[0][1])
 		want(t, r, other, b.ours[0][0])
-		if p := c.peer(b.theirs[0][0]); p.State != "established" || p.Routes != 3 || p.LastError != "" {
-			t.Errorf("peer %+v, want established with 3 routes and no error", p)
-		}
+		p := c.peer(b.theirs[0][0])
+		must.True(t, p.State == "established" && p.Routes == 3 && p.LastError == "", "peer %+v", p)
 		c.set(other)
 		want(t, r, vip4)
 		want(t, r, vip6)
 		want(t, r, other, b.ours[0][0])
 		c.set(vip4)
 		c.terminate()
-		if took := want(t, r, vip4); took > time.Second {
-			t.Errorf("the route stayed %v after a clean exit", took)
-		}
+		took := want(t, r, vip4)
+		must.True(t, took <= time.Second, "the route stayed %v after a clean exit", took)
 	})
 }
 
@@ -208,9 +202,7 @@ func TestKilledSpeakerKeepsItsRoutes(t *testing.T) {
 		for _, stop := range stops {
 			stop()
 		}
-		if t.Failed() {
-			t.Fatalf("in round %d", round)
-		}
+		must.Need(t, !t.Failed(), "in round %d", round)
 	}
 	var stops []func()
 	for i, r := range b.routers {
@@ -304,9 +296,8 @@ func TestRestartTime(t *testing.T) {
 			if !graceful {
 				least, most = 0, 2*time.Second
 			}
-			if took < least || took > most {
-				t.Errorf("graceful restart %t: the route stayed for %v; want %v to %v", graceful, took, least, most)
-			}
+			must.True(t, took >= least && took <= most,
+				"graceful restart %t: the route stayed for %v; want %v to %v", graceful, took, least, most)
 		}
 	})
 }
@@ -330,9 +321,7 @@ func TestRestartKeepsTheRoutes(t *testing.T) {
 				c.set(vip4, vip6)
 				want(t, r, vip4, b.ours[0][0])
 				want(t, r, vip6, b.ours[0][1])
-				ready := func(p lb.PeerStatus) bool {
-					return p.State == "established" && (!withBFD || p.BFD == "up")
-				}
+				ready := func(p lb.PeerStatus) bool { return p.State == "established" && (!withBFD || p.BFD == "up") }
 				c.until(b.theirs[0][0], "the sessions are up", ready)
 				stop4, stop6 := watchRoute(t, r, vip4, b.ours[0][0]), watchRoute(t, r, vip6, b.ours[0][1])
 				c.end(syscall.SIGUSR1)
@@ -380,10 +369,9 @@ func TestLongLivedGracefulRestart(t *testing.T) {
 	t.Run("frr", func(t *testing.T) {
 		b := newBench(t)
 		r := b.router(peers.FRR, nil)
-		if out, err := r.Run(t.Context(), "vtysh", "--vty_socket", "/run/frr", "-d", "bgpd", "-c", "configure terminal",
-			"-c", "router bgp 64500", "-c", "bgp long-lived-graceful-restart stale-time 3600"); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+		out, err := r.Run(t.Context(), "vtysh", "--vty_socket", "/run/frr", "-d", "bgpd", "-c", "configure terminal",
+			"-c", "router bgp 64500", "-c", "bgp long-lived-graceful-restart stale-time 3600")
+		must.Need(t, err == nil, "%v\n%s", err, out)
 		o := b.options()
 		o.RestartTime, o.LongLivedRestartTime = time.Second, longLived
 		c := startChild(t, b.host, o)

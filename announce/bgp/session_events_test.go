@@ -24,6 +24,12 @@ func newTestSpeaker(t *testing.T, log *strings.Builder) (*Speaker, *session) {
 	return s, s.sessions[o.Peers[0].Address]
 }
 
+// wantLogged checks that the log has a text, or with "" that it is empty.
+func wantLogged(t *testing.T, name, log, want string) {
+	t.Helper()
+	must.True(t, (want == "") == (log == "") && strings.Contains(log, want), "%s: logged %q, want %q", name, log, want)
+}
+
 func TestRecord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log strings.Builder
@@ -36,41 +42,30 @@ func TestRecord(t *testing.T) {
 		refused := errors.New("refused")
 		began := p.disconnectedAt
 		event(guard.Event{New: guard.Active, Err: refused, Dial: true})
-		if !errors.Is(p.dialErr, refused) || p.fault != "" || !p.disconnectedAt.Equal(began) {
-			t.Errorf("after a failed attempt to connect: %+v", p)
-		}
+		must.True(t, errors.Is(p.dialErr, refused) && p.fault == "" && p.disconnectedAt.Equal(began),
+			"after a failed attempt to connect: %+v", p)
 		event(guard.Event{New: guard.OpenSent})
 		time.Sleep(openWait)
 		const silent = "connected, but the peer has sent no OPEN for 3s"
-		if got := p.reason(time.Now()); p.dialErr != nil || got != silent {
-			t.Errorf("after a connection: %q, %+v", got, p)
-		}
+		got := p.reason(time.Now())
+		must.True(t, p.dialErr == nil && got == silent, "after a connection: %q, %+v", got, p)
 		cease := &guard.Error{Code: 6, Subcode: 2, Received: true}
 		event(guard.Event{New: guard.Idle, Err: cease})
-		if p.fault != cease.Error() || p.dialErr != nil || !p.faultAt.Equal(time.Now()) {
-			t.Errorf("after a NOTIFICATION: %+v", p)
-		}
+		must.True(t, p.fault == cease.Error() && p.dialErr == nil && p.faultAt.Equal(time.Now()),
+			"after a NOTIFICATION: %+v", p)
 		event(guard.Event{New: guard.Established})
-		if p.state != stateEstablished || p.ups != 1 || p.downs != 0 || p.fault != "" || !p.disconnectedAt.IsZero() {
-			t.Errorf("after established: %+v", p)
-		}
+		must.True(t, p.state == stateEstablished && p.ups == 1 && p.downs == 0 && p.fault == "" &&
+			p.disconnectedAt.IsZero(), "after established: %+v", p)
 		time.Sleep(time.Minute)
 		event(guard.Event{New: guard.Active, Err: refused})
-		if p.ups != 1 || p.downs != 1 || p.state != "active" || p.fault != "refused" {
-			t.Errorf("after the session: %+v", p)
-		}
+		must.True(t, p.ups == 1 && p.downs == 1 && p.state == "active" && p.fault == "refused",
+			"after the session: %+v", p)
 		now := time.Now()
-		if !p.disconnectedAt.Equal(now) || !p.since.Equal(now) {
-			t.Errorf("after the session: %+v", p)
-		}
+		must.True(t, p.disconnectedAt.Equal(now) && p.since.Equal(now), "after the session: %+v", p)
 		event(guard.Event{New: guard.Connect})
-		if p.state != "connect" || !p.disconnectedAt.Equal(now) || p.downs != 1 {
-			t.Errorf("after connect: %+v", p)
-		}
+		must.True(t, p.state == "connect" && p.disconnectedAt.Equal(now) && p.downs == 1, "after connect: %+v", p)
 		s.record(guard.Event{Peer: netip.MustParseAddr("192.0.2.99"), New: guard.Idle, Err: refused, Dial: true})
-		if p.dialErr != nil {
-			t.Error("an event of an unknown peer changed a session")
-		}
+		must.True(t, p.dialErr == nil, "an event of an unknown peer changed a session")
 	})
 }
 
@@ -85,9 +80,8 @@ func TestRemember(t *testing.T) {
 	for _, e := range n.errors {
 		got += e.Text
 	}
-	if at := n.errors[9].At.Sub(start); got != "kjihgfedca" || at != 2*time.Second {
-		t.Errorf("errors %q, the oldest after %v", got, at)
-	}
+	at := n.errors[9].At.Sub(start)
+	must.True(t, got == "kjihgfedca" && at == 2*time.Second, "errors %q, the oldest after %v", got, at)
 }
 
 // A NOTIFICATION replaces every other reason. An error without a cause replaces only one of its kind.
@@ -109,9 +103,8 @@ func TestSetFault(t *testing.T) {
 	} {
 		n := session{fault: row.fault, vague: row.vague, faultAt: old}
 		n.setFault(row.err, now)
-		if n.fault != row.want || (n.fault != row.fault) != n.faultAt.Equal(now) {
-			t.Errorf("%q, then %q: %q since %s", row.fault, row.err, n.fault, now.Sub(n.faultAt))
-		}
+		must.True(t, n.fault == row.want && (n.fault != row.fault) == n.faultAt.Equal(now),
+			"%q, then %q: %q since %s", row.fault, row.err, n.fault, now.Sub(n.faultAt))
 	}
 }
 
@@ -137,9 +130,7 @@ func TestReport(t *testing.T) {
 		log.Reset()
 		row.change()
 		s.report(p.peer.Address)
-		if got := log.String(); (row.want == "") != (got == "") || !strings.Contains(got, row.want) {
-			t.Errorf("%s: logged %q, want %q", row.name, got, row.want)
-		}
+		wantLogged(t, row.name, log.String(), row.want)
 	}
 	s.report(netip.MustParseAddr("192.0.2.99")) // removed in between
 }
@@ -161,9 +152,9 @@ func TestReportIsLimited(t *testing.T) {
 			}
 			time.Sleep(100 * time.Millisecond)
 		}
-		if n := strings.Count(out.String(), "bgp session"); n < loglimit.Burst || n > loglimit.Burst+2 {
-			t.Errorf("%d lines about 2000 changes in 100 s; want %d, and one in a minute", n, loglimit.Burst)
-		}
+		n := strings.Count(out.String(), "bgp session")
+		must.True(t, n >= loglimit.Burst && n <= loglimit.Burst+2,
+			"%d lines about 2000 changes in 100 s; want %d, and one in a minute", n, loglimit.Burst)
 		out.Reset()
 		for i := range 90 { // strangers in a range, which need no password
 			stranger := netip.AddrFrom4([4]byte{198, 51, 100, byte(i)})
@@ -175,17 +166,15 @@ func TestReportIsLimited(t *testing.T) {
 				delete(s.sessions, stranger)
 			}
 		}
-		if n := strings.Count(out.String(), "bgp session"); n > loglimit.Burst {
-			t.Errorf("%d lines about 90 strangers; want %d", n, loglimit.Burst)
-		}
+		n = strings.Count(out.String(), "bgp session")
+		must.True(t, n <= loglimit.Burst, "%d lines about 90 strangers; want %d", n, loglimit.Burst)
 		for range 120 { // poll
 			s.report(peer)
 			time.Sleep(time.Second)
 		}
 		last := out.String()
-		if i := strings.LastIndex(last, "bgp session down"); i < 0 || !strings.Contains(last[i:], "reason 999") ||
-			!strings.Contains(last[i:], "changes_not_logged=") {
-			t.Errorf("the last state is not in the log:\n%s", last)
-		}
+		last = last[max(0, strings.LastIndex(last, "bgp session down")):]
+		must.True(t, strings.Contains(last, "reason 999") && strings.Contains(last, "changes_not_logged="),
+			"the last state is not in the log:\n%s", last)
 	})
 }

@@ -57,21 +57,15 @@ func TestReason(t *testing.T) {
 			"the peer has announced more routes than max_received = 5 in this session, " +
 				"each counted every time; they are discarded: export none to this node"},
 		{"up", session{state: "established", fault: "old", dialErr: errors.New("old"), has6: true}, ""},
-		{"up without IPv6 next hop",
-			session{
-				state: "established", has6: true, wants6: true, nextHops: nextHops{reason6: "r6", reason4: "r4"},
-			}, "r6"},
+		{"up without IPv6 next hop", session{
+			state: "established", has6: true, wants6: true, nextHops: nextHops{reason6: "r6", reason4: "r4"}}, "r6"},
 		{"up without IPv6 next hop or routes",
 			session{state: "established", has6: true, nextHops: nextHops{reason6: "r6"}}, ""},
-		{"up without IPv4 next hop",
-			session{
-				state: "established", has4: true, wants4: true, nextHops: nextHops{reason6: "r6", reason4: "r4"},
-			}, "r4"},
+		{"up without IPv4 next hop", session{
+			state: "established", has4: true, wants4: true, nextHops: nextHops{reason6: "r6", reason4: "r4"}}, "r4"},
 	} {
 		row.e.peer.Address, row.e.peer.Port = peer.Address, peer.Port
-		if got := row.e.reason(now); got != row.want {
-			t.Errorf("%s: %q, want %q", row.name, got, row.want)
-		}
+		must.Row(t, row.name, row.want, row.e.reason(now))
 	}
 }
 
@@ -91,9 +85,7 @@ func TestCarries(t *testing.T) {
 		{"no IPv4 next hop", session{has4: true, has6: true, nextHops: nextHops{addr6: v6}}, false, true},
 	} {
 		route := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
-		if c4, c6 := row.n.carries(route(v4)), row.n.carries(route(v6)); c4 != row.c4 || c6 != row.c6 {
-			t.Errorf("%s: carries IPv4 %t, IPv6 %t, want %t, %t", row.name, c4, c6, row.c4, row.c6)
-		}
+		must.Row(t, row.name, [2]bool{row.c4, row.c6}, [2]bool{row.n.carries(route(v4)), row.n.carries(route(v6))})
 	}
 }
 
@@ -134,9 +126,7 @@ func TestConfig(t *testing.T) {
 		p, w := base, want
 		row.change(&p)
 		row.want(&w)
-		if got := p.config(&o); got != w {
-			t.Errorf("%s: %+v, want %+v", row.name, got, w)
-		}
+		must.Row(t, row.name, w, p.config(&o))
 	}
 }
 
@@ -158,9 +148,7 @@ func TestBFDNotice(t *testing.T) {
 		{"not up", "established", ago(10 * time.Second), ago(10 * time.Second), "bfd is down: why"},
 	} {
 		n := session{state: row.state, since: row.since}
-		if got := n.bfdNotice(bfdState{"down: why", row.notUpAt}, now); got != row.want {
-			t.Errorf("%s: %q, want %q", row.name, got, row.want)
-		}
+		must.Row(t, row.name, row.want, n.bfdNotice(bfdState{"down: why", row.notUpAt}, now))
 	}
 }
 
@@ -182,20 +170,14 @@ func TestNextHopsFrom(t *testing.T) {
 			reason4: "IPv4 routes are not sent: no interface has 2001:db8:ffff::1"}},
 		{with, addr("fe80::1%none0"), nextHops{addr4: v4, addr6: v6}}, // a link-local address is not a next hop
 	} {
-		if got := row.o.nextHopsFrom(row.local); got != row.want {
-			t.Errorf("%s: %+v, want %+v", row.local, got, row.want)
-		}
+		must.Row(t, row.local, row.want, row.o.nextHopsFrom(row.local))
 	}
 }
 
 func TestMissing(t *testing.T) {
 	failed := errors.New("no route")
-	if got := missing(netip.MustParseAddr("192.0.2.1"), "IPv4", "eth0", failed); got != "" {
-		t.Errorf("%q although there is an address", got)
-	}
-	if got, want := missing(netip.Addr{}, "IPv4", "eth0", failed), "IPv4 routes are not sent: no route"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
+	must.Row(t, "with an address", "", missing(netip.MustParseAddr("192.0.2.1"), "IPv4", "eth0", failed))
+	must.Row(t, "without", "IPv4 routes are not sent: no route", missing(netip.Addr{}, "IPv4", "eth0", failed))
 }
 
 // An address is found on its interface, together with the global ones there; with a zone only on that interface.
@@ -210,16 +192,11 @@ func TestInterfaceOf(t *testing.T) {
 	}
 	for _, addr := range tested {
 		name, global, err := interfaceOf(addr)
-		if err != nil || (name == "lo") != addr.IsLoopback() {
-			t.Errorf("%v: interface %q, %v", addr, name, err)
-		}
-		if slices.Contains(global, addr) != addr.IsGlobalUnicast() {
-			t.Errorf("%v: global addresses %v", addr, global)
-		}
+		must.True(t, err == nil && (name == "lo") == addr.IsLoopback(), "%v: interface %q, %v", addr, name, err)
+		must.True(t, slices.Contains(global, addr) == addr.IsGlobalUnicast(), "%v: global addresses %v", addr, global)
 	}
-	if _, _, err := interfaceOf(netip.MustParseAddr("::1%none0")); err == nil {
-		t.Error("an address was found on an interface that does not exist")
-	}
+	_, _, err := interfaceOf(netip.MustParseAddr("::1%none0"))
+	must.True(t, err != nil, "an address was found on an interface that does not exist")
 }
 
 // open resets the sessions and adds the routes. If it fails, Set has no gobgp to change.
@@ -230,14 +207,12 @@ func TestOpen(t *testing.T) {
 	must.Do(t, s.Set(t.Context(), announce("203.0.113.1", 1, "2001:db8::1", 1)))
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := s.open(ended, srv); err == nil || s.server != nil {
-		t.Errorf("with an ended context: error %v, server %p", err, s.server)
-	}
+	err := s.open(ended, srv)
+	must.True(t, err != nil && s.server == nil, "with an ended context: error %v, server %p", err, s.server)
 	p.fault, p.dialErr = "old", context.Canceled
 	must.Do(t, s.open(t.Context(), srv))
-	if s.server != srv || len(s.installed) != 2 || p.fault != "" || p.dialErr != nil {
-		t.Errorf("%d routes installed, session %+v", len(s.installed), p)
-	}
+	must.True(t, s.server == srv && len(s.installed) == 2 && p.fault == "" && p.dialErr == nil,
+		"%d routes installed, session %+v", len(s.installed), p)
 }
 
 // gobgp has a peer exactly while its session is attached.
@@ -246,27 +221,21 @@ func TestAttach(t *testing.T) {
 	defer srv.stop()
 	peer, local := p.peer.Address, netip.MustParseAddr("127.0.0.1")
 	session := guard.Session{Peer: peer, Local: local, ASN: 64500, V4: true}
-	if _, err := s.attach(t.Context(), session); !errors.Is(err, errNoTable) {
-		t.Errorf("before gobgp runs: error %v", err)
-	}
+	_, err := s.attach(t.Context(), session)
+	must.True(t, errors.Is(err, errNoTable), "before gobgp runs: error %v", err)
 	must.Do(t, s.open(t.Context(), srv))
 	unknown := session
 	unknown.Peer = netip.MustParseAddr("192.0.2.99")
-	if _, err := s.attach(t.Context(), unknown); err == nil {
-		t.Error("an unknown peer was attached")
-	}
+	_, err = s.attach(t.Context(), unknown)
+	must.True(t, err != nil, "an unknown peer was attached")
 	for range 2 {
 		b := must.Get(s.attach(t.Context(), session))(t)
-		if b.From != p.from || b.Key != srv.key || peerCount(t, srv) != 1 || s.withdrawals.peers[peer] == nil {
-			t.Errorf("backend %+v, %d peers", b, peerCount(t, srv))
-		}
-		if !p.attached || !p.has4 || p.has6 || p.nextHops.addr4 != local {
-			t.Errorf("session %+v", p)
-		}
+		must.True(t, b.From == p.from && b.Key == srv.key && peerCount(t, srv) == 1 && s.withdrawals.peers[peer] != nil,
+			"backend %+v, %d peers", b, peerCount(t, srv))
+		must.True(t, p.attached && p.has4 && !p.has6 && p.nextHops.addr4 == local, "session %+v", p)
 		s.detach(peer)
-		if peerCount(t, srv) != 0 || p.attached || p.has4 || p.local.IsValid() || s.withdrawals.peers[peer] != nil {
-			t.Errorf("after the session: %d peers, %+v", peerCount(t, srv), p)
-		}
+		must.True(t, peerCount(t, srv) == 0 && !p.attached && !p.has4 && !p.local.IsValid() &&
+			s.withdrawals.peers[peer] == nil, "after the session: %d peers, %+v", peerCount(t, srv), p)
 	}
 	s.detach(unknown.Peer)
 }
@@ -276,9 +245,7 @@ func TestBackendAddresses(t *testing.T) {
 	seen := map[netip.Addr]bool{backendAt: true}
 	for n := range maxPeers {
 		a := backendFrom(n)
-		if seen[a] || !a.IsLoopback() {
-			t.Fatalf("peer %d has %v", n, a)
-		}
+		must.Need(t, !seen[a] && a.IsLoopback(), "peer %d has %v", n, a)
 		seen[a] = true
 	}
 }
@@ -295,9 +262,7 @@ func TestRunOnPortInUse(t *testing.T) {
 	eventually := func(what string, f func() bool) {
 		t.Helper()
 		for end := time.Now().Add(10 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("%s: not after 10 s; problems %q", what, lbtest.Texts(s.Findings()))
-			}
+			must.Need(t, time.Now().Before(end), "%s: not after 10 s; problems %q", what, lbtest.Texts(s.Findings()))
 		}
 	}
 	eventually("a problem", func() bool {
@@ -332,21 +297,17 @@ func TestDialProblem(t *testing.T) {
 		{os.ErrDeadlineExceeded, signatureUnknown, "no response; if the peer is up"},
 		{syscall.ETIMEDOUT, signatureUnknown, "no response; if the peer is up"},
 	} {
-		if got := dialProblem(row.err, row.seen); !strings.Contains(got, row.want) {
-			t.Errorf("%v, signature %d: %q, want %q", row.err, row.seen, got, row.want)
-		}
+		got := dialProblem(row.err, row.seen)
+		must.True(t, strings.Contains(got, row.want), "%v, signature %d: %q, want %q", row.err, row.seen, got, row.want)
 	}
 	syn := make([]byte, tcpHeaderLen)
 	syn[3], syn[12], syn[13] = 179, tcpHeaderLen/4<<4, tcpSYN
 	for password, want := range map[string]signature{"": signatureNone, "secret": signatureMissing} {
-		if got := signatureOf(syn, netip.Addr{}, netip.Addr{}, 179, 179, password); got != want {
-			t.Errorf("a SYN without a signature, password %q: %d, want %d", password, got, want)
-		}
+		must.Row(t, "password "+password, want, signatureOf(syn, netip.Addr{}, netip.Addr{}, 179, 179, password))
 	}
 	n := session{dialErr: os.ErrDeadlineExceeded}
-	if got := n.logReason(time.Now()); !strings.HasPrefix(got, "no TCP connection: no response; if the peer is up") {
-		t.Errorf("reason in the log: %q", got)
-	}
+	got := n.logReason(time.Now())
+	must.True(t, strings.HasPrefix(got, "no TCP connection: no response; if the peer is up"), "in the log: %q", got)
 }
 
 func TestLostNextHop(t *testing.T) {
@@ -361,9 +322,8 @@ func TestLostNextHop(t *testing.T) {
 		{none, none, false}, {none, both, false}, {both, both, false}, {only4, both, false}, {only4, moved, false},
 		{both, only4, true}, {both, only6, true}, {both, none, true}, {only4, only6, true}, {only6, only4, true},
 	} {
-		if got := lostNextHop(row.before, row.after); got != row.want {
-			t.Errorf("%+v to %+v: %t, want %t", row.before, row.after, got, row.want)
-		}
+		got := lostNextHop(row.before, row.after)
+		must.True(t, got == row.want, "%+v to %+v: %t, want %t", row.before, row.after, got, row.want)
 	}
 }
 
@@ -375,9 +335,7 @@ func TestLoggerNeverEndsTheProcess(t *testing.T) {
 	l.Panic("code logic bug", nil)
 	l.Debug("not shown", nil)
 	for _, want := range []string{`level=ERROR msg=gobgp text="cannot go on" Key=192.0.2.1`, `text="code logic bug"`} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("the log lacks %s:\n%s", want, out.String())
-		}
+		must.True(t, strings.Contains(out.String(), want), "the log lacks %s:\n%s", want, out.String())
 	}
 }
 

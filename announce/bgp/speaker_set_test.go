@@ -53,16 +53,10 @@ func TestSetWaitsForWithdrawals(t *testing.T) {
 			}
 			out.Reset()
 			began := time.Now()
-			err := s.Set(t.Context(), row.set)
-			if took := time.Since(began); err != nil || took != row.took {
-				t.Errorf("%s: Set took %s, want %s; error %v", row.name, took, row.took, err)
-			}
-			if got := out.String(); (row.log == "") != (got == "") || !strings.Contains(got, row.log) {
-				t.Errorf("%s: logged %q, want %q", row.name, got, row.log)
-			}
-			if len(s.installed) != len(row.set) {
-				t.Errorf("%s: %d installed routes", row.name, len(s.installed))
-			}
+			must.Do(t, s.Set(t.Context(), row.set))
+			must.Row(t, row.name, row.took, time.Since(began))
+			wantLogged(t, row.name, out.String(), row.log)
+			must.Row(t, row.name, len(row.set), len(s.installed))
 		})
 	}
 }
@@ -86,28 +80,17 @@ func TestSetStopsWhenItsContextEnds(t *testing.T) {
 	for i := range all {
 		all[i] = lb.Announcement{VIP: netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)}), Weight: 1}
 	}
-	for checks, want := range map[int]string{
-		0: "change routes: 600 of 600 not changed: context canceled",
-		1: "change routes: 344 of 600 not changed: context canceled",
-		2: "change routes: 88 of 600 not changed: context canceled",
-		3: "",
-	} {
+	for checks, left := range []int{600, 344, 88, 0} {
 		var out strings.Builder
 		s, _, srv := withServer(t, &out)
-		err := s.Set(endsAfter{t.Context(), &checks}, all)
-		if got := errText(err); got != want {
-			t.Errorf("error %q, want %q", got, want)
+		want := fmt.Sprintf("change routes: %d of 600 not changed: context canceled", left)
+		if left == 0 {
+			want = ""
 		}
-		var left int
-		if _, scanErr := fmt.Sscanf(errText(err), "change routes: %d", &left); scanErr != nil {
-			left = 0
-		}
-		if len(s.installed) != 600-left {
-			t.Errorf("%d routes installed, want %d", len(s.installed), 600-left)
-		}
-		if err := s.Set(t.Context(), all); err != nil || len(s.installed) != 600 {
-			t.Errorf("the next Set: %d routes installed, error %v", len(s.installed), err)
-		}
+		must.Row(t, checks, want, errText(s.Set(endsAfter{t.Context(), &checks}, all)))
+		must.Row(t, "routes installed", 600-left, len(s.installed))
+		must.Do(t, s.Set(t.Context(), all))
+		must.Row(t, "after the next Set", 600, len(s.installed))
 		srv.stop()
 	}
 }
@@ -118,15 +101,11 @@ func TestMailbox(t *testing.T) {
 	for _, state := range []guard.State{"a", "b"} {
 		s.mail.post(guard.Event{New: state})
 	}
-	if n := len(s.mail.wake); n != 1 {
-		t.Errorf("%d wake-ups, want 1", n)
-	}
-	if got := s.mail.take(); len(got) != 2 || got[0].New != "a" || got[1].New != "b" {
-		t.Errorf("events %+v", got)
-	}
-	if got := s.mail.take(); len(got) != 0 {
-		t.Errorf("the same events again: %+v", got)
-	}
+	must.Row(t, "wake-ups", 1, len(s.mail.wake))
+	got := s.mail.take()
+	must.True(t, len(got) == 2 && got[0].New == "a" && got[1].New == "b", "events %+v", got)
+	got = s.mail.take()
+	must.True(t, len(got) == 0, "the same events again: %+v", got)
 }
 
 func TestPeersAreSorted(t *testing.T) {
@@ -139,9 +118,7 @@ func TestPeersAreSorted(t *testing.T) {
 	for _, p := range s.Peers() {
 		got = append(got, p.Peer.String())
 	}
-	if want := "192.0.2.1 192.0.2.2 192.0.2.3 2001:db8::1"; strings.Join(got, " ") != want {
-		t.Errorf("peers %s, want %s", got, want)
-	}
+	must.Equal(t, []string{"192.0.2.1", "192.0.2.2", "192.0.2.3", "2001:db8::1"}, got)
 }
 
 func validOptions() Options {
@@ -154,18 +131,14 @@ func TestDefaults(t *testing.T) {
 	o := validOptions()
 	o.Peers = []Peer{validPeer()}
 	got := must.Get(o.withDefaults())(t)
-	if got.ListenPort != 179 || got.LocalPref != 0 || got.AggregateV4 != 32 || got.AggregateV6 != 128 {
-		t.Errorf("defaults %+v", got)
-	}
+	must.True(t, got.ListenPort == 179 && got.LocalPref == 0 && got.AggregateV4 == 32 && got.AggregateV6 == 128,
+		"defaults %+v", got)
 	p := got.Peers[0]
-	if got.RestartTime != 30*time.Second || p.Port != 179 || p.HoldTime != 0 {
-		t.Errorf("defaults %+v", got)
-	}
+	must.True(t, got.RestartTime == 30*time.Second && p.Port == 179 && p.HoldTime == 0, "defaults %+v", got)
 	o.ListenPort, o.Peers[0].Port, o.Peers[0].HoldTime = -1, 1179, 9*time.Second
 	got, err := o.withDefaults()
-	if err != nil || got.ListenPort != -1 || !reflect.DeepEqual(got.Peers[0], o.Peers[0]) {
-		t.Errorf("configured values were replaced: %+v, %v", got, err)
-	}
+	must.True(t, err == nil && got.ListenPort == -1 && reflect.DeepEqual(got.Peers[0], o.Peers[0]),
+		"configured values were replaced: %+v, %v", got, err)
 }
 
 // The first and last accepted value of each range, and the values next to them.
@@ -221,9 +194,8 @@ func TestOptionRanges(t *testing.T) {
 		o, p := validOptions(), validPeer()
 		row.set(&o, &p)
 		o.Peers = []Peer{p}
-		if _, err := o.withDefaults(); (err == nil) != row.ok {
-			t.Errorf("%s: error %v, want accepted: %t", row.name, err, row.ok)
-		}
+		_, err := o.withDefaults()
+		must.True(t, (err == nil) == row.ok, "%s: error %v, want accepted: %t", row.name, err, row.ok)
 	}
 }
 
@@ -238,33 +210,24 @@ func TestDynamicPeers(t *testing.T) {
 	s := must.Get(New(o))(t)
 	for addr, asn := range map[string]uint32{"10.0.0.2": 64500, "10.1.0.1": 64501} {
 		a := netip.MustParseAddr(addr)
-		if !s.connected(a) || s.sessions[a] == nil || s.sessions[a].peer.ASN != asn {
-			t.Errorf("%s is not a peer of AS %d: %+v", a, asn, s.sessions[a])
-		}
+		must.True(t, s.connected(a) && s.sessions[a] != nil && s.sessions[a].peer.ASN == asn,
+			"%s is not a peer of AS %d: %+v", a, asn, s.sessions[a])
 	}
-	if s.connected(netip.MustParseAddr("192.0.2.1")) {
-		t.Error("an address of no range is a peer")
-	}
+	must.True(t, !s.connected(netip.MustParseAddr("192.0.2.1")), "an address of no range is a peer")
 	a := netip.MustParseAddr("10.2.0.0")
 	for len(s.dynamic) < maxDynamic {
-		if a = a.Next(); !s.connected(a) {
-			t.Fatalf("%v is refused with %d peers", a, len(s.dynamic))
-		}
+		a = a.Next()
+		must.Need(t, s.connected(a), "%v is refused with %d peers", a, len(s.dynamic))
 	}
-	if s.connected(a.Next()) {
-		t.Errorf("more than %d peers", maxDynamic)
-	}
+	must.True(t, !s.connected(a.Next()), "more than %d peers", maxDynamic)
 	s.forgetDynamic()
-	if len(s.dynamic) != maxDynamic {
-		t.Errorf("%d peers, want %d", len(s.dynamic), maxDynamic)
-	}
+	must.Row(t, "peers", maxDynamic, len(s.dynamic))
 	for _, n := range s.sessions {
 		n.disconnectedAt = time.Now().Add(-dynamicIdle - time.Second)
 	}
 	s.sessions[a].attached = true
 	s.forgetDynamic()
-	if len(s.dynamic) != 1 || len(s.sessions) != 2 || s.sessions[netip.MustParseAddr("10.0.0.1")] == nil {
-		t.Errorf("%d peers of ranges and %d sessions, want the connected one and the configured one", len(s.dynamic),
-			len(s.sessions))
-	}
+	must.True(t, len(s.dynamic) == 1 && len(s.sessions) == 2 && s.sessions[netip.MustParseAddr("10.0.0.1")] != nil,
+		"%d peers of ranges and %d sessions, want the connected one and the configured one",
+		len(s.dynamic), len(s.sessions))
 }

@@ -208,9 +208,7 @@ peer fe80::1: multihop 300: want 0 to 255
 peer 127.0.0.1: source ::1 is of the other address family
 peer 127.0.0.1 is named twice
 peer invalid IP: want the address of a neighbour`
-	if err == nil || err.Error() != want {
-		t.Errorf("error\n%v\nwant\n%s", err, want)
-	}
+	must.True(t, err != nil && err.Error() == want, "error\n%v\nwant\n%s", err, want)
 }
 
 func TestNewStartsNothing(t *testing.T) {
@@ -219,9 +217,8 @@ func TestNewStartsNothing(t *testing.T) {
 	if err := s.Set(t.Context(), announcements(vip4)); err != nil {
 		t.Error(err)
 	}
-	if n := runtime.NumGoroutine(); n > before {
-		t.Errorf("%d goroutines, before %d", n, before)
-	}
+	n := runtime.NumGoroutine()
+	must.True(t, n <= before, "%d goroutines, before %d", n, before)
 }
 
 // Run leaves no goroutine running, although Serve of gobgp never returns.
@@ -307,9 +304,8 @@ steelyard_bgp_session_transitions_total{peer="127.0.0.1",to="up"} %d
 	must.Run(t, s.Run)
 	must.Do(t, s.Set(t.Context(), announcements(vip4, vip6)))
 	labtest.Until(t, timeout, "metrics of a session", func() error { return gathered(1, 2, 1) })
-	if problems, err := testutil.GatherAndLint(reg); err != nil || len(problems) > 0 {
-		t.Errorf("promlint: %v %v", problems, err)
-	}
+	problems, err := testutil.GatherAndLint(reg)
+	must.True(t, err == nil && len(problems) == 0, "promlint: %v %v", problems, err)
 }
 
 // BenchmarkSet adds or removes one of 10,000 VIPs with an established session.

@@ -90,24 +90,33 @@ func forgeAdvertisements(t *testing.T, h *lab.Host) {
 	t.Cleanup(func() { close(done); sending.Wait(); c.Close() })
 }
 
+// onEth0 are the options of a speaker whose peer is on eth0.
+func (b *bench) onEth0(p bgp.Peer) bgp.Options {
+	p.Interface, p.HoldTime, p.GracefulRestart = "eth0", 9*time.Second, true
+	return bgp.Options{ASN: ourASN, RouterID: b.ours[0][0], Peers: []bgp.Peer{p}}
+}
+
+// frrOn starts FRR with this AS, whose neighbor is on eth0.
+func (b *bench) frrOn(h *lab.Host, asn uint32) *peers.Router {
+	return labtest.Router(b.t, h, peers.FRR, peers.RouterConfig{
+		ID: b.theirs[0][0], ASN: asn, HoldTime: 9 * time.Second,
+		Neighbors: []peers.Neighbor{{Interface: "eth0", ASN: ourASN}},
+	})
+}
+
 // A host that advertises itself before the router does, and goes on, does not keep the session from coming up.
 func TestForgedRouter(t *testing.T) {
 	b, h := newUnnumbered(t)
 	ours := linkLocal(t, b.host)
 	forgeAdvertisements(t, h)
-	c := startChild(t, b.host, bgp.Options{ASN: ourASN, RouterID: b.ours[0][0], Peers: []bgp.Peer{
-		{Interface: "eth0", ASN: theirASN, HoldTime: 9 * time.Second, GracefulRestart: true},
-	}})
+	c := startChild(t, b.host, b.onEth0(bgp.Peer{ASN: theirASN}))
 	c.set(vip6)
 	forged := netip.MustParseAddr("fe80::bad%eth0")
 	labtest.Until(t, timeout, "the forged router is the peer", func() error {
 		a, err := c.call(request{})
 		return labtest.ErrorIf(err != nil || len(a.Peers) != 1 || a.Peers[0].Peer != forged, "%+v, %v", a.Peers, err)
 	})
-	r := labtest.Router(t, h, peers.FRR, peers.RouterConfig{
-		ID: b.theirs[0][0], ASN: theirASN, HoldTime: 9 * time.Second,
-		Neighbors: []peers.Neighbor{{Interface: "eth0", ASN: ourASN}},
-	})
+	r := b.frrOn(h, theirASN)
 	labtest.Until(t, 2*time.Minute, "the session is established", func() error {
 		a, err := c.call(request{})
 		return labtest.ErrorIf(err != nil || len(a.Peers) != 1 || a.Peers[0].State != "established",
@@ -121,26 +130,18 @@ func TestForgedRouter(t *testing.T) {
 func TestUnnumberedExternal(t *testing.T) {
 	b, h := newUnnumbered(t)
 	ours := linkLocal(t, b.host)
-	c := startChild(t, b.host, bgp.Options{ASN: ourASN, RouterID: b.ours[0][0], Peers: []bgp.Peer{
-		{Interface: "eth0", External: true, HoldTime: 9 * time.Second, GracefulRestart: true},
-	}})
+	c := startChild(t, b.host, b.onEth0(bgp.Peer{External: true}))
 	c.set(vip4, vip6)
-	config := peers.RouterConfig{
-		ID: b.theirs[0][0], HoldTime: 9 * time.Second,
-		Neighbors: []peers.Neighbor{{Interface: "eth0", ASN: ourASN}},
-	}
 	for _, asn := range []uint32{theirASN, 4200000001} {
-		config.ASN = asn
-		r := labtest.Router(t, h, peers.FRR, config)
+		r := b.frrOn(h, asn)
 		theirs := linkLocal(t, h).WithZone("eth0")
 		c.until(theirs, "the session is established", func(p lb.PeerStatus) bool {
 			return p.State == "established" && p.ASN == asn
 		})
 		want(t, r, vip6, ours)
-		if out, err := r.Show(t.Context(), "show bgp ipv6 unicast "+host(vip6).String()); err != nil ||
-			!strings.Contains(out, fmt.Sprintf("  %d\n", ourASN)) {
-			t.Errorf("the route with the AS path %d is not in %s (%v)", ourASN, out, err)
-		}
+		out, err := r.Show(t.Context(), "show bgp ipv6 unicast "+host(vip6).String())
+		must.True(t, err == nil && strings.Contains(out, fmt.Sprintf("  %d\n", ourASN)),
+			"the route with the AS path %d is not in %s (%v)", ourASN, out, err)
 		for _, p := range r.Processes {
 			p.Kill()
 		}
@@ -152,20 +153,14 @@ func TestUnnumberedExternal(t *testing.T) {
 func TestUnnumbered(t *testing.T) {
 	b, h := newUnnumbered(t)
 	ours := linkLocal(t, b.host)
-	o := bgp.Options{ASN: ourASN, RouterID: b.ours[0][0], Peers: []bgp.Peer{
-		{Interface: "eth0", ASN: theirASN, HoldTime: 9 * time.Second, GracefulRestart: true},
-	}}
+	o := b.onEth0(bgp.Peer{ASN: theirASN})
 	c := startChild(t, b.host, o)
 	c.set(vip4, vip6)
 	absent := netip.IPv6Unspecified().WithZone("eth0")
-	if p := c.peer(absent); p.Interface != "eth0" || p.LastError != "no router advertisement received on eth0" {
-		t.Errorf("before the router: %+v", p)
-	}
-	config := peers.RouterConfig{
-		ID: b.theirs[0][0], ASN: theirASN, HoldTime: 9 * time.Second,
-		Neighbors: []peers.Neighbor{{Interface: "eth0", ASN: ourASN}},
-	}
-	r := labtest.Router(t, h, peers.FRR, config)
+	p := c.peer(absent)
+	must.True(t, p.Interface == "eth0" && p.LastError == "no router advertisement received on eth0",
+		"before the router: %+v", p)
+	r := b.frrOn(h, theirASN)
 	theirs := linkLocal(t, h).WithZone("eth0")
 	labtest.Until(t, 2*timeout, "the session is established", func() error {
 		out, err := r.Show(t.Context(), "show bgp ipv4 unicast 203.0.113.10/32")
@@ -176,13 +171,10 @@ func TestUnnumbered(t *testing.T) {
 		hops, err := r.NextHops(host(vip4)) // FRR may name it by an IPv4 address
 		return labtest.ErrorIf(err != nil || len(hops) != 1, "next hops %v, %v", hops, err)
 	})
-	if p := c.peer(theirs); p.State != "established" || p.Routes != 2 || p.LastError != "" || p.Interface != "eth0" {
-		t.Errorf("peer %+v", p)
-	}
+	p = c.peer(theirs)
+	must.True(t, p.State == "established" && p.Routes == 2 && p.LastError == "" && p.Interface == "eth0", "peer %+v", p)
 	for _, route := range c.sent(theirs) {
-		if route.NextHop != ours {
-			t.Errorf("%v has the next hop %v, want %v", route.Prefix, route.NextHop, ours)
-		}
+		must.True(t, route.NextHop == ours, "%v has the next hop %v, want %v", route.Prefix, route.NextHop, ours)
 	}
 	for _, args := range [][]string{
 		{"addr", "add", host(vip4).String(), "dev", "lo"},
@@ -194,9 +186,7 @@ func TestUnnumbered(t *testing.T) {
 		return traffic.From(h).Ping(t.Context(), vip4)
 	})
 	// No host takes this node for its router.
-	if out, err := h.Run(t.Context(), "ip", "-6", "route", "show", "default"); err != nil || out != "" {
-		t.Errorf("the router has a default route: %s %v", out, err)
-	}
+	must.Row(t, "default routes", "", must.Get(h.Run(t.Context(), "ip", "-6", "route", "show", "default"))(t))
 	c.configure(bgp.Options{ASN: ourASN, RouterID: b.ours[0][0]})
 	want(t, r, vip6)
 	c.configure(o)
@@ -224,15 +214,13 @@ func TestListenRange(t *testing.T) {
 	for i, r := range []*peers.Router{bird, frr} {
 		want(t, r, vip4, b.ours[i][0])
 		want(t, r, vip6, b.ours[i][1])
-		if p := c.peer(b.theirs[i][0]); p.State != "established" || p.ASN != theirASN || p.Routes != 2 {
-			t.Errorf("%s: peer %+v", r.Kind, p)
-		}
+		p := c.peer(b.theirs[i][0])
+		must.True(t, p.State == "established" && p.ASN == theirASN && p.Routes == 2, "%s: peer %+v", r.Kind, p)
 	}
 	wantReason(t, c, b.theirs[2][0], "as number mismatch expected 64500, received 64501")
 	a, err := c.call(request{})
-	if err != nil || len(a.Peers) != 3 {
-		t.Errorf("%d peers, want the three with the password: %+v, %v", len(a.Peers), a.Peers, err)
-	}
+	must.True(t, err == nil && len(a.Peers) == 3,
+		"%d peers, want the three with the password: %+v, %v", len(a.Peers), a.Peers, err)
 	// A smaller range ends the sessions of the others, and keeps the rest.
 	before := c.peer(b.theirs[0][0]).Since
 	o.Peers[0].ListenRange = netip.MustParsePrefix("192.0.2.0/30")

@@ -64,10 +64,8 @@ func (w *weighted) announce(t *testing.T, weights [2]int) {
 	}
 	labtest.Until(t, timeout, fmt.Sprintf("weights %v", weights), func() error {
 		got, err := nextHopWeights(w.router)
-		if err != nil || len(got) != 2 || got["192.0.2.2"]*weights[1] != got["192.0.2.6"]*weights[0] {
-			return fmt.Errorf("next hops %v, %v", got, err)
-		}
-		return nil
+		wrong := len(got) != 2 || got["192.0.2.2"]*weights[1] != got["192.0.2.6"]*weights[0]
+		return errors.Join(err, labtest.ErrorIf(wrong, "next hops %v", got))
 	})
 }
 
@@ -93,17 +91,15 @@ func TestWeightedNextHops(t *testing.T) {
 		w.announce(t, weights)
 		for n, s := range w.speakers {
 			at := s.established(w.options[n].Peers[0].Address)
-			if step > 0 && !at.Equal(since[n]) {
-				t.Errorf("the session of speaker %d is since %v, was since %v", n, at, since[n])
-			}
+			must.True(t, step == 0 || at.Equal(since[n]),
+				"the session of speaker %d is since %v, was since %v", n, at, since[n])
 			since[n] = at
 		}
 	}
 	servers := labtest.Connect(t, traffic.From(client), netip.AddrPortFrom(vip4, 9000), total).Servers()
 	// Six standard deviations of the binomial distribution are 52.
-	if n := servers["speaker0"]; n+servers["speaker1"] != total || n < 300-52 || n > 300+52 {
-		t.Errorf("%d connections: %v; want 3:1", total, servers)
-	}
+	n := servers["speaker0"]
+	must.True(t, n+servers["speaker1"] == total && n >= 300-52 && n <= 300+52, "%d: %v; want 3:1", total, servers)
 }
 
 // nextHopWeights returns the weights of the next hops of vip4 in the kernel.
@@ -133,9 +129,7 @@ func nextHopWeights(h *lab.Host) (map[string]int, error) {
 // wantRoute waits until the kernel of r has exactly this next hop for a prefix, or none.
 func wantRoute(t *testing.T, r *peers.Router, prefix string, via ...netip.Addr) {
 	t.Helper()
-	if _, err := r.WaitNextHops(t.Context(), timeout, netip.MustParsePrefix(prefix), via...); err != nil {
-		t.Fatalf("%s: %v", r.Kind, err)
-	}
+	must.Get(r.WaitNextHops(t.Context(), timeout, netip.MustParsePrefix(prefix), via...))(t)
 }
 
 // Each router gets only the routes of its pools. A pool has a prefix of its own length while it has a member. When the
@@ -164,12 +158,8 @@ func TestPoolsOfPeers(t *testing.T) {
 	wantRoute(t, first, "203.0.113.0/28", via(0, 0))
 	wantRoute(t, second, "203.0.113.17/32", via(1, 0))
 	wantRoute(t, second, "2001:db8:1::/112", via(1, 1))
-	if p := c.peer(b.theirs[0][0]); p.Routes != 1 {
-		t.Errorf("the first router has %d routes", p.Routes)
-	}
-	if p := c.peer(b.theirs[1][0]); p.Routes != 2 {
-		t.Errorf("the second router has %d routes", p.Routes)
-	}
+	must.Row(t, "routes of the first router", 1, c.peer(b.theirs[0][0]).Routes)
+	must.Row(t, "routes of the second router", 2, c.peer(b.theirs[1][0]).Routes)
 	labtest.Until(t, timeout, "the route target", func() error {
 		out, err := second.Show(t.Context(), "show bgp ipv4 unicast 203.0.113.17/32")
 		return errors.Join(err, labtest.ErrorIf(!strings.Contains(out, "RT:64512:100"), "the output is %s", out))
@@ -181,9 +171,8 @@ func TestPoolsOfPeers(t *testing.T) {
 	wantRoute(t, first, "203.0.113.0/28")
 	c.set(two)
 	wantRoute(t, second, "203.0.113.17/32")
-	if c.Log.Contains("withdrawals not confirmed") {
-		t.Errorf("a withdrawal to a router that had no route was waited for:\n%s", c.Log.Tail(5))
-	}
+	must.True(t, !c.Log.Contains("withdrawals not confirmed"),
+		"a withdrawal to a router that had no route was waited for:\n%s", c.Log.Tail(5))
 
 	c.set(two, other, six)
 	wantRoute(t, first, "203.0.113.0/28", via(0, 0))

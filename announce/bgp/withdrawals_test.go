@@ -3,7 +3,6 @@ package bgp
 import (
 	"context"
 	"net/netip"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +10,7 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // Pending are the withdrawals of peers that have a session and carry that family.
@@ -25,45 +25,35 @@ func TestWithdrawalTracker(t *testing.T) {
 	unknown := netip.MustParseAddr("192.0.2.9")
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
+	type updates map[netip.Addr][]*guard.Update
+	writes := func(to updates) func(w *withdrawalTracker) {
+		return func(w *withdrawalTracker) {
+			for peer, list := range to {
+				for _, u := range list {
+					w.sent(peer, u)
+				}
+			}
+		}
+	}
 	for _, row := range []struct {
 		name string
 		do   func(w *withdrawalTracker)
 		left int // 0: wait returns before its context ends
 	}{
 		{"no UPDATE", func(*withdrawalTracker) {}, 3},
-		{"UPDATE without withdrawals", func(w *withdrawalTracker) {
-			w.sent(all, announcement)
-			w.sent(only4, announcement)
-		}, 3},
-		{"withdrawn from one peer", func(w *withdrawalTracker) {
-			w.sent(all, withdraw4)
-			w.sent(all, withdraw6)
-		}, 1},
-		{"withdrawn from both", func(w *withdrawalTracker) {
-			w.sent(all, withdraw4)
-			w.sent(all, withdraw6)
-			w.sent(only4, withdraw4)
-		}, 0},
+		{"UPDATE without withdrawals", writes(updates{all: {announcement}, only4: {announcement}}), 3},
+		{"withdrawn from one peer", writes(updates{all: {withdraw4, withdraw6}}), 1},
+		{"withdrawn from both", writes(updates{all: {withdraw4, withdraw6}, only4: {withdraw4}}), 0},
 		{"one session lost", func(w *withdrawalTracker) {
-			w.sent(all, withdraw4)
-			w.sent(all, withdraw6)
+			writes(updates{all: {withdraw4, withdraw6}})(w)
 			w.peerDown(only4)
 		}, 0},
-		{"End-of-RIB", func(w *withdrawalTracker) {
-			w.sent(all, endOfRIB4)
-			w.sent(all, endOfRIB6)
-			w.sent(only4, endOfRIB4)
-		}, 0},
+		{"End-of-RIB", writes(updates{all: {endOfRIB4, endOfRIB6}, only4: {endOfRIB4}}), 0},
 		{"End-of-RIB of one family", func(w *withdrawalTracker) {
 			w.sent(all, endOfRIB6)
 			w.peerDown(only4)
 		}, 1},
-		{"End-of-RIB after the route", func(w *withdrawalTracker) {
-			w.sent(all, same)
-			w.sent(all, endOfRIB4)
-			w.sent(all, endOfRIB6)
-			w.sent(only4, endOfRIB4)
-		}, 1},
+		{"End-of-RIB after the route", writes(updates{all: {same, endOfRIB4, endOfRIB6}, only4: {endOfRIB4}}), 1},
 		{"session up again", func(w *withdrawalTracker) {
 			w.peerUp(all, func(netip.Prefix) bool { return true })
 			w.sent(unknown, withdraw4)
@@ -79,15 +69,9 @@ func TestWithdrawalTracker(t *testing.T) {
 			if row.left == 0 {
 				ctx = t.Context()
 			}
-			if left := w.count(); left != row.left {
-				t.Errorf("%d withdrawals left, want %d", left, row.left)
-			}
-			if left := w.wait(ctx); left != row.left {
-				t.Errorf("wait returned %d, want %d", left, row.left)
-			}
-			if left := w.count(); left != 0 {
-				t.Errorf("%d withdrawals left after wait", left)
-			}
+			must.Row(t, "withdrawals left", row.left, w.count())
+			must.Row(t, "wait returned", row.left, w.wait(ctx))
+			must.Row(t, "withdrawals left after wait", 0, w.count())
 		})
 	}
 }
@@ -105,13 +89,11 @@ func TestRibOut(t *testing.T) {
 		{guard.Update{EndOfRIB4: true}, 2}, {guard.Update{Withdrawn: []netip.Prefix{a}}, 1},
 		{guard.Update{Withdrawn: []netip.Prefix{a}}, 1},
 	} {
-		if w.sent(peer, &row.u); w.routes(peer) != row.want {
-			t.Errorf("after %+v: %d routes, want %d", row.u, w.routes(peer), row.want)
-		}
+		w.sent(peer, &row.u)
+		must.Row(t, row.u, row.want, w.routes(peer))
 	}
-	if w.peerDown(peer); w.routes(peer) != 0 {
-		t.Errorf("%d routes without a session", w.routes(peer))
-	}
+	w.peerDown(peer)
+	must.Row(t, "without a session", 0, w.routes(peer))
 }
 
 // wait returns as soon as the last withdrawal is written, and reports what is pending when its context ends.
@@ -136,10 +118,8 @@ func TestWithdrawalTrackerWait(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			began := time.Now()
-			left := w.wait(ctx)
-			if took := time.Since(began); left != row.left || took != row.took {
-				t.Errorf("%s: %d pending after %s, want %d after %s", row.name, left, took, row.left, row.took)
-			}
+			must.Row(t, row.name, row.left, w.wait(ctx))
+			must.Row(t, row.name, row.took, time.Since(began))
 		})
 	}
 }
@@ -148,52 +128,34 @@ func isIPv4(p netip.Prefix) bool { return p.Addr().Is4() }
 
 // A route is lowered while none of its addresses is announced normally.
 func TestLoweredRoutes(t *testing.T) {
-	o := Options{
-		AggregateV4: 24, AggregateV6: 128, LocalPref: 100, Weighted: lb.WeightedAlways, Communities: []uint32{1},
-	}
+	o := Options{AggregateV4: 24, AggregateV6: 128, LocalPref: 100, Weighted: lb.WeightedAlways}
+	o.Communities = []uint32{1}
 	a, b := netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2")
 	prefix := netip.MustParsePrefix("203.0.113.0/24")
-	for _, tt := range []struct {
-		lowered [2]bool
-		want    int
-	}{
-		{[2]bool{true, true}, lowered}, {[2]bool{true, false}, 3}, {[2]bool{false, true}, 2},
-		{[2]bool{false, false}, 5},
+	for which, want := range map[[2]bool]int{
+		{true, true}: lowered, {true, false}: 3, {false, true}: 2, {false, false}: 5,
 	} {
 		got, refused := o.routesFor([]lb.Announcement{
-			{VIP: a, Weight: 2, LowerPreference: tt.lowered[0]}, {VIP: b, Weight: 3, LowerPreference: tt.lowered[1]},
+			{VIP: a, Weight: 2, LowerPreference: which[0]}, {VIP: b, Weight: 3, LowerPreference: which[1]},
 		})
-		if len(refused) > 0 || got[prefix] != tt.want {
-			t.Errorf("%v: %v, %v; want %d", tt.lowered, got, refused, tt.want)
-		}
+		must.True(t, len(refused) == 0 && got[prefix] == want, "%v: %v, %v; want %d", which, got, refused, want)
 	}
 	gone := netip.MustParsePrefix("198.51.100.0/24")
 	got := changes(routes{prefix: 5, gone: 1}, routes{prefix: lowered})
-	if want := []change{{gone, 0}, {prefix, lowered}}; !slices.Equal(got, want) {
-		t.Errorf("changes %v; want %v", got, want)
-	}
-	if got := changes(routes{prefix: lowered}, routes{prefix: lowered}); len(got) > 0 {
-		t.Errorf("changes %v; want none", got)
-	}
+	must.Row(t, "changes", []change{{gone, 0}, {prefix, lowered}}, got)
+	must.Row(t, "without a change", nil, changes(routes{prefix: lowered}, routes{prefix: lowered}))
 	var types []bgp.BGPAttrType
 	for _, x := range o.attributes(prefix, lowered) {
 		types = append(types, x.GetType())
 		switch x := x.(type) {
 		case *bgp.PathAttributeLocalPref:
-			if x.Value != 0 {
-				t.Errorf("LOCAL_PREF %d", x.Value)
-			}
+			must.Row(t, "LOCAL_PREF", 0, x.Value)
 		case *bgp.PathAttributeMultiExitDisc:
-			if x.Value != lowestMED {
-				t.Errorf("MED %d", x.Value)
-			}
+			must.Row(t, "MED", lowestMED, x.Value)
 		case *bgp.PathAttributeCommunities:
-			if !slices.Equal(x.Value, []uint32{1, gracefulShutdown}) {
-				t.Errorf("communities %x", x.Value)
-			}
+			must.Row(t, "communities", []uint32{1, gracefulShutdown}, x.Value)
 		}
 	}
-	if len(types) != 3 || len(o.Communities) != 1 {
-		t.Errorf("attributes %v, communities of the configuration %x", types, o.Communities)
-	}
+	must.True(t, len(types) == 3 && len(o.Communities) == 1,
+		"attributes %v, communities of the configuration %x", types, o.Communities)
 }

@@ -22,17 +22,13 @@ import (
 )
 
 func TestNew(t *testing.T) {
-	if _, err := New(Options{}); err == nil || err.Error() != "no interface given" {
-		t.Errorf("without interfaces: %v", err)
-	}
+	_, err := New(Options{})
+	must.True(t, err != nil && err.Error() == "no interface given", "without interfaces: %v", err)
 	a := must.Get(New(Options{Interfaces: []string{"eth0", "eth1"}, Log: slog.New(slog.DiscardHandler)}))(t)
 	const ms = time.Millisecond
-	if want := []time.Duration{100 * ms, 500 * ms, 1000 * ms, 2000 * ms, 4000 * ms}; !slices.Equal(a.o.Repeat, want) {
-		t.Errorf("repeats after %v; want %v", a.o.Repeat, want)
-	}
-	if len(a.responders) != 2 || a.responders[1].name != "eth1" {
-		t.Errorf("%d responders; want one per interface", len(a.responders))
-	}
+	must.Row(t, "repeats after", []time.Duration{100 * ms, 500 * ms, 1000 * ms, 2000 * ms, 4000 * ms}, a.o.Repeat)
+	must.True(t, len(a.responders) == 2 && a.responders[1].name == "eth1",
+		"%d responders; want one per interface", len(a.responders))
 }
 
 // Set replaces what is owned, and names what it rejects.
@@ -59,9 +55,8 @@ func TestSet(t *testing.T) {
 		for _, v := range a.all() {
 			owned = append(owned, v.String())
 		}
-		if text != tt.err || !slices.Equal(owned, tt.owned) {
-			t.Errorf("Set(%v): owned %v, error %q; want %v, %q", tt.vips, owned, text, tt.owned, tt.err)
-		}
+		must.True(t, text == tt.err && slices.Equal(owned, tt.owned),
+			"Set(%v): owned %v, error %q; want %v, %q", tt.vips, owned, text, tt.owned, tt.err)
 	}
 }
 
@@ -71,12 +66,10 @@ func TestReply(t *testing.T) {
 	set(t, a, vip4)
 	broken, calls := errors.New("broken"), 0
 	send := func() error { calls++; return broken }
-	if sent, err := a.reply(vip4, send); !sent || !errors.Is(err, broken) || calls != 1 {
-		t.Errorf("owned: sent %t, %v, %d calls", sent, err, calls)
-	}
-	if sent, err := a.reply(vip6, send); sent || err != nil || calls != 1 {
-		t.Errorf("not owned: sent %t, %v, %d calls", sent, err, calls)
-	}
+	sent, err := a.reply(vip4, send)
+	must.True(t, sent && errors.Is(err, broken) && calls == 1, "owned: sent %t, %v, %d calls", sent, err, calls)
+	sent, err = a.reply(vip6, send)
+	must.True(t, !sent && err == nil && calls == 1, "not owned: sent %t, %v, %d calls", sent, err, calls)
 }
 
 // A conflict is counted per frame and logged once per VIP and MAC address; other addresses are not a conflict.
@@ -90,12 +83,8 @@ func TestConflict(t *testing.T) {
 	}{{vip4, "m1"}, {vip4, "m1"}, {vip4, "m2"}, {vip6, "m1"}, {vips[2], "m1"}} {
 		a.conflict(c.vip, c.mac, "eth0", netip.Addr{})
 	}
-	if got := testutil.ToFloat64(a.metrics.conflicts.WithLabelValues("eth0")); got != 4 {
-		t.Errorf("%v conflicts counted; want 4", got)
-	}
-	if got := log.count(`msg="address conflict"`); got != 3 {
-		t.Errorf("%d log lines; want 3", got)
-	}
+	must.Row(t, "conflicts counted", 4, testutil.ToFloat64(a.metrics.conflicts.WithLabelValues("eth0")))
+	must.Row(t, "log lines", 3, log.count(`msg="address conflict"`))
 	// An address that is owned only later is logged then.
 	set(t, a, vips[2])
 	a.conflict(vips[2], "m1", "eth0", netip.Addr{})
@@ -112,21 +101,17 @@ func TestNextConflict(t *testing.T) {
 		set(t, a, vip4)
 		for i, gap := range []time.Duration{0, conflictTime - time.Second, conflictTime} {
 			time.Sleep(gap)
-			if c := a.Conflicts(); (len(c) == 0) != (gap == 0 || gap == conflictTime) {
-				t.Errorf("before conflict %d: %+v", i, c)
-			}
+			c := a.Conflicts()
+			must.True(t, (len(c) == 0) == (gap == 0 || gap == conflictTime), "before conflict %d: %+v", i, c)
 			since := time.Now()
 			if gap == conflictTime-time.Second { // it is the one before
 				since = since.Add(-gap)
 			}
 			a.conflict(vip4, "m1", "eth0", netip.Addr{})
-			if c := a.Conflicts(); len(c) != 1 || !c[0].Since.Equal(since) {
-				t.Errorf("conflict %d: %+v; want one since %s", i, c, since)
-			}
+			c = a.Conflicts()
+			must.True(t, len(c) == 1 && c[0].Since.Equal(since), "conflict %d: %+v; want one since %s", i, c, since)
 		}
-		if got := log.count(`msg="address conflict"`); got != 2 {
-			t.Errorf("%d log lines; want 2", got)
-		}
+		must.Row(t, "log lines", 2, log.count(`msg="address conflict"`))
 	})
 }
 
@@ -142,9 +127,8 @@ func TestMetricsPassPromlint(t *testing.T) {
 	if n, err := testutil.GatherAndCount(r); n != 6 || len(described) != 6 || err != nil {
 		t.Errorf("%d metrics, %d described, %v; want 6", n, len(described), err)
 	}
-	if problems, err := testutil.GatherAndLint(r); err != nil || len(problems) > 0 {
-		t.Errorf("%v %v", problems, err)
-	}
+	problems, err := testutil.GatherAndLint(r)
+	must.True(t, err == nil && len(problems) == 0, "%v %v", problems, err)
 }
 
 // Gratuitous frames are sent at once and after each delay since then, until the context ends.
@@ -158,17 +142,14 @@ func TestAnnounceRepeats(t *testing.T) {
 		a.announce(ctx, a.responders, []netip.Addr{vip6})
 		for _, want := range []int{1, 1, 0, 1, 0, 0} { // in each second
 			synctest.Wait()
-			if got := len(f.take()); got != want {
-				t.Errorf("%d frames; want %d", got, want)
-			}
+			must.Row(t, "frames", want, len(f.take()))
 			time.Sleep(time.Second)
 		}
 		cancel()
 		a.bursts.Wait()
 		time.Sleep(time.Minute)
-		if got := f.take(); len(got) > 0 {
-			t.Errorf("sent after the end: %q", got)
-		}
+		got := f.take()
+		must.True(t, len(got) == 0, "sent after the end: %q", got)
 	})
 }
 
@@ -193,17 +174,13 @@ func TestRunWithoutRoot(t *testing.T) {
 	stop()
 	set(t, a, append(many, vip4, vip6)...)
 	sent := f.take()
-	if len(sent) != 4*len(many) {
-		t.Fatalf("%d frames; want %d", len(sent), 4*len(many))
-	}
+	must.Need(t, len(sent) == 4*len(many), "%d frames; want %d", len(sent), 4*len(many))
 	for i := range many { // two frames for each, in the order of the addresses
-		if want := fmt.Sprintf(" 192.0.2.%d ", 12+i); !strings.Contains(sent[2*i], want) {
-			t.Errorf("frame %d is %q; want one for %s", 2*i, sent[2*i], want)
-		}
+		want := fmt.Sprintf(" 192.0.2.%d ", 12+i)
+		must.True(t, strings.Contains(sent[2*i], want), "frame %d is %q; want one for %s", 2*i, sent[2*i], want)
 	}
-	if _, left := f.counts(); left != 0 {
-		t.Errorf("%d sockets are left open", left)
-	}
+	_, left := f.counts()
+	must.True(t, left == 0, "%d sockets are left open", left)
 }
 
 // A frame that panics is lost; the next one is answered.

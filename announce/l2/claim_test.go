@@ -1,6 +1,7 @@
 package l2
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -51,23 +52,18 @@ func TestProbesBeforeAClaim(t *testing.T) {
 	a, r, s := claiming(t, f, vip4, vip6)
 	now, owned := advance(a, time.Now().Add(time.Millisecond), time.Second)
 	wantSent(t, "without sockets", f)
-	if len(owned) > 0 {
-		t.Errorf("%v is owned without sockets", owned)
-	}
+	must.True(t, len(owned) == 0, "%v is owned without sockets", owned)
 	r.use(s)
 	wantSent(t, "use", f, "join ff02::1:ff00:10")
 	now, owned = advance(a, now, 2*probeInterval+20*time.Millisecond)
 	probe := []string{"1 from 02:00:00:00:00:aa 0.0.0.0 for 00:00:00:00:00:00 192.0.2.10 to ff:ff:ff:ff:ff:ff",
 		"solicit 2001:db8::10 from :: at ff02::1:ff00:10, 1 options"}
-	if wantSent(t, "probes", f, slices.Concat(probe, probe, probe)...); len(owned) > 0 {
-		t.Errorf("%v is owned before the probes can be answered", owned)
-	}
-	if sent, _ := a.reply(vip4, func() error { return nil }); sent {
-		t.Error("a request was answered for a claimed address")
-	}
-	if _, owned = advance(a, now, probeInterval); len(owned) != 2 || len(f.take()) != 3 {
-		t.Errorf("%v is owned", owned)
-	}
+	wantSent(t, "probes", f, slices.Concat(probe, probe, probe)...)
+	must.True(t, len(owned) == 0, "%v is owned before the probes can be answered", owned)
+	sent, _ := a.reply(vip4, func() error { return nil })
+	must.True(t, !sent, "a request was answered for a claimed address")
+	_, owned = advance(a, now, probeInterval)
+	must.True(t, len(owned) == 2 && len(f.take()) == 3, "%v is owned", owned)
 }
 
 // An address that another host has is not announced until that host is gone.
@@ -81,42 +77,33 @@ func TestClaimOfATakenAddress(t *testing.T) {
 		now = now.Add(time.Millisecond)
 		var owned []netip.Addr
 		now, owned = advance(a, now, claimRetry+50*time.Millisecond)
-		if c := a.Conflicts(); len(owned) > 0 || len(c) != 1 || !c[0].Withheld || c[0].MAC != otherMAC.String() {
-			t.Fatalf("%v is owned, conflicts %+v", owned, c)
-		}
+		c := a.Conflicts()
+		must.Need(t, len(owned) == 0 && len(c) == 1 && c[0].Withheld && c[0].MAC == otherMAC.String(),
+			"%v is owned, conflicts %+v", owned, c)
 	}
 	_, owned := advance(a, now, probes*probeInterval+50*time.Millisecond)
-	if c := a.Conflicts(); len(owned) != 1 || len(c) != 0 {
-		t.Errorf("%v is owned, conflicts %+v", owned, c)
-	}
+	c := a.Conflicts()
+	must.True(t, len(owned) == 1 && len(c) == 0, "%v is owned, conflicts %+v", owned, c)
 	// Now it is ours, and kept.
 	a.conflict(vip4, otherMAC.String(), "eth0", netip.Addr{})
-	if c := a.Conflicts(); len(a.all()) != 1 || len(c) != 1 || c[0].Withheld {
-		t.Errorf("%v is owned, conflicts %+v", a.all(), c)
-	}
+	c = a.Conflicts()
+	must.True(t, len(a.all()) == 1 && len(c) == 1 && !c[0].Withheld, "%v is owned, conflicts %+v", a.all(), c)
 	must.Do(t, a.Set(t.Context(), nil))
-	if c := a.Conflicts(); len(c) != 0 {
-		t.Errorf("conflicts %+v without addresses", c)
-	}
+	must.Row(t, "conflicts without addresses", nil, a.Conflicts())
 }
 
 // Of two hosts that probe at the same time, the one with the lower MAC address continues. Our own frames are not a
 // conflict.
 func TestSimultaneousProbes(t *testing.T) {
 	lower := net.HardwareAddr{2, 0, 0, 0, 0, 1}
-	for _, tt := range []struct {
-		mac  net.HardwareAddr
-		want int
-	}{{lower, 1}, {otherMAC, 0}, {ownMAC, 0}} {
+	for _, mac := range []net.HardwareAddr{lower, otherMAC, ownMAC} {
 		f := newFakeSystem()
 		a, r, s := claiming(t, f, vip4, vip6)
 		r.use(s)
 		for _, vip := range []netip.Addr{vip4, vip6} {
-			a.probed(vip, ownMAC, tt.mac, "eth0")
+			a.probed(vip, ownMAC, mac, "eth0")
 		}
-		if got := len(a.Conflicts()); got != 2*tt.want {
-			t.Errorf("%s: %d conflicts; want %d", tt.mac, got, 2*tt.want)
-		}
+		must.Row(t, mac, 2*count(bytes.Equal(mac, lower)), len(a.Conflicts()))
 	}
 }
 
@@ -159,22 +146,16 @@ func TestNeighbourHasTheAddress(t *testing.T) {
 	must.Do(t, a.Set(t.Context(), []lb.Announcement{{VIP: vip4}, {VIP: vip6}}))
 	until(t, "both conflicts", func() bool { return len(a.Conflicts()) == 2 })
 	time.Sleep(2*claimRetry + probes*probeInterval)
-	if got := a.Conflicts(); len(a.all()) > 0 || len(got) != 2 {
-		t.Errorf("owned %v, conflicts %+v", a.all(), got)
-	}
+	must.True(t, len(a.all()) == 0 && len(a.Conflicts()) == 2, "owned %v, conflicts %+v", a.all(), a.Conflicts())
 	for _, c := range a.Conflicts() {
-		if !c.Withheld || c.MAC != n.link.Attrs().HardwareAddr.String() {
-			t.Errorf("conflict %+v", c)
-		}
+		must.True(t, c.Withheld && c.MAC == n.link.Attrs().HardwareAddr.String(), "conflict %+v", c)
 	}
 	for _, vip := range both {
 		must.Do(t, n.nl.AddrDel(n.link, address(t, netip.PrefixFrom(vip, vip.BitLen()).String())))
 	}
 	n.resolves("the addresses that it gave up", both...)
 	for _, vip := range both {
-		if got := log.count(fmt.Sprintf(`msg="address taken over" vip=%s`, vip)); got != 1 {
-			t.Errorf("%d log lines about the take-over of %s; want 1", got, vip)
-		}
+		must.Row(t, vip, 1, log.count(fmt.Sprintf(`msg="address taken over" vip=%s`, vip)))
 	}
 }
 
@@ -213,9 +194,7 @@ func TestApart(t *testing.T) {
 				h.apart(vips[:3]...)
 			}
 			x.pass(time.Second)
-			if got := x.owners(vips[:3]...); len(got) != 3 {
-				t.Fatalf("owners of %v: %v", vips[:3], got)
-			}
+			must.Need(t, len(x.owners(vips[:3]...)) == 3, "owners of %v: %v", vips[:3], x.owners(vips[:3]...))
 			before := map[netip.Addr]*host{}
 			for _, vip := range vips[:3] {
 				before[vip] = x.owner(vip)
@@ -225,20 +204,17 @@ func TestApart(t *testing.T) {
 				h.apart(vips...)
 			}
 			x.pass(time.Second)
-			if got := x.owners(vips...); len(got) != 4 {
-				t.Fatalf("owners of %v: %v", vips, got)
-			}
+			got := x.owners(vips...)
+			must.Need(t, len(got) == 4, "owners of %v: %v", vips, got)
 			failed := x.hosts[0]
 			x.change(func() { failed.down = true })
 			x.pass(time.Second)
 			for _, vip := range vips[:3] {
-				if o := x.owner(vip); o != before[vip] && before[vip] != failed {
-					t.Errorf("%s moved from %s to %s", vip, before[vip].name(), o.name())
-				}
+				o := x.owner(vip)
+				must.True(t, o == before[vip] || before[vip] == failed, "%s moved to %s", vip, o.name())
 			}
-			if got := x.owners(vips...); len(got) != 3 {
-				t.Errorf("owners of %v after a failure: %v", vips, got)
-			}
+			got = x.owners(vips...)
+			must.True(t, len(got) == 3, "owners of %v after a failure: %v", vips, got)
 		})
 	}
 }
@@ -303,9 +279,7 @@ func TestReturnBalances(t *testing.T) {
 			x.change(func() { back.down, back.since = false, time.Now() })
 			x.pass(balanceAfter - 2*time.Second)
 			before := x.owners(vips...)
-			if len(before) != 2 {
-				t.Fatalf("before the time is over: %v", before)
-			}
+			must.Need(t, len(before) == 2, "before the time is over: %v", before)
 			keeps := map[netip.Addr]*host{}
 			for _, vip := range vips {
 				if o := x.owner(vip); before[o.name()] == 1 {
@@ -315,19 +289,14 @@ func TestReturnBalances(t *testing.T) {
 			for range 20 * time.Second / (10 * time.Millisecond) {
 				x.pass(10 * time.Millisecond)
 				for _, vip := range vips { // with two for a moment, the earlier one says so to probes no more
-					if !slices.ContainsFunc(x.hosts, func(h *host) bool { return h.owns(vip) }) {
-						t.Fatalf("nobody replies for %s", vip)
-					}
+					must.Need(t, slices.ContainsFunc(x.hosts, func(h *host) bool { return h.owns(vip) }),
+						"nobody replies for %s", vip)
 				}
 			}
 			after := x.owners(vips...)
-			if want := 2 + count(movable); len(after) != want {
-				t.Errorf("movable %t: %v", movable, after)
-			}
+			must.True(t, len(after) == 2+count(movable), "movable %t: %v", movable, after)
 			for vip, h := range keeps {
-				if x.owner(vip) != h {
-					t.Errorf("%s moved from %s", vip, h.name())
-				}
+				must.True(t, x.owner(vip) == h, "%s moved from %s", vip, h.name())
 			}
 		})
 	}
@@ -362,21 +331,16 @@ func TestMoveFails(t *testing.T) {
 		for range 3000 {
 			x.pass(5 * time.Millisecond)
 			tried = tried || leaving() > 0
-			if !only.owns(vips[0]) || !only.owns(vips[1]) {
-				t.Fatalf("it has %v", only.a.all())
-			}
+			must.Need(t, only.owns(vips[0]) && only.owns(vips[1]), "it has %v", only.a.all())
 		}
-		if !tried {
-			t.Fatal("no VIP was to move")
-		}
+		must.Need(t, tried, "no VIP was to move")
 		for leaving() == 0 {
 			x.pass(5 * time.Millisecond)
 		}
 		x.change(func() { late.down = true })
 		only.a.reclaim()
 		x.pass(5 * time.Second)
-		if n := leaving(); n > 0 || !only.owns(vips[0]) || !only.owns(vips[1]) {
-			t.Errorf("it has %v, and leaves %d", only.a.all(), n)
-		}
+		n := leaving()
+		must.True(t, n == 0 && only.owns(vips[0]) && only.owns(vips[1]), "it has %v, and leaves %d", only.a.all(), n)
 	})
 }

@@ -22,18 +22,14 @@ func TestOneOwner(t *testing.T) {
 		for _, vip := range shared {
 			owners[x.owner(vip).name()]++
 		}
-		if len(owners) < 2 {
-			t.Errorf("owners %v", owners)
-		}
+		must.True(t, len(owners) >= 2, "owners %v", owners)
 		vip := shared[0]
 		first := x.owner(vip)
 		for _, h := range x.hosts {
-			if w := h.a.Waiting()[vip]; h != first && (w.Reason != "standby: "+first.name()+" has it" || !w.Intended) {
-				t.Errorf("%s waits for %+v", h.name(), w)
-			}
-			if c := h.a.Conflicts(); len(c) > 0 {
-				t.Errorf("%s has conflicts %+v", h.name(), c)
-			}
+			w := h.a.Waiting()[vip]
+			must.True(t, h == first || w.Reason == "standby: "+first.name()+" has it" && w.Intended,
+				"%s waits for %+v", h.name(), w)
+			must.Row(t, h.name(), nil, h.a.Conflicts())
 		}
 		failed := time.Now()
 		x.change(func() { first.down = true })
@@ -45,9 +41,8 @@ func TestOneOwner(t *testing.T) {
 		// The first one comes back. It still has the VIP, as far as it knows, but its term is lower.
 		x.change(func() { first.down = false })
 		x.pass(time.Second)
-		if got := x.owner(vip); got != second {
-			t.Errorf("%s took the VIP back from %s", got.name(), second.name())
-		}
+		got := x.owner(vip)
+		must.True(t, got == second, "%s took the VIP back from %s", got.name(), second.name())
 		// A planned end: the VIP is kept until another one has it.
 		done := make(chan time.Duration)
 		go func() {
@@ -56,12 +51,9 @@ func TestOneOwner(t *testing.T) {
 			done <- time.Since(start)
 		}()
 		x.pass(time.Second)
-		if took := <-done; took > 400*time.Millisecond || took < handOverLinger {
-			t.Errorf("the hand-over took %s", took)
-		}
-		if x.owner(vip) == second || second.owns(vip) {
-			t.Errorf("%s still has the VIP", second.name())
-		}
+		took := <-done
+		must.True(t, took <= 400*time.Millisecond && took >= handOverLinger, "the hand-over took %s", took)
+		must.True(t, x.owner(vip) != second && !second.owns(vip), "%s still has the VIP", second.name())
 	})
 }
 
@@ -79,9 +71,8 @@ func TestOwnClaimChanges(t *testing.T) {
 				x.pass(time.Duration(after) * 5 * time.Millisecond)
 				local(two, true)
 				x.pass(time.Second)
-				if one.owns(vip) == two.owns(vip) {
-					t.Errorf("after %d ms: waiting %v / %v", after*5, one.a.Waiting(), two.a.Waiting())
-				}
+				must.True(t, one.owns(vip) != two.owns(vip),
+					"after %d ms: waiting %v / %v", after*5, one.a.Waiting(), two.a.Waiting())
 			})
 		}
 	}
@@ -95,9 +86,8 @@ func TestLastOneLeaves(t *testing.T) {
 		x.pass(time.Second)
 		start := time.Now()
 		x.hosts[0].set()
-		if took := time.Since(start); took > 10*time.Millisecond {
-			t.Errorf("the end took %s", took)
-		}
+		took := time.Since(start)
+		must.True(t, took <= 10*time.Millisecond, "the end took %s", took)
 	})
 }
 
@@ -117,13 +107,10 @@ func TestSeparatedMembers(t *testing.T) {
 			owner := x.owner(vip)
 			other := x.but(owner)
 			i := slices.IndexFunc(other.a.Conflicts(), func(c Conflict) bool { return c.VIP == vip })
-			if owner != before[vip] || i < 0 {
-				t.Fatalf("%s: %s has it, and %s has conflicts %+v",
-					vip, owner.name(), other.name(), other.a.Conflicts())
-			}
-			if c := other.a.Conflicts()[i]; c.MAC != owner.mac() || c.Member != owner.name() || !c.Withheld {
-				t.Errorf("%s reports %+v", other.name(), c)
-			}
+			must.Need(t, owner == before[vip] && i >= 0,
+				"%s: %s has it, and %s has conflicts %+v", vip, owner.name(), other.name(), other.a.Conflicts())
+			c := other.a.Conflicts()[i]
+			must.True(t, c.MAC == owner.mac() && c.Member == owner.name() && c.Withheld, "reported: %+v", c)
 		}
 		for _, h := range x.hosts { // both have all
 			h.a.mu.Lock()
@@ -137,13 +124,11 @@ func TestSeparatedMembers(t *testing.T) {
 		x.pass(3 * time.Second)
 		for _, vip := range shared {
 			want := x.elected(vip)
-			if got := x.owner(vip); got != want {
-				t.Errorf("%s: %s has it; want %s", vip, got.name(), want.name())
-			}
+			must.Row(t, vip, want.name(), x.owner(vip).name())
 			other := x.but(want)
-			if !slices.ContainsFunc(other.a.Conflicts(), func(c Conflict) bool { return c.VIP == vip && c.Withheld }) {
-				t.Errorf("%s: %s does not report it: %+v", vip, other.name(), other.a.Conflicts())
-			}
+			reports := func(c Conflict) bool { return c.VIP == vip && c.Withheld }
+			must.True(t, slices.ContainsFunc(other.a.Conflicts(), reports),
+				"%s: %s does not report it: %+v", vip, other.name(), other.a.Conflicts())
 		}
 		x.change(func() { x.separated = false })
 		x.pass(time.Second)
@@ -151,9 +136,7 @@ func TestSeparatedMembers(t *testing.T) {
 			x.owner(vip)
 		}
 		for _, h := range x.hosts {
-			if c := h.a.Conflicts(); len(c) > 0 {
-				t.Errorf("%s has conflicts %+v with a member that it reaches", h.name(), c)
-			}
+			must.Row(t, h.name(), nil, h.a.Conflicts()) // it reaches the other one
 		}
 	})
 }
@@ -172,14 +155,11 @@ func TestForgedMember(t *testing.T) {
 			}
 			x.pass(100 * time.Millisecond)
 			for _, vip := range shared {
-				if !up.owns(vip) {
-					t.Fatalf("%s was given up", vip)
-				}
+				must.Need(t, up.owns(vip), "%s was given up", vip)
 			}
 		}
-		if log := up.a.Conflicts(); len(log) != len(shared) || log[0].Member != down.name() {
-			t.Errorf("conflicts %+v", log)
-		}
+		log := up.a.Conflicts()
+		must.True(t, len(log) == len(shared) && log[0].Member == down.name(), "conflicts %+v", log)
 	})
 }
 
@@ -200,12 +180,9 @@ func TestForgedLiveMember(t *testing.T) {
 		}
 		synctest.Wait()
 		c := owner.a.Conflicts()
-		if len(c) != 1 || c[0].MAC != other.mac() || c[0].Member != other.name() || !c[0].Reached || c[0].Withheld {
-			t.Errorf("conflicts %+v", c)
-		}
-		if got := len(owner.f.take()); got != 4 || !owner.owns(vip) { // a request and a reply each
-			t.Errorf("%d frames; want those of two defences", got)
-		}
+		must.True(t, len(c) == 1 && c[0].MAC == other.mac() && c[0].Member == other.name() && c[0].Reached &&
+			!c[0].Withheld && owner.owns(vip), "conflicts %+v", c)
+		must.Row(t, "frames of two defences", 4, len(owner.f.take())) // a request and a reply each
 		x.change(func() { owner.down = true })
 		reported := map[string]bool{}
 		for range 200 {
@@ -217,13 +194,9 @@ func TestForgedLiveMember(t *testing.T) {
 			}
 			x.pass(50 * time.Millisecond)
 		}
-		if len(reported) != 1 || !reported[other.name()] && !reported[third.name()] {
-			t.Errorf("reported: %v", reported)
-		}
+		must.True(t, len(reported) == 1 && (reported[other.name()] || reported[third.name()]), "reported: %v", reported)
 		x.pass(time.Second)
-		if h := x.owner(vip); len(h.a.Conflicts()) > 0 {
-			t.Errorf("%s has conflicts %+v", h.name(), h.a.Conflicts())
-		}
+		must.Row(t, "conflicts", nil, x.owner(vip).a.Conflicts())
 	})
 }
 
@@ -241,22 +214,16 @@ func TestElect(t *testing.T) {
 	for i := range n {
 		vip := netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)})
 		first, ok := elect(vip, nodes)
-		if !ok {
-			t.Fatal("nobody is elected")
-		}
+		must.Need(t, ok, "nobody is elected")
 		count[first.Address]++
 		if second, _ := elect(vip, nodes[1:]); first.Address != nodes[0].Address && second != first {
 			moved++
 		}
 	}
 	for a, c := range count {
-		if c < n/5*8/10 || c > n/5*12/10 {
-			t.Errorf("%s has %d of %d", a, c, n)
-		}
+		must.True(t, c >= n/5*8/10 && c <= n/5*12/10, "%s has %d of %d", a, c, n)
 	}
-	if moved > 0 {
-		t.Errorf("%d addresses of other nodes moved", moved)
-	}
+	must.True(t, moved == 0, "%d addresses of other nodes moved", moved)
 	change := func(f func(c *members.Claim), i int) []members.Peer {
 		list := slices.Clone(nodes)
 		f(&list[i].Claim)
@@ -268,18 +235,15 @@ func TestElect(t *testing.T) {
 	for name, f := range map[string]func(*members.Claim){
 		"has it": func(c *members.Claim) { c.Holds = true }, "has endpoints": func(c *members.Claim) { c.Local = true },
 	} {
-		if got, _ := elect(vip, change(f, other)); got.Address != nodes[other].Address {
-			t.Errorf("%s is elected; want the one that %s", got.Address, name)
-		}
+		got, _ := elect(vip, change(f, other))
+		must.True(t, got.Address == nodes[other].Address, "%s is elected; want the one that %s", got.Address, name)
 	}
 	two := change(func(c *members.Claim) { c.Holds, c.Term = true, 2 }, other)
 	two[slices.Index(nodes, first)].Claim = members.Claim{Eligible: true, Holds: true, Term: 1, Local: true}
-	if got, _ := elect(vip, two); got.Address != nodes[other].Address {
-		t.Errorf("%s is elected; want the one that took over last", got.Address)
-	}
-	if _, ok := elect(vip, nil); ok {
-		t.Error("nobody was there")
-	}
+	got, _ := elect(vip, two)
+	must.Row(t, "took over last", nodes[other].Address, got.Address)
+	_, ok := elect(vip, nil)
+	must.True(t, !ok, "nobody was there")
 }
 
 // A member that is elected and does not have the VIP, because a host outside of the members has it, is not said to have
@@ -296,21 +260,17 @@ func TestElectedDoesNotHold(t *testing.T) {
 			x.pass(20 * time.Millisecond)
 		}
 		want := "standby: " + elected.name() + " is elected but does not announce it; its own status says why"
-		if w := other.a.Waiting()[vip]; w.Reason != want || !w.Intended {
-			t.Errorf("%+v; want %s", w, want)
-		}
+		w := other.a.Waiting()[vip]
+		must.True(t, w.Reason == want && w.Intended, "%+v; want %s", w, want)
 		other.a.conflict(vip, otherMAC.String(), "eth0", netip.Addr{}) // a broadcast
 		elected.set(vip, shared[1])                                    // the members change
 		x.pass(20 * time.Millisecond)
 		want = "standby: " + elected.name() + " is elected but does not announce it: " + otherMAC.String() +
 			", which is not a member of [l2], claims it"
-		if w := other.a.Waiting()[vip]; w.Reason != want {
-			t.Errorf("%+v; want %s", w, want)
-		}
+		must.Row(t, "claimed by a stranger", want, other.a.Waiting()[vip].Reason)
 		x.pass(5 * time.Second) // the host is gone
-		if w := other.a.Waiting()[vip]; x.owner(vip) != elected || w.Reason != "standby: "+elected.name()+" has it" {
-			t.Errorf("%+v", w)
-		}
+		w = other.a.Waiting()[vip]
+		must.True(t, x.owner(vip) == elected && w.Reason == "standby: "+elected.name()+" has it", "%+v", w)
 	})
 }
 
@@ -325,19 +285,14 @@ func TestDeafStandby(t *testing.T) {
 		standby.f.change(func() { standby.f.deaf = true })
 		x.change(func() { x.separated = true })
 		x.pass(10 * time.Second)
-		if got := standby.a.all(); !slices.Equal(got, was) {
-			t.Errorf("it has %v; it had %v", got, was)
-		}
+		must.Row(t, "it has", was, standby.a.all())
 		for vip, w := range standby.a.Waiting() {
-			if !strings.Contains(w.Reason, "no other host is heard on eth0") || w.Intended {
-				t.Errorf("%s waits: %+v", vip, w)
-			}
+			must.True(t, strings.Contains(w.Reason, "no other host is heard on eth0") && !w.Intended,
+				"%s waits: %+v", vip, w)
 		}
 		x.change(func() { x.hosts[0].down = true })
 		standby.f.change(func() { standby.f.deaf = false })
 		x.pass(time.Second)
-		if got := standby.a.all(); len(got) != len(shared) {
-			t.Errorf("alone and not deaf, it has %v", got)
-		}
+		must.Row(t, "alone and not deaf, it has", len(shared), len(standby.a.all()))
 	})
 }

@@ -207,7 +207,6 @@ func serving(t *testing.T, log *lines, f *fakeSystem, vips ...netip.Addr) (*Anno
 
 func wantSent(t *testing.T, what string, f *fakeSystem, want ...string) {
 	t.Helper()
-	if got := f.take(); !slices.Equal(got, want) {
-		t.Errorf("%s: sent\n%q\nwant\n%q", what, got, want)
-	}
+	got := f.take()
+	must.True(t, slices.Equal(got, want), "%s: sent\n%q\nwant\n%q", what, got, want)
 }

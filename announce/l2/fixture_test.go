@@ -185,9 +185,7 @@ func (n *neighbour) forget(ip netip.Addr) {
 func until(t testing.TB, what string, f func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited 10 s for %s", what)
-		}
+		must.Need(t, !time.Now().After(deadline), "waited 10 s for %s", what)
 	}
 }
 

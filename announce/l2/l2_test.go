@@ -99,18 +99,15 @@ func TestRenamedInterface(t *testing.T) {
 	must.Do(t, netlink.LinkSetName(ours, "up0"))
 	t.Cleanup(func() { netlink.LinkSetName(ours, "eth0") })
 	until(t, "the programs of up0 are asked for", func() bool { return asked.Load() == "up0" })
-	if n.resolve(vip4) == nil || !a.usable() || log.count("not served") > 0 {
-		t.Errorf("no reply by the new name: %v", log)
-	}
+	must.True(t, n.resolve(vip4) != nil && a.usable() && log.count("not served") == 0,
+		"no reply by the new name: %v", log)
 	must.Do(t, netlink.LinkSetDown(ours))
 	until(t, "no reply while it is down", func() bool { return !a.usable() })
 	must.Do(t, netlink.LinkSetUp(ours))
 	until(t, "a reply again", func() bool { return n.resolve(vip4) != nil })
 	must.Do(t, netlink.LinkSetName(ours, "eth0"))
 	until(t, "the programs of eth0 are asked for", func() bool { return asked.Load() == "eth0" })
-	if n.resolve(vip4) == nil {
-		t.Error("no reply by the first name")
-	}
+	must.True(t, n.resolve(vip4) != nil, "no reply by the first name")
 }
 
 // An interface that is deleted and created again has another index and another MAC; a missing one does not delay
@@ -133,9 +130,7 @@ func TestInterfacesChange(t *testing.T) {
 		mac := n.resolve(vip4)
 		return bytes.Equal(mac, ourMAC(t)) && !bytes.Equal(mac, before) && bytes.Equal(n.resolve(vip6), ourMAC(t))
 	})
-	if log.count("missing0") == 0 {
-		t.Error("the missing interface is not in the log")
-	}
+	must.True(t, log.count("missing0") > 0, "the missing interface is not in the log")
 }
 
 // Duplicate address detection solicits from the unspecified address (RFC 4862 §5.4); the reply goes to all nodes.
@@ -269,9 +264,7 @@ func TestInterfacesOfOneFamily(t *testing.T) {
 		}
 	}
 	remove(func(a netlink.Addr) bool { return a.IP.To4() != nil })
-	check := func() {
-		set(t, n.announced(&lines{}, vip4, vip6))
-	}
+	check := func() { set(t, n.announced(&lines{}, vip4, vip6)) }
 	check()
 	remove(func(a netlink.Addr) bool { return a.IP.IsLinkLocalUnicast() })
 	check()
@@ -300,13 +293,9 @@ func TestManyGroups(t *testing.T) {
 	}
 	before := joined()
 	set(t, a, many...)
-	if got := joined() - before; got != len(groups) {
-		t.Errorf("%d groups joined; want %d", got, len(groups))
-	}
+	must.Row(t, "groups joined", len(groups), joined()-before)
 	set(t, a)
-	if got := joined() - before; got != 0 {
-		t.Errorf("%d groups left over", got)
-	}
+	must.Row(t, "groups left over", 0, joined()-before)
 }
 
 // Of two interfaces in one segment, the first one replies.
@@ -345,9 +334,8 @@ func TestTwoInterfacesInOneSegment(t *testing.T) {
 	for range 5 {
 		until(t, "a reply", func() bool { return n.resolve(vip4).String() == ourMAC(t).String() })
 	}
-	if counter("eth1") != before || counter("eth0") < 5 {
-		t.Errorf("%v replies on eth1, %v on eth0", counter("eth1"), counter("eth0"))
-	}
+	must.True(t, counter("eth1") == before && counter("eth0") >= 5,
+		"%v replies on eth1, %v on eth0", counter("eth1"), counter("eth0"))
 	// When the first one fails, the second one replies.
 	first := must.Get(netlink.LinkByName("eth0"))(t)
 	must.Do(t, netlink.LinkSetDown(first))

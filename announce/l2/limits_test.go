@@ -35,12 +35,10 @@ func TestForgedFrames(t *testing.T) {
 		return testutil.ToFloat64(a.metrics.conflicts.WithLabelValues("eth0")) == frames
 	})
 	s.close()
-	if got := log.count(`msg="address conflict"`); got < 1 || got > 2*logBurst {
-		t.Errorf("%d log lines; want 1 to %d", got, 2*logBurst)
-	}
-	if len(a.conflicts) != 2 || len(a.Conflicts()) != 2 {
-		t.Errorf("%d conflicts of addresses, conflicts %v", len(a.conflicts), a.Conflicts())
-	}
+	got := log.count(`msg="address conflict"`)
+	must.True(t, got >= 1 && got <= 2*logBurst, "%d log lines; want 1 to %d", got, 2*logBurst)
+	must.True(t, len(a.conflicts) == 2 && len(a.Conflicts()) == 2,
+		"%d conflicts of addresses, conflicts %v", len(a.conflicts), a.Conflicts())
 }
 
 // An address is defended at once, and then at most once in ten seconds, even after a conflict within that time (RFC
@@ -66,9 +64,7 @@ func TestDefence(t *testing.T) {
 			}
 			time.Sleep(500 * time.Millisecond)
 		}
-		if got, want := fmt.Sprint(sent), "[2 at 0s 2 at 10s 2 at 30s]"; got != want {
-			t.Errorf("frames %s; want %s", got, want)
-		}
+		must.Row(t, "frames", "[2 at 0s 2 at 10s 2 at 30s]", fmt.Sprint(sent))
 	})
 }
 
@@ -85,9 +81,7 @@ func TestPace(t *testing.T) {
 		start := time.Now()
 		go r.gratuitous(t.Context(), a.all(), &a.pace)
 		synctest.Wait()
-		if got := len(f.take()); got != 2*frameBurst {
-			t.Errorf("%d frames at once; want %d", got, 2*frameBurst)
-		}
+		must.Row(t, "frames at once", 2*frameBurst, len(f.take()))
 		sent := 0
 		for ; sent < 2*(len(many)-frameBurst); sent += len(f.take()) {
 			time.Sleep(10 * time.Millisecond)
@@ -123,9 +117,8 @@ func TestTakeOverOfMany(t *testing.T) {
 				}
 			}
 		}
-		if took := time.Since(start); took > 400*time.Millisecond {
-			t.Errorf("%d addresses were announced after %s", len(many), took)
-		}
+		took := time.Since(start)
+		must.True(t, took <= 400*time.Millisecond, "%d addresses were announced after %s", len(many), took)
 	})
 }
 
@@ -171,8 +164,6 @@ func TestNotify(t *testing.T) {
 	}
 	notify(netlink.LinkUpdate{}, responders, changes)
 	for i, want := range []int{0, 1, 1, 1} {
-		if len(changes[i]) != want {
-			t.Errorf("responder %d: %d notifications; want %d", i, len(changes[i]), want)
-		}
+		must.True(t, len(changes[i]) == want, "responder %d: %d notifications; want %d", i, len(changes[i]), want)
 	}
 }

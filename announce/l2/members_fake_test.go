@@ -196,9 +196,7 @@ func (x *segment) owner(vip netip.Addr) *host {
 			owner = h
 		}
 	}
-	if owner == nil {
-		x.t.Fatalf("%s: nobody has it", vip)
-	}
+	must.Need(x.t, owner != nil, "%s: nobody has it", vip)
 	return owner
 }
 

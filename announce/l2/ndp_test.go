@@ -58,24 +58,16 @@ func TestParseNeighbour(t *testing.T) {
 		{"other source than summed", func(b []byte) []byte { b[22+15] ^= 1; return b }, false},
 	} {
 		m := parseNeighbour(tt.change(slices.Clone(valid)))
-		if (m != nil) != tt.ok {
-			t.Errorf("%s: got %+v; want valid: %t", tt.name, m, tt.ok)
-			continue
-		}
+		must.True(t, (m != nil) == tt.ok, "%s: got %+v; want valid: %t", tt.name, m, tt.ok)
 		if m == nil {
 			continue
 		}
 		s, isSolicitation := m.m.(*ndp.NeighborSolicitation)
-		if !isSolicitation || s.TargetAddress != vip6 {
-			t.Errorf("%s: got %+v", tt.name, m.m)
-		}
-		if m.from.String() != "fe80::1" || m.mac.String() != "02:00:00:00:00:01" {
-			t.Errorf("%s: from %s, %s", tt.name, m.from, m.mac)
-		}
+		must.True(t, isSolicitation && s.TargetAddress == vip6, "%s: got %+v", tt.name, m.m)
+		must.True(t, m.from.String() == "fe80::1" && m.mac.String() == "02:00:00:00:00:01",
+			"%s: from %s, %s", tt.name, m.from, m.mac)
 	}
-	if size != 24 {
-		t.Errorf("the message has %d bytes; want 24", size)
-	}
+	must.True(t, size == 24, "the message has %d bytes; want 24", size)
 }
 
 // Duplicate address detection asks the group of the address, and does not carry the sender's link-layer address.
@@ -95,9 +87,7 @@ func TestDetectsDuplicates(t *testing.T) {
 		{"to all nodes", "ff02::1", nil, false},
 	} {
 		m := &ndp.NeighborSolicitation{TargetAddress: vip6, Options: tt.options}
-		if got := detectsDuplicates(m, netip.MustParseAddr(tt.to)); got != tt.want {
-			t.Errorf("%s: %t; want %t", tt.name, got, tt.want)
-		}
+		must.Row(t, tt.name, tt.want, detectsDuplicates(m, netip.MustParseAddr(tt.to)))
 	}
 }
 
@@ -118,9 +108,8 @@ func TestParseNeighbourInvalidMessage(t *testing.T) {
 		frame := tt.change(solicitation(t))
 		frame[56], frame[57] = 0, 0
 		binary.BigEndian.PutUint16(frame[56:], icmpChecksum(frame[22:54], frame[54:]))
-		if m := parseNeighbour(frame); (m != nil) != tt.ok {
-			t.Errorf("%s: got %+v; want valid: %t", tt.name, m, tt.ok)
-		}
+		m := parseNeighbour(frame)
+		must.True(t, (m != nil) == tt.ok, "%s: got %+v; want valid: %t", tt.name, m, tt.ok)
 	}
 }
 
@@ -143,28 +132,19 @@ func TestNeighbourFilter(t *testing.T) {
 		frame := solicitation(t)
 		frame[20], frame[21], frame[54] = tt.next, tt.hopLimit, tt.typ
 		n := must.Get(vm.Run(frame))(t)
-		if want := map[bool]int{true: 1500}[tt.accepted]; n != want {
-			t.Errorf("%s: %d bytes accepted; want %d", tt.name, n, want)
-		}
+		want := map[bool]int{true: 1500}[tt.accepted]
+		must.True(t, n == want, "%s: %d bytes accepted; want %d", tt.name, n, want)
 	}
 }
 
 // RFC 1071: an odd last byte is padded with zero, and carries are added back.
 func TestChecksumArithmetic(t *testing.T) {
 	addrs := make([]byte, 32)
-	for _, tt := range []struct {
-		icmp []byte
-		want uint16
-	}{
-		{[]byte{0, 0}, ^uint16(58 + 2)},
-		{[]byte{0, 0, 1}, ^uint16(58 + 3 + 0x100)},
-		{[]byte{0xff, 0xff, 0xff, 0xff}, ^uint16(58 + 4)},
-		{[]byte{0xff, 0xc1, 0, 0}, ^uint16(0xffff)},
-		{[]byte{0xff, 0xc2, 0, 0}, ^uint16(1)},
+	for icmp, want := range map[string]uint16{
+		"\x00\x00": ^uint16(58 + 2), "\x00\x00\x01": ^uint16(58 + 3 + 0x100), "\xff\xff\xff\xff": ^uint16(58 + 4),
+		"\xff\xc1\x00\x00": ^uint16(0xffff), "\xff\xc2\x00\x00": ^uint16(1),
 	} {
-		if got := icmpChecksum(addrs, tt.icmp); got != tt.want {
-			t.Errorf("%x: %#x; want %#x", tt.icmp, got, tt.want)
-		}
+		must.Row(t, icmp, want, icmpChecksum(addrs, []byte(icmp)))
 	}
 }
 
@@ -178,12 +158,9 @@ func TestUsableSource(t *testing.T) {
 		address("2001:db8::1/64", 0), address("fe80::1/64", unix.IFA_F_TENTATIVE),
 		address("fe80::2/64", unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED),
 	}
-	if got := usableSource(unusable); got.IsValid() {
-		t.Errorf("%s; want none", got)
-	}
-	if got := usableSource(append(unusable, address("fe80::3/64", unix.IFA_F_PERMANENT))); got.String() != "fe80::3" {
-		t.Errorf("%s; want fe80::3", got)
-	}
+	must.Equal(t, netip.Addr{}, usableSource(unusable))
+	good := address("fe80::3/64", unix.IFA_F_PERMANENT)
+	must.Equal(t, netip.MustParseAddr("fe80::3"), usableSource(append(unusable, good)))
 }
 
 // rawConn reads the frames of a segment, each with its length in the first two bytes, and records what is written.
@@ -226,9 +203,8 @@ func TestParseARP(t *testing.T) {
 		"without a MAC": {valid[:36] + "0004" + valid[40:], false},
 	} {
 		frame := must.Get(hex.DecodeString(tt.frame))(t)
-		if p, err := parseARP(frame); (err == nil) != tt.ok {
-			t.Errorf("%s: %+v, %v; want valid: %t", name, p, err, tt.ok)
-		}
+		p, err := parseARP(frame)
+		must.True(t, (err == nil) == tt.ok, "%s: %+v, %v; want valid: %t", name, p, err, tt.ok)
 	}
 }
 
@@ -265,9 +241,8 @@ func FuzzFrames(f *testing.F) {
 		}
 		for _, frame := range conn.out {
 			p, err := parseARP(frame)
-			if err != nil || p.SenderIP != vip4 || p.SenderHardwareAddr.String() != ownMAC.String() {
-				t.Errorf("sent %x: %+v, %v", frame, p, err)
-			}
+			must.True(t, err == nil && p.SenderIP == vip4 && p.SenderHardwareAddr.String() == ownMAC.String(),
+				"sent %x: %+v, %v", frame, p, err)
 		}
 		for _, text := range fake.take() {
 			if strings.Contains(text, " is at ") && !strings.Contains(text, vip6.String()+" is at "+ownMAC.String()) {

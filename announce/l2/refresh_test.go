@@ -67,9 +67,7 @@ func TestAnnounceAgain(t *testing.T) {
 			owner.a.conflict(vip4, other.mac(), "eth0", netip.Addr{})
 			x.pass(calmAfter - 100*time.Millisecond)
 		}
-		if x.router[vip4] != other.mac() {
-			t.Error("announced in the conflict")
-		}
+		must.True(t, x.router[vip4] == other.mac(), "announced in the conflict")
 		x.pass(time.Second)
 		x.wantRouter("after the conflict", vip4)
 	})
@@ -86,9 +84,7 @@ func TestAnnounceAgain(t *testing.T) {
 			frames += len(owner.f.take())
 		}
 		most := 2 * (1 + len(owner.a.o.Repeat)) * int(time.Minute/againInterval+1)
-		if frames == 0 || frames > most {
-			t.Errorf("%d frames in a minute; want at most %d", frames, most)
-		}
+		must.True(t, frames > 0 && frames <= most, "%d frames in a minute; want at most %d", frames, most)
 	})
 }
 
@@ -125,9 +121,7 @@ func TestRefresh(t *testing.T) {
 			}
 		}
 		for text, times := range seen {
-			if times != 2 {
-				t.Errorf("%d times in two minutes: %s", times, text)
-			}
+			must.True(t, times == 2, "%d times in two minutes: %s", times, text)
 		}
 		if len(seen) != 2*(n-1) || most > sum/10 { // a request and a reply each
 			t.Errorf("%d different frames, at most %d of %d in a second", len(seen), most, sum)
@@ -152,9 +146,7 @@ func TestSilentRival(t *testing.T) {
 	must.Do(t, n.nl.AddrAdd(n.link, address(t, vip6.String()+"/128")))
 	until(t, "both conflicts", func() bool { return len(a.Conflicts()) == 2 })
 	for _, c := range a.Conflicts() {
-		if c.MAC != n.link.Attrs().HardwareAddr.String() || c.Withheld {
-			t.Errorf("conflict %+v", c)
-		}
+		must.True(t, c.MAC == n.link.Attrs().HardwareAddr.String() && !c.Withheld, "conflict %+v", c)
 	}
 }
 
@@ -176,28 +168,20 @@ func TestStoppedProcess(t *testing.T) {
 			sent, _ := a.reply(vip4, func() error { return nil })
 			return sent
 		}
-		if !replies() {
-			t.Fatal("no reply")
-		}
+		must.Need(t, replies(), "no reply")
 		time.Sleep(time.Millisecond)
 		stopped.Store(int64(suspendLimit + 100*time.Millisecond))
-		if replies() {
-			t.Error("a request was answered after the stop")
-		}
+		must.True(t, !replies(), "a request was answered after the stop")
 		a.conflict(vip4, otherMAC.String(), "eth0", netip.Addr{}) // in the queue
-		if c := a.Conflicts(); len(c) > 0 || counted(a)[1] > 0 {
-			t.Errorf("conflicts %+v from the time of the stop", c)
-		}
+		c := a.Conflicts()
+		must.True(t, len(c) == 0 && counted(a)[1] == 0, "conflicts %+v from the time of the stop", c)
 		f.take()
 		time.Sleep(clockTick + time.Millisecond)
 		synctest.Wait()
-		if got := f.take(); replies() || len(got) != 1 {
-			t.Errorf("sent %q; want a probe", got)
-		}
+		got := f.take()
+		must.True(t, !replies() && len(got) == 1, "sent %q; want a probe", got)
 		time.Sleep(time.Second)
-		if !replies() {
-			t.Error("no reply after the probes")
-		}
+		must.True(t, replies(), "no reply after the probes")
 	})
 }
 
@@ -213,24 +197,17 @@ func TestOwnerThatPauses(t *testing.T) {
 		other.set(vip)
 		x.pass(time.Second)
 		owner.a.reclaim()
-		if w := owner.a.Waiting(); len(w) > 0 {
-			t.Errorf("waiting: %v", w)
-		}
+		w := owner.a.Waiting()
+		must.True(t, len(w) == 0, "waiting: %v", w)
 		owner.a.probed(vip, owner.f.ifi.HardwareAddr, net.HardwareAddr{2, 0, 0, 0, 0, 0}, "eth0")
 		x.pass(time.Second)
-		if x.owner(vip) != owner {
-			t.Errorf("%s has it; want %s", x.owner(vip).name(), owner.name())
-		}
+		must.True(t, x.owner(vip) == owner, "%s has it; want %s", x.owner(vip).name(), owner.name())
 		x.change(func() { owner.down = true })
 		x.pass(2 * time.Second)
-		if x.owner(vip) != other {
-			t.Fatal("the other member has not taken over")
-		}
+		must.Need(t, x.owner(vip) == other, "the other member has not taken over")
 		owner.a.reclaim()
 		x.change(func() { owner.down = false })
 		x.pass(time.Second)
-		if x.owner(vip) != other {
-			t.Errorf("%s has it again", owner.name())
-		}
+		must.True(t, x.owner(vip) == other, "%s has it again", owner.name())
 	})
 }

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -24,6 +23,15 @@ import (
 func counted(a *Announcer) [2]float64 {
 	return [2]float64{testutil.ToFloat64(a.metrics.replies.WithLabelValues("eth0")),
 		testutil.ToFloat64(a.metrics.conflicts.WithLabelValues("eth0"))}
+}
+
+// wantAnswers checks what was sent for a frame and, after it, for conflicts, and the counters of replies and conflicts.
+func wantAnswers(t *testing.T, name string, a *Announcer, f *fakeSystem, sent []string, want [2]float64) {
+	t.Helper()
+	due, _ := a.step(time.Now())
+	a.sendAll(t.Context(), due)
+	wantSent(t, name, f, sent...)
+	must.Row(t, name+": replies and conflicts", want, counted(a))
 }
 
 // Requests for owned VIPs get a reply. A frame whose sender has an owned VIP is a conflict, unless it is our own.
@@ -61,21 +69,12 @@ func TestReadARP(t *testing.T) {
 				Operation: tt.op, SenderHardwareAddr: tt.mac, SenderIP: tt.from, TargetIP: tt.target,
 			}}
 			synctest.Wait()
-			due, _ := a.step(time.Now())
-			a.sendAll(t.Context(), due)
-			wantSent(t, tt.name, f, tt.sent...)
-			if got := counted(a); got != tt.counted {
-				t.Errorf("%s: %v replies and conflicts counted; want %v", tt.name, got, tt.counted)
-			}
+			wantAnswers(t, tt.name, a, f, tt.sent, tt.counted)
 			down := &net.OpError{Op: "read", Err: errors.New("network is down")}
 			in <- frame{err: down}
-			if err := <-done; !errors.Is(err, down) {
-				t.Errorf("%s: ended with %v", tt.name, err)
-			}
+			must.Row(t, tt.name, error(down), <-done)
 			s.close()
-			if err := r.readARP(s); err != nil {
-				t.Errorf("%s: after close: %v", tt.name, err)
-			}
+			must.Do(t, r.readARP(s))
 		})
 	}
 }
@@ -92,9 +91,7 @@ func TestReadNDP(t *testing.T) {
 		return []ndp.Option{&ndp.LinkLayerAddress{Direction: d, Addr: mac}}
 	}
 	forged := net.HardwareAddr{2, 0, 0, 0, 0, 0x42}
-	defence := []string{
-		"advertise to ff02::1 33:33:00:00:00:01: 2001:db8::10 is at 02:00:00:00:00:aa, solicited false",
-	}
+	defence := []string{"advertise to ff02::1 33:33:00:00:00:01: 2001:db8::10 is at 02:00:00:00:00:aa, solicited false"}
 	for _, tt := range []struct {
 		name    string
 		raw     []byte
@@ -105,8 +102,7 @@ func TestReadNDP(t *testing.T) {
 			[]string{"advertise to fe80::1 02:00:00:00:00:bb: 2001:db8::10 is at 02:00:00:00:00:aa, solicited true"},
 			[2]float64{1, 0}},
 		{"duplicate address detection", solicit(otherMAC, "::", vip6),
-			[]string{"advertise to ff02::1 33:33:00:00:00:01: 2001:db8::10 is at 02:00:00:00:00:aa, solicited false"},
-			[2]float64{1, 0}},
+			defence, [2]float64{1, 0}},
 		{"duplicate address detection with a source link-layer address", frameToUs(t, otherMAC, "::",
 			&ndp.NeighborSolicitation{TargetAddress: vip6, Options: option(ndp.Source, otherMAC)}), nil, [2]float64{}},
 		{"solicitation for another address", solicit(otherMAC, "fe80::1", vips[3]), nil, [2]float64{}},
@@ -132,28 +128,19 @@ func TestReadNDP(t *testing.T) {
 			in <- frame{raw: []byte("not valid")}
 			in <- frame{raw: tt.raw}
 			synctest.Wait()
-			due, _ := a.step(time.Now())
-			a.sendAll(t.Context(), due)
-			wantSent(t, tt.name, f, tt.sent...)
-			if got := counted(a); got != tt.counted {
-				t.Errorf("%s: %v replies and conflicts counted; want %v", tt.name, got, tt.counted)
-			}
+			wantAnswers(t, tt.name, a, f, tt.sent, tt.counted)
 			mac := otherMAC
 			if strings.Contains(string(tt.raw), string(forged)) {
 				mac = forged
 			}
-			if c := a.Conflicts(); len(c) > 0 && c[0].MAC != mac.String() {
-				t.Errorf("%s: conflict with %s", tt.name, c[0].MAC)
-			}
+			c := a.Conflicts()
+			must.True(t, len(c) == 0 || c[0].MAC == mac.String(), "%s: conflicts %+v", tt.name, c)
 			down := errors.New("network is down")
 			in <- frame{err: down}
-			if err := <-done; !errors.Is(err, down) {
-				t.Errorf("%s: ended with %v", tt.name, err)
-			}
+			err := <-done
+			must.True(t, errors.Is(err, down), "%s: ended with %v", tt.name, err)
 			s.close()
-			if err := r.readNDP(s); err != nil {
-				t.Errorf("%s: after close: %v", tt.name, err)
-			}
+			must.Do(t, r.readNDP(s))
 		})
 	}
 }
@@ -168,18 +155,14 @@ func TestGratuitous(t *testing.T) {
 		"1 from 02:00:00:00:00:aa 192.0.2.10 for 00:00:00:00:00:00 192.0.2.10 to ff:ff:ff:ff:ff:ff",
 		"2 from 02:00:00:00:00:aa 192.0.2.10 for ff:ff:ff:ff:ff:ff 192.0.2.10 to ff:ff:ff:ff:ff:ff",
 		"advertise to ff02::1 33:33:00:00:00:01: 2001:db8::10 is at 02:00:00:00:00:aa, solicited false")
-	if got := testutil.ToFloat64(a.metrics.gratuitous.WithLabelValues("eth0")); got != 2 {
-		t.Errorf("%v counted; want 2", got)
-	}
+	must.Row(t, "counted", 2, testutil.ToFloat64(a.metrics.gratuitous.WithLabelValues("eth0")))
 	s.ndp = nil
 	r.gratuitous(t.Context(), []netip.Addr{vip6}, &a.pace)
 	wantSent(t, "no IPv6", f)
 	s.ifi.HardwareAddr = nil // a reply cannot be built
 	r.gratuitous(t.Context(), []netip.Addr{vip4}, &a.pace)
 	wantSent(t, "failure", f)
-	if got := testutil.ToFloat64(a.metrics.gratuitous.WithLabelValues("eth0")); got != 3 {
-		t.Errorf("%v counted after a failure; want 3", got)
-	}
+	must.Row(t, "counted after a failure", 3, testutil.ToFloat64(a.metrics.gratuitous.WithLabelValues("eth0")))
 }
 
 // A multicast group is joined with its first VIP and left with its last one, and joined again on new sockets.
@@ -229,19 +212,14 @@ func TestOpenSockets(t *testing.T) {
 		a := newAnnouncer(t, &lines{}, "eth0")
 		f.use(a)
 		s, err := a.responders[0].openSockets()
-		text := ""
+		must.Row(t, tt.name, tt.err != "", err != nil)
 		if err != nil {
-			text = err.Error()
-		}
-		if opened, _ := f.counts(); text != tt.err || opened != tt.opened {
-			t.Errorf("%s: error %q, %d sockets; want %q, %d", tt.name, text, opened, tt.err, tt.opened)
-		}
-		if err == nil {
+			must.Row(t, tt.name, tt.err, err.Error())
+		} else {
 			s.close()
 		}
-		if _, left := f.counts(); left != 0 {
-			t.Errorf("%s: %d sockets are open after close", tt.name, left)
-		}
+		opened, left := f.counts()
+		must.Row(t, tt.name+": sockets, and those open after close", [2]int{tt.opened, 0}, [2]int{opened, left})
 	}
 }
 
@@ -293,18 +271,15 @@ func TestServe(t *testing.T) {
 			began := time.Now()
 			go func() { done <- r.serve(ctx, changed) }()
 			synctest.Wait()
-			if n := len(f.take()); n != 2 {
-				t.Errorf("%s: %d gratuitous frames; want 2", tt.name, n)
-			}
+			n := len(f.take())
+			must.True(t, n == 2, "%s: %d gratuitous frames; want 2", tt.name, n)
 			tt.change(f, changed, cancel)
 			err := <-done
 			took := time.Since(began)
-			if !errors.Is(err, tt.err) || (err == nil) != (tt.err == nil) || took != tt.after {
-				t.Errorf("%s: %v after %s; want %v after %s", tt.name, err, took, tt.err, tt.after)
-			}
-			if _, left := f.counts(); left != 0 || r.open != nil || r.groups != nil {
-				t.Errorf("%s: %d sockets are left open", tt.name, left)
-			}
+			must.True(t, errors.Is(err, tt.err) && (err == nil) == (tt.err == nil) && took == tt.after,
+				"%s: %v after %s; want %v after %s", tt.name, err, took, tt.err, tt.after)
+			_, left := f.counts()
+			must.True(t, left == 0 && r.open == nil && r.groups == nil, "%s: %d sockets are left open", tt.name, left)
 		})
 	}
 }
@@ -329,9 +304,7 @@ func TestResponderRetries(t *testing.T) {
 			t.Helper()
 			synctest.Wait()
 			got := []int{int(tries.Load()), log.count("interface not served"), log.count(`msg="interface served"`)}
-			if want := []int{wantTries, failures, served}; !slices.Equal(got, want) {
-				t.Errorf("%s: tries, failures and successes in the log %v; want %v", what, got, want)
-			}
+			must.Row(t, what, []int{wantTries, failures, served}, got)
 		}
 		expect("at first", 1, 1, 0)
 		time.Sleep(2500 * time.Millisecond)
@@ -358,9 +331,8 @@ func TestResponderRetries(t *testing.T) {
 		forwards.Store(false)
 		time.Sleep(time.Second)
 		expect("without programs", 11, 5, 3)
-		if _, left := f.counts(); left != 0 {
-			t.Errorf("%d sockets are open on an interface that does not forward", left)
-		}
+		_, left := f.counts()
+		must.True(t, left == 0, "%d sockets are open on an interface that does not forward", left)
 		forwards.Store(true)
 		time.Sleep(time.Second)
 		expect("with programs again", 12, 5, 4)
@@ -385,8 +357,6 @@ func TestUsable(t *testing.T) {
 	} {
 		now := was
 		tt.change(&now)
-		if got := usable(&was, &now); got != tt.want {
-			t.Errorf("%s: %t; want %t", tt.name, got, tt.want)
-		}
+		must.Row(t, tt.name, tt.want, usable(&was, &now))
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A message is read or refused, and none of the parsers panics.
@@ -22,9 +24,8 @@ func FuzzMessages(f *testing.F) {
 			if err != nil {
 				return
 			}
-			if len(m.raw) < headerLen || len(m.raw) > maxMessage || !m.kind.validLength(len(m.raw)) {
-				t.Fatalf("message %x", m.raw)
-			}
+			must.Need(t, len(m.raw) >= headerLen && len(m.raw) <= maxMessage && m.kind.validLength(len(m.raw)),
+				"message %x", m.raw)
 			switch m.kind {
 			case typeOpen:
 				_, _ = parseOpen(m.body())
@@ -50,13 +51,9 @@ func FuzzOpen(f *testing.F) {
 		if err != nil || !o.V4 && !o.V6 {
 			return
 		}
-		if !o.FourOctetAS && o.ASN > 0xffff {
-			t.Fatalf("%+v", o)
-		}
+		must.Need(t, o.FourOctetAS || o.ASN <= 0xffff, "%+v", o)
 		again, err := parseOpen(o.message()[headerLen:])
-		if err != nil || *again != *o {
-			t.Fatalf("%+v became %+v, %v", o, again, err)
-		}
+		must.Need(t, err == nil && *again == *o, "%+v became %+v, %v", o, again, err)
 	})
 }
 
@@ -133,14 +130,12 @@ func TestEndsInEveryState(t *testing.T) {
 			f.until("connected", func() bool { return slices.Contains(f.states, OpenSent) })
 			began := time.Now()
 			f.stop(Stopped("bye"))
-			if b := l.want(typeNotification); string(b) != "\x06\x02\x03bye" {
-				t.Errorf("NOTIFICATION %q", b)
-			}
+			b := l.want(typeNotification)
+			must.True(t, string(b) == "\x06\x02\x03bye", "NOTIFICATION %q", b)
 			l.Close()
 			<-f.done
-			if took := time.Since(began); took > 0 {
-				t.Errorf("stopped after %v", took)
-			}
+			took := time.Since(began)
+			must.True(t, took == 0, "stopped after %v", took)
 		})
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // raw returns a message with this type and length, of zeros.
@@ -41,17 +43,13 @@ func TestReader(t *testing.T) {
 		if row.code > 0 {
 			continue
 		}
-		if !bytes.Equal(m.raw, row.b) {
-			t.Errorf("%s: %x", row.name, m.raw)
-		}
-		if m, err = r.next(); err != nil || m.kind != typeKeepalive {
-			t.Errorf("%s: then %v, %v", row.name, m.kind, err)
-		}
+		must.True(t, bytes.Equal(m.raw, row.b), "%s: %x", row.name, m.raw)
+		m, err = r.next()
+		must.True(t, err == nil && m.kind == typeKeepalive, "%s: then %v, %v", row.name, m.kind, err)
 	}
 	for _, n := range []int{1, 18} {
-		if _, err := newMessageReader(bytes.NewReader(keepalive[:n])).next(); err == nil {
-			t.Errorf("%d bytes were read as a message", n)
-		}
+		_, err := newMessageReader(bytes.NewReader(keepalive[:n])).next()
+		must.True(t, err != nil, "%d bytes were read as a message", n)
 	}
 }
 
@@ -79,15 +77,12 @@ func TestErrorText(t *testing.T) {
 			"hold time 1; sent NOTIFICATION: unacceptable hold time (code 2, subcode 6)"},
 		{cease(2, ""), "sent NOTIFICATION: administrative shutdown (code 6, subcode 2)"},
 	} {
-		if got := row.e.Error(); got != row.want {
-			t.Errorf("%q, want %q", got, row.want)
-		}
+		got := row.e.Error()
+		must.True(t, got == row.want, "%q, want %q", got, row.want)
 	}
 	long := cease(ceaseShutdown, strings.Repeat("x", 300))
 	m, err := newMessageReader(bytes.NewReader(long.message())).next()
-	if err != nil || len(m.body()) != 2+1+255 || m.body()[2] != 255 {
-		t.Errorf("a long text: %v, %x", err, m.raw)
-	}
+	must.True(t, err == nil && len(m.body()) == 2+1+255 && m.body()[2] == 255, "a long text: %v, %x", err, m.raw)
 	huge := Error{Code: 1, Data: make([]byte, 10_000)}
 	if m, err := newMessageReader(bytes.NewReader(huge.message())).next(); err != nil || len(m.raw) != maxMessage {
 		t.Errorf("long data: %v, %d bytes", err, len(m.raw))
@@ -136,9 +131,7 @@ func TestParseUpdate(t *testing.T) {
 				}
 			}
 		}
-		if got != row.want {
-			t.Errorf("%s: %q, want %q", row.name, got, row.want)
-		}
+		must.Row(t, row.name, row.want, got)
 	}
 	var u Update
 	if err := parseUpdate(attrs(reach...), &u); err != nil || u.NextHop != hop || u.Announced[0] != p("2001::/16") {
@@ -184,12 +177,9 @@ func TestOpenRoundTrip(t *testing.T) {
 		withName := want
 		withName.Hostname, withName.Forwarded = "balancer", true
 		b := withName.message()
-		if got, err := parseOpen(b[headerLen:]); err != nil || *got != want {
-			t.Errorf("%s: %+v, %v, want %+v", name, got, err, want)
-		}
-		if len(b) > maxMessage || b[headerLen+9] != byte(len(b)-headerLen-10) {
-			t.Errorf("%s: %x", name, b)
-		}
+		got, err := parseOpen(b[headerLen:])
+		must.True(t, err == nil && *got == want, "%s: %+v, %v, want %+v", name, got, err, want)
+		must.True(t, len(b) <= maxMessage && b[headerLen+9] == byte(len(b)-headerLen-10), "%s: %x", name, b)
 	}
 }
 
@@ -261,9 +251,7 @@ func TestFamilies(t *testing.T) {
 		{"AFI 258", body(2, 6, 1, 4, 1, 2, 0, 1), false, false},
 	} {
 		o, err := parseOpen(row.body)
-		if err != nil || o.V4 != row.v4 || o.V6 != row.v6 {
-			t.Errorf("%s: %+v, %v", row.name, o, err)
-		}
+		must.True(t, err == nil && o.V4 == row.v4 && o.V6 == row.v6, "%s: %+v, %v", row.name, o, err)
 	}
 }
 
@@ -311,9 +299,8 @@ func TestWins(t *testing.T) {
 		for _, outgoing := range []bool{false, true} {
 			c := conn{outgoing: outgoing, ours: testOpen(), theirs: &Open{ASN: row.asn}}
 			c.ours.ID, c.theirs.ID = netip.MustParseAddr(row.ours), netip.MustParseAddr(row.theirs)
-			if got := c.wins(); got != (outgoing == row.outgoing) {
-				t.Errorf("%+v, outgoing %t: wins: %t", row, outgoing, got)
-			}
+			got := c.wins()
+			must.True(t, got == (outgoing == row.outgoing), "%+v, outgoing %t: wins: %t", row, outgoing, got)
 		}
 	}
 }

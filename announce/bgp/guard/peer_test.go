@@ -46,9 +46,7 @@ func TestPasswordRotation(t *testing.T) {
 	must.Get(backend.Write(route))(t)
 	l.want(typeUpdate)
 	f.mu.Lock()
-	if len(f.faults) > 0 {
-		t.Errorf("faults %q", f.faults)
-	}
+	must.True(t, len(f.faults) == 0, "faults %q", f.faults)
 	f.mu.Unlock()
 	l.Close()
 	f.establish(f.accept(), theirs())
@@ -85,9 +83,8 @@ func TestNewConnectionReplacesTheSession(t *testing.T) {
 			}
 			after.want(typeOpen)
 			after.send(open(func(*Open) {}), keepalive)
-			if b := after.want(typeNotification); b[0] != codeCease || b[1] != ceaseCollision {
-				t.Errorf("NOTIFICATION %v", b)
-			}
+			b := after.want(typeNotification)
+			must.True(t, b[0] == codeCease && b[1] == ceaseCollision, "NOTIFICATION %v", b)
 			must.Get(backend.Write(route))(t)
 			before.want(typeUpdate)
 		})
@@ -187,9 +184,7 @@ func TestEndpoints(t *testing.T) {
 			}
 			got += " "
 		}
-		if got != row.want {
-			t.Errorf("%s: %q, want %q", row.name, got, row.want)
-		}
+		must.Row(t, row.name, row.want, got)
 	}
 }
 
@@ -198,9 +193,7 @@ func TestPassive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, func(_ *Options, c *Config) { c.Passive = true })
 		time.Sleep(time.Hour)
-		if len(f.outer) > 0 {
-			t.Fatal("it connects")
-		}
+		must.Need(t, len(f.outer) == 0, "it connects")
 		f.cfg.Passive = false
 		f.g.SetPeers([]Config{f.cfg})
 		f.establish(f.accept(), theirs())
@@ -219,14 +212,11 @@ func TestKeepalive(t *testing.T) {
 			f.establish(l, theirs())
 			start := time.Now()
 			for n := range 4 { // the first one is that of the handshake
-				if m, err := l.r.next(); err != nil || m.kind != typeKeepalive {
-					t.Fatalf("message %d: %v, %v", n, m, err)
-				}
+				m, err := l.r.next()
+				must.Need(t, err == nil && m.kind == typeKeepalive, "message %d: %v, %v", n, m, err)
 				l.send(keepalive)
 			}
-			if took := time.Since(start); took != 3*row.want {
-				t.Errorf("three KEEPALIVEs took %v, want %v", took, 3*row.want)
-			}
+			must.Row(t, "three KEEPALIVEs took", 3*row.want, time.Since(start))
 		})
 	}
 }
@@ -244,9 +234,7 @@ func TestDialWithTheNewPassword(t *testing.T) {
 	f.establish(f.accept(), theirs())
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if len(f.faults) > 0 {
-		t.Errorf("faults %q", f.faults)
-	}
+	must.True(t, len(f.faults) == 0, "faults %q", f.faults)
 }
 
 // Retry is the mean time between two attempts to connect. The default is 2 s.
@@ -269,9 +257,8 @@ func TestRetry(t *testing.T) {
 					t.Errorf("attempt %d after %v, want about %v", i+1, pause, mean)
 				}
 			}
-			if n := len(attempts); n < 16 || n > 27 {
-				t.Errorf("%d attempts in the time of 20", n)
-			}
+			n := len(attempts)
+			must.True(t, n >= 16 && n <= 27, "%d attempts in the time of 20", n)
 		})
 	}
 }
@@ -294,9 +281,7 @@ func TestPanicOfAMessage(t *testing.T) {
 		time.Sleep(time.Second)
 		l.send(keepalive)
 		time.Sleep(time.Second)
-		if n := b.Panics()[lb.PartPeer]; n != 1 {
-			t.Errorf("%d panics; want 1", n)
-		}
+		must.Row(t, "panics", 1, b.Panics()[lb.PartPeer])
 		d, established := f.g.Details(loopback)
 		if !established || d.Received.All < 3 { // with the OPEN and the KEEPALIVE of the handshake
 			t.Errorf("established %t, received %+v; want messages after the panic", established, d.Received)

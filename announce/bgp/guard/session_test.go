@@ -47,12 +47,9 @@ func TestProtocolErrors(t *testing.T) {
 			l.want(typeOpen)
 			l.send(row.send...)
 			b := l.want(typeNotification)
-			if b[0] != row.code || b[1] != row.subcode {
-				t.Errorf("NOTIFICATION %d/%d, want %d/%d", b[0], b[1], row.code, row.subcode)
-			}
-			if l.next() != nil {
-				t.Error("a message after the NOTIFICATION")
-			}
+			must.True(t, b[0] == row.code && b[1] == row.subcode,
+				"NOTIFICATION %d/%d, want %d/%d", b[0], b[1], row.code, row.subcode)
+			must.True(t, l.next() == nil, "a message after the NOTIFICATION")
 			f.until("the reason", func() bool {
 				return slices.ContainsFunc(f.faults, func(s string) bool { return strings.Contains(s, row.reason) })
 			})
@@ -74,9 +71,8 @@ func TestReceivedNotification(t *testing.T) {
 			f.until("the reason", func() bool {
 				return slices.Contains(f.faults, "received NOTIFICATION: unacceptable hold time (code 2, subcode 6)")
 			})
-			if m := l.next(); m != nil {
-				t.Errorf("%v in answer to a NOTIFICATION", m.kind)
-			}
+			m := l.next()
+			must.True(t, m == nil, "%+v in answer to a NOTIFICATION", m)
 		})
 	}
 }
@@ -151,9 +147,8 @@ func TestOnlyNegotiatedFamilies(t *testing.T) {
 			}
 			f.until("all are handled", func() bool { return len(f.sent) == 3 })
 			f.end()
-			if b := l.want(typeNotification); b[0] != codeCease || b[1] != ceaseShutdown {
-				t.Errorf("NOTIFICATION %v", b)
-			}
+			b := l.want(typeNotification)
+			must.True(t, b[0] == codeCease && b[1] == ceaseShutdown, "NOTIFICATION %v", b)
 		})
 	}
 }
@@ -166,12 +161,10 @@ func TestBackendEndsTheSession(t *testing.T) {
 		backend := f.establish(l, theirs())
 		withdrawal := encode(typeUpdate, []byte{0, 4, 24, 203, 0, 113, 0, 0})
 		must.Get(backend.Write(slices.Concat(withdrawal, cease(ceaseShutdown, "bye").message())))(t)
-		if got := l.want(typeUpdate); !bytes.Equal(got, withdrawal[headerLen:]) {
-			t.Errorf("UPDATE %x", got)
-		}
-		if got := l.want(typeNotification); string(got) != "\x06\x02\x03bye" {
-			t.Errorf("NOTIFICATION %q", got)
-		}
+		got := l.want(typeUpdate)
+		must.True(t, bytes.Equal(got, withdrawal[headerLen:]), "UPDATE %x", got)
+		got = l.want(typeNotification)
+		must.True(t, string(got) == "\x06\x02\x03bye", "NOTIFICATION %q", got)
 	})
 }
 
@@ -203,9 +196,8 @@ func TestHoldTime(t *testing.T) {
 					code = m.body()[0]
 				}
 			}
-			if (code == codeHoldTimer) != row.expires || keepalives > 0 != row.expires {
-				t.Errorf("%+v: NOTIFICATION code %d, %d KEEPALIVEs", row, code, keepalives)
-			}
+			must.True(t, (code == codeHoldTimer) == row.expires && keepalives > 0 == row.expires,
+				"%+v: NOTIFICATION code %d, %d KEEPALIVEs", row, code, keepalives)
 		})
 	}
 }
@@ -226,9 +218,8 @@ func TestLostPeerIsReportedAtOnce(t *testing.T) {
 			synctest.Wait()
 			f.mu.Lock()
 			defer f.mu.Unlock()
-			if !slices.ContainsFunc(f.faults, func(s string) bool { return strings.Contains(s, reason) }) {
-				t.Errorf("reported after the NOTIFICATION: %q", f.faults)
-			}
+			must.True(t, slices.ContainsFunc(f.faults, func(s string) bool { return strings.Contains(s, reason) }),
+				"reported after the NOTIFICATION: %q", f.faults)
 		})
 	}
 }
@@ -244,9 +235,8 @@ func TestFailed(t *testing.T) {
 		f.g.Failed(loopback, time.Time{}, "never up")
 		f.g.Failed(loopback, before, "up before")
 		f.g.Failed(loopback, time.Now(), "up since")
-		if b := l.want(typeNotification); b[0] != codeCease || b[1] != ceaseBFD {
-			t.Errorf("NOTIFICATION %d/%d", b[0], b[1])
-		}
+		b := l.want(typeNotification)
+		must.True(t, b[0] == codeCease && b[1] == ceaseBFD, "NOTIFICATION %d/%d", b[0], b[1])
 		f.until("the reason", func() bool { return len(f.faults) > 0 && strings.Contains(f.faults[0], "up since") })
 	})
 }
@@ -291,9 +281,8 @@ func TestStopWithoutNotification(t *testing.T) {
 		if m := l.next(); m != nil {
 			t.Errorf("%v, %x", m.kind, m.body())
 		}
-		if _, err := l.r.next(); !errors.Is(err, io.EOF) {
-			t.Errorf("the connection ended with %v", err)
-		}
+		_, err := l.r.next()
+		must.True(t, errors.Is(err, io.EOF), "the connection ended with %v", err)
 	})
 }
 
@@ -322,8 +311,6 @@ func TestRefreshesLeaveNothing(t *testing.T) {
 			c.refresh(ctx, []byte{0, afiIPv4, 0, safiUnicast}, &at)
 			time.Sleep(refreshInterval / 2)
 		}
-		if ctx.waiting > 0 {
-			t.Errorf("%d functions wait for the end of the session", ctx.waiting)
-		}
+		must.True(t, ctx.waiting == 0, "%d functions wait for the end of the session", ctx.waiting)
 	})
 }

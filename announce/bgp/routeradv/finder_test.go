@@ -36,9 +36,7 @@ func TestRoutersTakeTurns(t *testing.T) {
 				l.turn()
 				time.Sleep(time.Second)
 			}
-			if !slices.Equal(found, want) {
-				t.Errorf("%s: found %v; want %v", name, found, want)
-			}
+			must.True(t, slices.Equal(found, want), "%s: found %v; want %v", name, found, want)
 		}
 		all := []netip.Addr{first, second, third}
 		step("one alone", time.Hour, all[:1], first)
@@ -60,20 +58,15 @@ func TestManyRouters(t *testing.T) {
 	now := time.Now()
 	var c candidates
 	for i := range 1000 {
-		if first := c.hear(router(i), now); first != (i == 0) {
-			t.Fatalf("router %d: first: %t", i, first)
-		}
+		first := c.hear(router(i), now)
+		must.Need(t, first == (i == 0), "router %d: first: %t", i, first)
 	}
-	if len(c.all) != maxCandidates {
-		t.Fatalf("%d candidates", len(c.all))
-	}
+	must.Need(t, len(c.all) == maxCandidates, "%d candidates", len(c.all))
 	now = now.Add(silence)
 	if c.hear(router(3000), now); c.all[router(3000)] == nil {
 		t.Error("no place although all are silent")
 	}
-	if next := c.next(false, now); next != router(3000) {
-		t.Errorf("next is %s", next)
-	}
+	must.Row(t, "next is", router(3000), c.next(false, now))
 }
 
 // flood runs through turns, in each of which forged addresses are heard twice and the router last, and returns which
@@ -100,9 +93,7 @@ func TestFloodOfRouters(t *testing.T) {
 	same := func(_, i int) netip.Addr { return router(1 + i) }
 	const few, many, turns = 32, 100, 2000
 	its := flood(&candidates{}, time.Now(), 4*few, same, few)
-	if len(its) < 3 || its[0] > few {
-		t.Errorf("of %d addresses, it has the turns %v", few+1, its)
-	}
+	must.True(t, len(its) >= 3 && its[0] <= few, "of %d addresses, it has the turns %v", few+1, its)
 	// Each has a 101st of them on average: about 20.
 	if its := flood(&candidates{}, time.Now(), turns, same, many); len(its) < 3 || len(its) > 60 {
 		t.Errorf("of %d addresses, it has %d of %d turns", many+1, len(its), turns)
@@ -121,9 +112,8 @@ func TestFloodAfterUse(t *testing.T) {
 		c.next(true, now)
 	}
 	fresh := func(turn, i int) netip.Addr { return router(1 + 1000*turn + i) }
-	if its := flood(&c, now, 100, fresh, 1000); len(its) != 50 || its[0] != 1 {
-		t.Errorf("it has the turns %v", its)
-	}
+	its := flood(&c, now, 100, fresh, 1000)
+	must.True(t, len(its) == 50 && its[0] == 1, "it has the turns %v", its)
 }
 
 func router(n int) netip.Addr {
@@ -201,9 +191,7 @@ func FuzzAdvertisements(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		heard := map[netip.Addr]bool{}
 		found := func(_ string, router netip.Addr) {
-			if !heard[router] {
-				t.Errorf("%v has sent no valid advertisement", router)
-			}
+			must.True(t, heard[router], "%v has sent no valid advertisement", router)
 		}
 		l := &link{name: "eth0", o: &Options{Log: slog.New(slog.DiscardHandler), Found: found}}
 		conn := &fuzzConn{b: b, hear: func(from netip.Addr) { heard[from] = true }, between: func() { l.turn() }}

@@ -112,9 +112,7 @@ func ended(t testing.TB, c net.Conn) {
 	t.Helper()
 	c.SetReadDeadline(time.Now().Add(10 * time.Second))
 	_, err := io.Copy(io.Discard, c)
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatal("the connection is still open")
-	}
+	must.Need(t, !errors.Is(err, os.ErrDeadlineExceeded), "the connection is still open")
 }
 
 // Messages of a member that has the key and sends nonsense do not end another member: lengths of 2^60 bytes or below
@@ -144,14 +142,11 @@ func TestNonsenseOfAMember(t *testing.T) {
 			c.Close()
 		}
 	}
-	if used := allocated() - before; used > 16<<20 {
-		t.Errorf("%d MiB were allocated for them", used>>20)
-	}
+	used := allocated() - before
+	must.True(t, used <= 16<<20, "%d MiB were allocated for them", used>>20)
 	claim := Claim{Eligible: true, Term: 9}
 	a.Publish(map[netip.Addr]Claim{vip: claim})
-	if !slices.Equal(alive(a), []string{"lb3"}) {
-		t.Errorf("members %v", alive(a))
-	}
+	must.Row(t, "members", []string{"lb3"}, alive(a))
 }
 
 // A report that a member is dead, with the highest incarnation, does not last: the member can follow with a higher one.
@@ -214,14 +209,11 @@ func TestConnectionsWithoutTheKey(t *testing.T) {
 			for _, c := range all {
 				ended(t, c)
 			}
-			if stored := allocated() - before; stored > tt.stored {
-				t.Errorf("%d KiB were allocated for 60 connections", stored>>10)
-			}
+			stored := allocated() - before
+			must.True(t, stored <= tt.stored, "%d KiB were allocated for 60 connections", stored>>10)
 		})
 	}
-	if len(alive(a)) > 0 {
-		t.Errorf("members %v", alive(a))
-	}
+	must.True(t, len(alive(a)) == 0, "members %v", alive(a))
 }
 
 // The kernel drops datagrams from hosts that are not members, so a flood of them displaces none from a member, even
@@ -259,9 +251,7 @@ func TestStrangersAreDropped(t *testing.T) {
 	send(node(3))
 	send(node(4))
 	until(t, "dropped datagrams of another host", func() bool { return dropped() == 200 })
-	if got := alive(a); !slices.Equal(got, []string{"lb2"}) {
-		t.Errorf("members %v", got)
-	}
+	must.Row(t, "members", []string{"lb2"}, alive(a))
 }
 
 // listens reports whether a port accepts connections.

@@ -67,9 +67,7 @@ func alive(m *Members) (names []string) {
 func until(t *testing.T, what string, f func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited 20 s for %s", what)
-		}
+		must.Need(t, !time.Now().After(deadline), "waited 20 s for %s", what)
 	}
 }
 
@@ -88,9 +86,7 @@ func TestMembers(t *testing.T) {
 		p := a.Peers(vip)[0]
 		return p.Claim == want && p.Known && a.Peers(vip6)[0].Claim == Claim{Eligible: true}
 	})
-	if a.Peers(vip)[1].Known {
-		t.Error("a member is known that has said nothing")
-	}
+	must.True(t, !a.Peers(vip)[1].Known, "a member is known that has said nothing")
 	until(t, "the MAC address", func() bool {
 		p, ok := a.OfMAC("02:00:00:00:00:02")
 		return ok && p.Name == "lb2" && p.Address == node(2) && p.Alive
@@ -144,13 +140,9 @@ func TestKeys(t *testing.T) {
 			}
 		}
 	}
-	if got := len(a.ciphers()); got != 1 {
-		t.Errorf("%d keys; want 1", got)
-	}
+	must.Row(t, "keys", 1, len(a.ciphers()))
 	for _, m := range []*Members{wrong, open} {
-		if len(alive(m)) > 0 {
-			t.Errorf("%s has members %v", m.o.Name, alive(m))
-		}
+		must.True(t, len(alive(m)) == 0, "%s has members %v", m.o.Name, alive(m))
 	}
 }
 
@@ -162,9 +154,7 @@ func TestKeyComesLater(t *testing.T) {
 	b.SetPeers([]netip.Addr{node(1), node(2)})
 	must.Run(t, b.Run)
 	<-b.Joined()
-	if len(alive(a))+len(alive(b)) > 0 {
-		t.Error("members without a key")
-	}
+	must.True(t, len(alive(a))+len(alive(b)) == 0, "members without a key")
 	setKeys(t, b, "key")
 	until(t, "members", func() bool { return len(alive(a)) == 1 && len(alive(b)) == 1 })
 }
@@ -187,10 +177,6 @@ func TestLibraryAsMember(t *testing.T) {
 func TestListenFails(t *testing.T) {
 	m := New(Options{Name: "x", Address: netip.MustParseAddr("192.0.2.1"), Port: 1, Log: slog.New(slog.DiscardHandler)})
 	setKeys(t, m, "key")
-	if err := m.Run(t.Context()); err == nil {
-		t.Error("no error")
-	}
-	if err := m.SetKeys(nil); err == nil {
-		t.Error("no error without keys")
-	}
+	must.True(t, m.Run(t.Context()) != nil, "no error")
+	must.True(t, m.SetKeys(nil) != nil, "no error without keys")
 }

@@ -47,9 +47,8 @@ func TestMergeOrder(t *testing.T) {
 			x.merge(r)
 		}
 		p := x.list(vip)[0]
-		if p.Claim.Term != tt.want || p.Claim.Eligible != (tt.want > 0) || !p.Known {
-			t.Errorf("%s: %+v; want term %d", tt.name, p, tt.want)
-		}
+		must.True(t, p.Claim.Term == tt.want && p.Claim.Eligible == (tt.want > 0) && p.Known,
+			"%s: %+v; want term %d", tt.name, p, tt.want)
 	}
 }
 
@@ -86,13 +85,10 @@ func TestMergeOwn(t *testing.T) {
 	if x.own.epoch != ahead+1 || len(*sent) != before+1 {
 		t.Errorf("epoch %d, %d messages; want %d, 1", x.own.epoch, len(*sent)-before, ahead+1)
 	}
-	if r, _, err := parseReport((*sent)[before]); err != nil || r.epoch != ahead+1 || !r.claims[vip].Eligible {
-		t.Errorf("%+v, %v", r, err)
-	}
+	r, _, err := parseReport((*sent)[before])
+	must.True(t, err == nil && r.epoch == ahead+1 && r.claims[vip].Eligible, "%+v, %v", r, err)
 	x.merge(report{member: node(9), epoch: 1, claims: map[netip.Addr]entry{vip: {seq: 1}}}) // not configured
-	if len(x.list(vip)) != 1 {
-		t.Errorf("peers %+v", x.list(vip))
-	}
+	must.True(t, len(x.list(vip)) == 1, "peers %+v", x.list(vip))
 }
 
 // Changes of many VIPs fit into datagrams, and what is received from one is what was sent.
@@ -107,9 +103,7 @@ func TestPublish(t *testing.T) {
 	}
 	deliver := func() {
 		for _, b := range *sent {
-			if len(b) > 1200 {
-				t.Fatalf("a message of %d bytes", len(b))
-			}
+			must.Need(t, len(b) <= 1200, "a message of %d bytes", len(b))
 			r, rest, err := parseReport(b)
 			if err != nil || len(rest) > 0 {
 				t.Fatal(err)
@@ -128,9 +122,7 @@ func TestPublish(t *testing.T) {
 		}
 		want := maps.Clone(claims)
 		maps.DeleteFunc(want, func(_ netip.Addr, c Claim) bool { return c == Claim{} })
-		if !maps.Equal(got, want) {
-			t.Errorf("%d claims; want %d", len(got), len(want))
-		}
+		must.True(t, maps.Equal(got, want), "%d claims; want %d", len(got), len(want))
 	}
 	x.publish(claims)
 	deliver()
@@ -190,9 +182,7 @@ func TestMembersWithOneName(t *testing.T) {
 		{[]string{"lb1", "lb3", "lb4"}, "lb1 (127.0.5.2) true; lb3 false; lb4 false; "},
 		{[]string{"lb2", "lb3", "lb2"}, "lb2 (127.0.5.2) true; lb3 false; lb2 (127.0.5.4) true; "},
 	} {
-		if got := names(tt.of...); got != tt.want {
-			t.Errorf("%q: %s; want %s", tt.of, got, tt.want)
-		}
+		must.Row(t, tt.of, tt.want, names(tt.of...))
 	}
 }
 
@@ -214,9 +204,7 @@ func TestFalseReportsDoNotLast(t *testing.T) {
 		tell := func(from, to *table) {
 			for b := from.whole(); len(b) > 0; {
 				r, rest, err := parseReport(b)
-				if err != nil {
-					t.Fatalf("%s: %v", name, err)
-				}
+				must.Need(t, err == nil, "%s: %v", name, err)
 				to.merge(r)
 				b = rest
 			}
@@ -228,8 +216,7 @@ func TestFalseReportsDoNotLast(t *testing.T) {
 		tell(x, victim)
 		time.Sleep(time.Millisecond) // a message takes at least that
 		tell(victim, x)
-		if p := x.list(vip)[0]; p.Claim != holds[vip] {
-			t.Errorf("%s: %+v; want what the member says", name, p.Claim)
-		}
+		p := x.list(vip)[0]
+		must.True(t, p.Claim == holds[vip], "%s: %+v; want what the member says", name, p.Claim)
 	}
 }

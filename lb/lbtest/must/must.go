@@ -62,6 +62,14 @@ func True(t testing.TB, ok bool, format string, args ...any) {
 	}
 }
 
+// Need ends the test, and says what is wrong, unless ok.
+func Need(t testing.TB, ok bool, format string, args ...any) {
+	t.Helper()
+	if !ok {
+		t.Fatalf(format, args...)
+	}
+}
+
 func diff(want, got any, opts cmp.Options) string {
 	all := cmp.Exporter(func(reflect.Type) bool { return true })
 	return cmp.Diff(want, got, append(opts, cmpopts.EquateEmpty(), all)...)
