@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -48,9 +47,7 @@ func (e *env) diff(c *ucli.Context) error {
 		return e.rejected(err, "a reload would change nothing")
 	}
 	if asJSON {
-		to := json.NewEncoder(e.out)
-		to.SetIndent("", "  ")
-		return to.Encode(then)
+		return e.writeJSON(then)
 	}
 	e.difference(then)
 	if len(then.Changes) == 0 {

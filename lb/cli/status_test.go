@@ -3,11 +3,13 @@ package cli
 import (
 	"encoding/json"
 	"errors"
+	"io"
 	"strings"
 	"testing"
 	"time"
 	"unicode"
 
+	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
@@ -126,9 +128,16 @@ func TestOutputIsPrintable(t *testing.T) {
 			Algorithm: lb.AlgorithmMaglev, Backends: []lb.BackendStatus{b}, Reason: hostile,
 		}},
 		Routes: []lb.RouteStatus{{Address: vip, Services: []string{"web"}, Reason: hostile}},
+	}, func(o *admin.Options) {
+		o.Diff = func(string, []byte) (admin.Reloaded, error) {
+			return admin.Reloaded{Changes: []lb.Change{{Op: lb.Added, Object: hostile}}}, nil
+		}
 	})
-	for _, command := range []string{"status", "services", "backends", "routes"} {
+	for _, command := range []string{"status", "services", "backends", "routes", "diff"} {
 		for _, format := range []string{"table", "json"} {
+			if command == "diff" && format == "table" {
+				format = "text"
+			}
 			code, out, errOut := steelyard(t, command, "-o", format, "--socket", socket)
 			plain := strings.ReplaceAll(out+errOut, "\n", "")
 			must.True(t, code == 0 && !strings.ContainsFunc(plain, func(r rune) bool { return !unicode.IsPrint(r) }),
@@ -137,6 +146,11 @@ func TestOutputIsPrintable(t *testing.T) {
 				"%s -o %s: the text has a line of its own:\n%s", command, format, out)
 		}
 	}
+	p := programs
+	p.Check = func(string, bool) (*config.Config, error) { return nil, config.Errors{{Problem: hostile}} }
+	var out strings.Builder
+	Main(t.Context(), []string{"check", "-o", "json"}, &out, io.Discard, p)
+	must.True(t, strings.Contains(out.String(), `\u009b`), "check: %s", &out)
 	if _, _, errOut := steelyard(t, "services", "--socket", "/\x1b[2J"); !strings.Contains(errOut, "/�[2J") {
 		t.Errorf("an error: %q", errOut)
 	}
