@@ -31,8 +31,8 @@ const syncTimeout = 60 * time.Second
 type ProxyHealth struct {
 	// Addresses are the addresses to listen on, or all if there are none.
 	Addresses []netip.Prefix
-	// Behind returns since when a datapath update has been pending, or zero if none is. An error means that the proxy
-	// does not work.
+	// Behind returns when the oldest pending datapath update was requested, or zero if there is none. An error means
+	// that the proxy does not work.
 	Behind func() (time.Time, error)
 	// Applied reports whether the first complete state was applied. Until then /healthz fails, but /livez does not,
 	// because a slow start does not call for a restart.

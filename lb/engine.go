@@ -146,8 +146,8 @@ func (e *Engine) isSettled() bool {
 	}
 }
 
-// Behind returns since when the datapath lacks a wanted frontend or an update of one, or zero. Its cost is constant. It
-// fails only if ctx ends before the engine's goroutine has handled the query.
+// Behind returns when the datapath began to lack a wanted frontend or an update of one, or zero if it lacks none. Its
+// cost is constant. It fails only if ctx ends before the engine's goroutine has handled the query.
 func (e *Engine) Behind(ctx context.Context) (time.Time, error) {
 	return query(ctx, e, func() time.Time { return e.datapath.behind })
 }

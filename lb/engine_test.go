@@ -273,7 +273,7 @@ func TestDrain(t *testing.T) {
 	})
 }
 
-// Behind, and Status, say since when the datapath lacks a wanted frontend.
+// Behind, and Status, say when the datapath began to lack a wanted frontend.
 func TestBehind(t *testing.T) {
 	fx := lbtest.New()
 	fx.Rand = rand.New(rand.NewPCG(1, 1))

@@ -10,10 +10,10 @@ type Progress struct {
 	// Applied is set once every source is complete, every service has had a plan, and the datapath has tried every
 	// frontend.
 	Applied bool
-	// Behind is since when the datapath lacks a wanted frontend or an update of one, or zero.
+	// Behind is when the datapath began to lack a wanted frontend or an update of one, or zero.
 	Behind time.Time
-	// Waiting is since when the oldest event has been waiting for the engine or being handled, or zero. It is long ago
-	// if the engine does not respond.
+	// Waiting is when the oldest event that the engine has not finished was posted, or zero if there is none. It is
+	// long ago if the engine does not respond.
 	Waiting time.Time
 }
 

@@ -17,7 +17,7 @@ type Status struct {
 	Routes   []RouteStatus   `json:"routes"`
 	// Settled is false from the start of the agent until every source is complete and every service has had a plan.
 	Settled bool `json:"settled"`
-	// Behind is since when a wanted frontend, or an update of one, is not in the kernel, or zero if all are.
+	// Behind is when the kernel began to lack a wanted frontend or an update of one, or zero if it lacks none.
 	Behind time.Time `json:"behind,omitzero"`
 }
 

@@ -161,7 +161,7 @@ func (p pair) hears(t *testing.T, interval time.Duration, multiplier int) {
 func (p pair) since(t *testing.T) float64 {
 	t.Helper()
 	command, pattern := "show bfd peer 192.0.2.2 counters", `Session (down) (events): (\d+)`
-	if p.daemon.Kind == peers.BIRD { // the time since when it is up, in seconds
+	if p.daemon.Kind == peers.BIRD { // the time of day at which it came up, in seconds
 		command, pattern = "show bfd sessions", `192\.0\.2\.2 +\S+ +\S+ +(\d+):(\d+):([0-9.]+)`
 	}
 	out, err := p.daemon.Show(t.Context(), command)

@@ -16,7 +16,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// established waits until a session is established and returns since when.
+// established waits until a session is established and returns when that was.
 func (c *child) established(peer netip.Addr) (since time.Time) {
 	c.t.Helper()
 	return c.until(peer, fmt.Sprintf("the session with %v", peer), isEstablished).Since

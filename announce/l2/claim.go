@@ -109,7 +109,7 @@ func (a *Announcer) Since() map[netip.Addr]time.Time {
 	return list
 }
 
-// standbyReason says that another member is to have a VIP, and whether it has it.
+// standbyReason names the member that should announce a VIP instead of this one, and says whether it does.
 func (c *claim) standbyReason(now time.Time) string {
 	switch {
 	case !c.silent:

@@ -193,7 +193,7 @@ func (fakeFrames) SetDeadline(time.Time) error           { return nil }
 func (fakeFrames) SetReadDeadline(time.Time) error       { return nil }
 func (fakeFrames) SetWriteDeadline(time.Time) error      { return nil }
 
-// serving returns an announcer with open sockets of f that owns vips.
+// serving returns an announcer that owns vips. Its sockets come from f and are open.
 func serving(t *testing.T, log *lines, f *fakeSystem, vips ...netip.Addr) (*Announcer, *responder, *sockets) {
 	t.Helper()
 	a := newAnnouncer(t, log, "eth0")

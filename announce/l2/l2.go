@@ -125,7 +125,7 @@ type leave struct {
 }
 
 // Set implements lb.Announcer. It returns an error for addresses that are not unicast, and announces the others. With
-// members, it waits up to a second for another member to have the VIPs that it removes.
+// members, it waits up to a second for another member to take over the VIPs that list no longer has.
 func (a *Announcer) Set(ctx context.Context, list []lb.Announcement) error {
 	want, errs := map[netip.Addr]lb.Announcement{}, lb.VIPErrors{}
 	for _, x := range list {

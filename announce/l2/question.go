@@ -79,6 +79,6 @@ func (r *responder) ask(ctx context.Context, vip netip.Addr, q question) {
 		err = s.ndp.conn.send(m, q.random, vip, q.to)
 	}
 	if err != nil {
-		r.log.Debug("question not sent", "vip", vip, "err", err)
+		r.log.Debug("request not sent", "vip", vip, "err", err)
 	}
 }

@@ -29,7 +29,7 @@ type responder struct {
 	mu     sync.Mutex // guards all below; taken after Announcer.mu
 	open   *sockets   // nil while the interface is unusable
 	groups map[netip.Addr]int
-	// replies is the interface earlier in the list that replies in the same segment, or "".
+	// replies names an earlier interface of the list that is in the same segment and replies there, or is "".
 	replies string
 	segment question // the last probe that tells other interfaces that they are in the same segment
 }

@@ -128,7 +128,7 @@ static __always_inline void snat_set_use(const struct verdict *v, enum snat_use 
 		*hint = (h & 0xfffc0000) | use << 16 | (v->now & 0xffff);
 }
 
-/* snat_use returns what the source in v->server is used for, and since when. */
+/* snat_use returns what the source in v->server is used for, and the age of that use. */
 static __always_inline enum snat_use snat_use(const struct verdict *v, __u32 *age)
 {
 	__u32 h = snat_use_hash(v), *p = snat_hint(&sy_snat_used, h), hint = p ? *p : ~h;

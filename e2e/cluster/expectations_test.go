@@ -68,7 +68,7 @@ func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 	}
 }
 
-// announcedSince returns since when a node announces these addresses.
+// announcedSince returns when a node began to announce these addresses.
 func (c *cluster) announcedSince(t *testing.T, node int, vips []netip.Addr) (since []time.Time) {
 	t.Helper()
 	out, err := c.Agents[node].CLI(t.Context(), "routes", "-o", "json")

@@ -145,7 +145,7 @@ type carrier interface {
 	Carried(vip netip.Addr) bool
 }
 
-// accepter is a carrier whose neighbours may not accept a route.
+// accepter is a carrier that knows which of its neighbours reject a route.
 type accepter interface {
 	// NotAccepted returns which neighbour does not accept the route, and why, or "" if none is known.
 	NotAccepted(vip netip.Addr) string

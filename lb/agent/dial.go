@@ -38,7 +38,7 @@ func (r *reachability) dialed(start time.Time, err error) {
 	}
 }
 
-// awaySince returns since when the API server has accepted no connection, or zero if it accepts them.
+// awaySince returns when the API server stopped accepting connections, or zero if it accepts them.
 func (r *reachability) awaySince() time.Time {
 	if at := r.away.Load(); at != nil {
 		return *at

@@ -32,8 +32,8 @@ type engineHealth struct {
 
 var errEngine = errors.New("the engine does not respond")
 
-// behind returns since when part of the plan has been missing from the kernel, or zero if nothing is. An error means
-// that the engine does not respond.
+// behind returns when the kernel began to lack part of the plan, or zero if it lacks nothing. An error means that the
+// engine does not respond.
 func (h engineHealth) behind() (time.Time, error) {
 	p := h.engine.Progress()
 	if !p.Waiting.IsZero() && time.Since(p.Waiting) > engineTimeout {

@@ -141,7 +141,7 @@ func commands(e *env) []*ucli.Command {
 			Flags: with(configFlag()), Action: e.run,
 		},
 		{
-			Name: "allocate", Usage: "assign the addresses of a Kubernetes cluster, without being one of its nodes",
+			Name: "allocate", Usage: "assign addresses to a Kubernetes cluster's Services, without acting as a node",
 			Flags: with(configFlag()), Action: e.allocate,
 		},
 		{
@@ -195,7 +195,7 @@ func commands(e *env) []*ucli.Command {
 				&ucli.BoolFlag{
 					Name: "cluster", Usage: "from a Kubernetes cluster instead: finalizers, addresses, Leases, keys",
 				},
-				&ucli.StringFlag{Name: "kubeconfig", Usage: "with --cluster: `FILE`; default: that of kubectl"},
+				&ucli.StringFlag{Name: "kubeconfig", Usage: "with --cluster: `FILE`; default: kubectl's own"},
 				&ucli.StringFlag{
 					Name: "namespace", Value: "steelyard", Usage: "with --cluster: `NAME` of the namespace",
 				},

@@ -54,8 +54,8 @@ type Plan struct {
 }
 
 // Plan changes nothing. If some services of cfg cannot be assigned an address, it returns an error that joins an
-// AddressError for each. It keeps the previous copy of a service that has not changed: the engine has it, and an object
-// that outlives a reload prevents the memory around it from being returned.
+// AddressError for each. It keeps the previous copy of a service that has not changed. The engine refers to that copy,
+// and a second one would remain between short-lived objects, whose memory could then not be returned.
 func (s *Source) Plan(cfg *config.Config) (*Plan, error) {
 	services, alloc, errs := translate(cfg, s.alloc)
 	if len(errs) > 0 {

@@ -208,7 +208,7 @@ func TestRouteEventsAfterARestart(t *testing.T) {
 	})
 }
 
-// While nothing changes, routes are not looked at each time, and nothing is stored again.
+// Routes that have not changed are neither judged at every tick nor stored again.
 func TestRouteEventsOfUnchangedRoutes(t *testing.T) {
 	fx := newRouteEventsFixture()
 	judged, stored := 0, 0

@@ -43,7 +43,7 @@ func fill(v reflect.Value) {
 	}
 }
 
-// paths lists the fields that are set, with those of structs and of the first element of slices.
+// paths lists the fields that are set, including the fields of nested structs and of the first element of each slice.
 func paths(v reflect.Value, name string, add func(string)) {
 	switch {
 	case v.IsZero():

@@ -33,8 +33,8 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// FuzzText: the result is printable, on one line, not longer than the text, and stays when it is made printable again;
-// JSON keeps every value, and only white space of its own is not printable.
+// FuzzText: the result is printable, on one line, and not longer than the text. Making it printable again changes
+// nothing. JSON keeps every value, and leaves nothing unprintable inside a string.
 func FuzzText(f *testing.F) {
 	f.Add("\x1b[2J\u009b\U000e0001 \u00a0\xff\n�")
 	f.Fuzz(func(t *testing.T, s string) {

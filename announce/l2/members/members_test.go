@@ -105,7 +105,7 @@ func TestMembers(t *testing.T) {
 	select {
 	case <-a.Joined():
 	default:
-		t.Error("not joined with members")
+		t.Error("Joined is open although another member has responded")
 	}
 }
 

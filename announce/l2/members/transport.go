@@ -132,7 +132,8 @@ func (t *transport) accept() {
 	}
 }
 
-// limit returns the maximum size of a member's message. Members all know about the same amount.
+// limit returns the maximum size of a member's message. Members store about the same amount of data, so twice the size
+// of this one's is enough.
 func (t *transport) limit() int { return min(max(streamMin, 2*t.m.table.size()), streamMax) }
 
 // accepts reports whether a host is a configured member. It occasionally logs others.

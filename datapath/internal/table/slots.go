@@ -212,7 +212,7 @@ func (s *slotStore) Run(ctx context.Context) error {
 			s.log.Error("could not reserve space for tables", "err", err)
 		}
 		if err := s.Collect(); err != nil {
-			s.log.Error("words of earlier tables not released", "err", err)
+			s.log.Error("memory of replaced tables not released", "err", err)
 		}
 		select {
 		case <-ctx.Done():

@@ -102,13 +102,13 @@ func agent(binary string, services int) (r Running, err error) {
 	return r, err
 }
 
-// Times of idle. The agent gives memory back a second after a reload.
+// An idle agent is measured for idleTime. It is idle after settleTime: a second after a reload, it returns memory.
 const (
 	settleTime = 5 * time.Second
 	idleTime   = 10 * time.Second
 )
 
-// idle returns the share of one CPU that an agent takes some time after the last change.
+// idle returns the share of one CPU that an agent uses when nothing has changed for settleTime.
 func idle(a *lab.Agent) (float64, error) {
 	time.Sleep(settleTime)
 	before, err := ProcessTime(a)

@@ -34,7 +34,7 @@ type Applied struct {
 	KernelMemory uint64
 }
 
-// size is a number of services, backends and nodes.
+// size says how many services, backends and nodes there are.
 type size struct {
 	name                      string
 	services, backends, nodes int // nodes: the backends are on as many nodes, and flows are spread over these
