@@ -280,8 +280,12 @@ func (d *datapathState) idle(now time.Time) bool {
 	return true
 }
 
-// retryAt returns the time of the earliest retry, or zero if none is pending.
+// retryAt returns the time of the earliest retry, or zero if none is pending, or a call is in flight, whose end leads to
+// the next one.
 func (d *datapathState) retryAt() (at time.Time) {
+	if d.inFlight {
+		return time.Time{}
+	}
 	for f := range d.dirty {
 		if s := d.frontends[f]; !s.retry.IsZero() && (at.IsZero() || s.retry.Before(at)) {
 			at = s.retry

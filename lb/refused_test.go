@@ -1,7 +1,9 @@
 package lb
 
 import (
+	"cmp"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
@@ -108,6 +110,21 @@ func TestRefusedUpdateRemovesTargets(t *testing.T) {
 	d.refuse(t, now.Add(time.Minute), "+80")
 	if f := d.frontends[at(80)].fitting(); f != nil {
 		t.Errorf("a change without the refused sources: %+v", f)
+	}
+}
+
+// Of many elements, few are sorted: the engine finds the next frontends among 100,000 again and again.
+func TestSmallest(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for _, size := range []int{0, 1, 2048, 2049, 2050, 4098, 100_000} {
+		all := rnd.Perm(size)
+		compared := 0
+		got := smallest(all, 2049, func(a, b int) int { compared++; return cmp.Compare(a/2, b/2) })
+		for i, x := range got {
+			must.True(t, x/2 == i/2, "of %d: element %d is %d", size, i, x)
+		}
+		must.Equal(t, min(size, 2049), len(got))
+		must.True(t, size < 100_000 || compared < 5*size, "of %d: %d comparisons", size, compared)
 	}
 }
 

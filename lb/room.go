@@ -57,19 +57,35 @@ func (d *datapathState) slice(all []*FrontendPlan) (now []*FrontendPlan, later i
 		return all, 0
 	}
 	isNew := func(f *FrontendPlan) int { return count(d.frontends[f.Frontend].plan == nil) }
-	slices.SortFunc(all, func(a, b *FrontendPlan) int {
+	first := smallest(all, sliceTargets+1, func(a, b *FrontendPlan) int {
 		return cmp.Or(cmp.Compare(isNew(a), isNew(b)), cmp.Compare(a.Needs.written(), b.Needs.written()),
 			cmp.Compare(a.Service, b.Service), cmp.Compare(len(a.Targets), len(b.Targets)),
 			CompareFrontends(a.Frontend, b.Frontend))
 	})
 	left := sliceTargets
-	for i, f := range all {
+	for i, f := range first {
 		if i > 0 && f.cost() > left {
-			return all[:i], later
+			return first[:i], later
 		}
 		left, later = left-f.cost(), later-f.cost()
 	}
-	return all, 0
+	return first, later
+}
+
+// smallest returns the n smallest elements, sorted. Of many elements, it compares most only once: a Service may have
+// 100,000 frontends, of which each call to the datapath puts a few.
+func smallest[E any](all []E, n int, compare func(a, b E) int) (first []E) {
+	for _, x := range all {
+		if len(first) >= n && compare(x, first[n-1]) >= 0 {
+			continue
+		}
+		if first = append(first, x); len(first) == n || len(first) == 2*n {
+			slices.SortFunc(first, compare)
+			first = first[:n]
+		}
+	}
+	slices.SortFunc(first, compare)
+	return first[:min(n, len(first))]
 }
 
 // refusedFactor is how many times longer a refused frontend waits for a retry than a failed one.
