@@ -15,7 +15,11 @@ type datapathState struct {
 	frozen    map[netip.Addr]int    // number of services that freeze a VIP: what a previous run installed for it stays
 	dirty     map[Frontend]struct{} // frontends whose wanted and held plan may differ
 	inFlight  bool                  // a call to Apply is running
-	behind    time.Time             // since when it lacks a wanted frontend that it has not refused, or zero
+	// behind is since when it lacks a wanted frontend that it has not refused, or zero. While all that it lacks is yet
+	// to be tried, the time starts again with each call that puts something: the large Services of one tenant may take
+	// minutes.
+	behind time.Time
+	put    time.Time // when a call last put something
 	// lacks adds n to the number of frontends that a service wants and no call has put yet.
 	lacks func(service string, n int)
 }
@@ -146,20 +150,21 @@ func (d *datapathState) next(now time.Time, settled bool) (Delta, bool) {
 		return Delta{}, false
 	}
 	var delta Delta
-	leaving, lacking := map[*vip]int{}, false
+	leaving, lacking, failing := map[*vip]int{}, false, false
 	for f := range d.dirty {
 		s, v := d.frontends[f], d.vips.get(f.VIP)
 		switch {
 		case s.retry.After(now) && s.part != nil:
 			delta.Put = append(delta.Put, s.part)
 		case s.retry.After(now):
-			lacking = lacking || s.want != nil && !errors.Is(s.err, ErrRefused)
+			failing = failing || s.want != nil && !errors.Is(s.err, ErrRefused)
 		case s.want != nil && s.held && s.plan != nil && (s.plan == s.want || s.plan.Equal(s.want)):
 			s.plan, s.change = s.want, waiting{}
 			d.clean(f)
 		case s.want != nil:
 			delta.Put = append(delta.Put, s.want)
-			lacking = lacking || !errors.Is(s.err, ErrRefused)
+			lacking = lacking || s.err == nil
+			failing = failing || s.err != nil && !errors.Is(s.err, ErrRefused)
 		case !s.held:
 			d.clean(f)
 			delete(d.frontends, f)
@@ -171,10 +176,12 @@ func (d *datapathState) next(now time.Time, settled bool) (Delta, bool) {
 		}
 	}
 	switch {
-	case !lacking:
+	case !lacking && !failing:
 		d.behind = time.Time{}
 	case d.behind.IsZero():
 		d.behind = now
+	case !failing && d.put.After(d.behind):
+		d.behind = d.put
 	}
 	if len(delta.Put) == 0 && len(delta.Delete) == 0 {
 		return Delta{}, false
@@ -214,6 +221,9 @@ func (d *datapathState) complete(delta Delta, failed map[Frontend]error, now tim
 	d.inFlight = false
 	for _, f := range delta.Put {
 		d.completeOne(f.Frontend, f, failed[f.Frontend], now)
+		if failed[f.Frontend] == nil {
+			d.put = now
+		}
 	}
 	for _, f := range delta.Delete {
 		d.completeOne(f, nil, failed[f], now)
@@ -280,8 +290,8 @@ func (d *datapathState) idle(now time.Time) bool {
 	return true
 }
 
-// retryAt returns the time of the earliest retry, or zero if none is pending, or a call is in flight, whose end leads to
-// the next one.
+// retryAt returns the time of the earliest retry, or zero if none is pending, or a call is in flight, whose end leads
+// to the next one.
 func (d *datapathState) retryAt() (at time.Time) {
 	if d.inFlight {
 		return time.Time{}

@@ -128,7 +128,8 @@ func TestSmallest(t *testing.T) {
 	}
 }
 
-// One call puts a bounded number of targets: updates first, then the services that need few places.
+// One call puts a bounded number of targets: updates first, then the services that need few places. The node is
+// not behind while calls put something.
 func TestSlices(t *testing.T) {
 	d, now := newTestState(), testStart
 	plan := func(name string, needs int, ports ...uint16) *Plan {
@@ -148,8 +149,11 @@ func TestSlices(t *testing.T) {
 	d.step(t, now, "+70 +83")
 	d.step(t, now, "+80")
 	must.True(t, !d.behind.IsZero(), "not behind while targets are left")
-	d.step(t, now, "+81")
-	d.step(t, now, "+82")
+	d.step(t, now.Add(time.Minute), "+81")
+	d.step(t, now.Add(2*time.Minute), "+82")
+	if got := d.behind.Sub(now); got != time.Minute { // since the last call that put something
+		t.Errorf("behind since %v after the start", got)
+	}
 	if d.step(t, now, ""); !d.behind.IsZero() {
 		t.Errorf("behind since %v", d.behind)
 	}
