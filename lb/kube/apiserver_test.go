@@ -67,6 +67,11 @@ func (s *apiServer) edit(name string, f func(old *core.Service) *core.Service) {
 	s.store(name, f)
 }
 
+// change changes a Service.
+func (s *apiServer) change(name string, f func(*core.Service)) {
+	s.edit(name, func(x *core.Service) *core.Service { f(x); return x })
+}
+
 func (s *apiServer) store(name string, f func(old *core.Service) *core.Service) *core.Service {
 	old := s.services[name]
 	now := f(old.DeepCopy())
@@ -114,11 +119,10 @@ func (s *apiServer) listAt(version uint64) *core.ServiceList {
 
 // client returns a client whose requests suffer from faults.
 func (s *apiServer) client(name string, f *faults) kubernetes.Interface {
-	c := must.Get(kubernetes.NewForConfig(&rest.Config{
+	return must.Get(kubernetes.NewForConfig(&rest.Config{
 		Host: "http://api", Transport: &transport{s, name, f}, QPS: 10_000, Burst: 10_000,
 		ContentConfig: rest.ContentConfig{ContentType: "application/json"},
 	}))(s.t)
-	return c
 }
 
 // faults are one client's. The zero value has none.
@@ -210,10 +214,8 @@ var refusals = []meta.Status{
 	{Code: http.StatusBadRequest, Message: `admission webhook "x" denied the request: no`},
 	{Code: http.StatusConflict, Reason: meta.StatusReasonConflict, Message: `admission webhook "x" denied the request`},
 	{Code: http.StatusInternalServerError, Message: "etcdserver: request is too large"},
-	{
-		Code: http.StatusInternalServerError, Reason: meta.StatusReasonInternalError,
-		Message: `Internal error occurred: failed calling webhook "x": connection refused`,
-	},
+	{Code: http.StatusInternalServerError, Reason: meta.StatusReasonInternalError,
+		Message: `Internal error occurred: failed calling webhook "x": connection refused`},
 }
 
 func init() {
@@ -286,9 +288,7 @@ func (t *transport) patchStatus(name, manager string, body []byte) *http.Respons
 			Conditions   json.RawMessage // null removes them
 		}
 	}
-	if err := json.Unmarshal(body, &p); err != nil {
-		t.t.Error(err)
-	}
+	must.True(t.t, json.Unmarshal(body, &p) == nil, "patch %s", body)
 	s := t.services[name]
 	if p.Metadata.ResourceVersion != s.ResourceVersion {
 		return status(http.StatusConflict, meta.StatusReasonConflict)
@@ -309,9 +309,8 @@ func (t *transport) patchStatus(name, manager string, body []byte) *http.Respons
 		setManagers(s, by, final)
 		if len(p.Status.Conditions) > 0 {
 			s.Status.Conditions = nil
-			if err := json.Unmarshal(p.Status.Conditions, &s.Status.Conditions); err != nil {
-				t.t.Error(err)
-			}
+			err := json.Unmarshal(p.Status.Conditions, &s.Status.Conditions)
+			must.True(t.t, err == nil, "conditions: %v", err)
 		}
 		return s
 	})
@@ -335,9 +334,7 @@ func setManagers(s *core.Service, status, final string) {
 func (s *apiServer) lease(method string, path []string, body []byte) *http.Response {
 	var o coordination.Lease
 	if len(body) > 0 {
-		if err := json.Unmarshal(body, &o); err != nil {
-			s.t.Error(err)
-		}
+		must.True(s.t, json.Unmarshal(body, &o) == nil, "Lease %s", body)
 	}
 	name := o.Name
 	if last := path[len(path)-1]; last != "leases" {

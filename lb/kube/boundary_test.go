@@ -3,8 +3,6 @@ package kube
 import (
 	"errors"
 	"fmt"
-	"log/slog"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -22,7 +20,7 @@ import (
 func stumbling(part lb.Part, object string) (b *lb.Boundary, on *atomic.Bool) {
 	on = new(atomic.Bool)
 	on.Store(true)
-	return &lb.Boundary{Log: slog.New(slog.DiscardHandler), Before: func(p lb.Part, o string) {
+	return &lb.Boundary{Log: discard, Before: func(p lb.Part, o string) {
 		if p == part && o == object && on.Load() {
 			panic("injected")
 		}
@@ -57,22 +55,18 @@ func TestPanicOfAService(t *testing.T) {
 			}
 			bad := reconcile("bad", 250)
 			for i := range 200 {
-				if s := reconcile(fmt.Sprint("other", i), i); s == nil || len(s.Ports[0].Backends) != 1 {
-					t.Fatalf("service %d is %+v", i, s)
-				}
+				s := reconcile(fmt.Sprint("other", i), i)
+				must.Need(t, s != nil && len(s.Ports[0].Backends) == 1, "service %d is %+v", i, s)
 			}
-			if bad == nil || !bad.Frozen || len(bad.VIPs) != 1 || len(b.Troubles()) != 1 {
-				t.Fatalf("%+v, troubles %q; want it frozen", bad, b.Troubles())
-			}
+			must.Need(t, bad != nil && bad.Frozen && len(bad.VIPs) == 1 && len(b.Troubles()) == 1,
+				"%+v, troubles %q; want it frozen", bad, b.Troubles())
 			on.Store(false)
 			bad = reconcile("bad", 251)
-			if bad.Frozen || bad.VIPs[0].String() != "203.0.113.251" || len(b.Troubles()) > 0 {
-				t.Errorf("changed: %+v, troubles %q", bad, b.Troubles())
-			}
+			must.True(t, !bad.Frozen && bad.VIPs[0].String() == "203.0.113.251" && len(b.Troubles()) == 0,
+				"changed: %+v, troubles %q", bad, b.Troubles())
 			on.Store(true)
-			if now := reconcile("bad", 252); now != bad {
-				t.Errorf("%+v after a panic; want it as it was", now)
-			}
+			now := reconcile("bad", 252)
+			must.True(t, now == bad, "%+v after a panic; want it as it was", now)
 		})
 	}
 }
@@ -91,13 +85,11 @@ func TestPanicOfANode(t *testing.T) {
 	on.Store(true)
 	f.keepNode(node("n2", "192.0.2.22"))
 	f.keepNode(node("n3", "192.0.2.3"))
-	if address("n2") != "192.0.2.2" || address("n3") != "192.0.2.3" {
-		t.Errorf("nodes %v; want n2 as it was", f.top.nodes)
-	}
+	must.True(t, address("n2") == "192.0.2.2" && address("n3") == "192.0.2.3",
+		"nodes %v; want n2 as it was", f.top.nodes)
 	on.Store(false)
-	if f.keepNode(node("n2", "192.0.2.22")); address("n2") != "192.0.2.22" {
-		t.Errorf("nodes %v; want n2 as it is", f.top.nodes)
-	}
+	f.keepNode(node("n2", "192.0.2.22"))
+	must.True(t, address("n2") == "192.0.2.22", "nodes %v; want n2 as it is", f.top.nodes)
 
 	b, on = stumbling(lb.PartConfigMap, shardName(1))
 	f = newFixture(t, func(o *Options) { o.Boundary, o.Forward = b, lb.MethodTunnel })
@@ -113,12 +105,10 @@ func TestPanicOfANode(t *testing.T) {
 	put("1")
 	on.Store(true)
 	put("2")
-	if address("m1") != "192.0.2.11" || address("m2") != "192.0.2.22" {
-		t.Errorf("nodes %v; want m1 as it was", f.top.nodes)
-	}
-	if on.Store(false); len(b.Troubles()) != 1 {
-		t.Errorf("troubles %q", b.Troubles())
-	}
+	must.True(t, address("m1") == "192.0.2.11" && address("m2") == "192.0.2.22",
+		"nodes %v; want m1 as it was", f.top.nodes)
+	on.Store(false)
+	must.True(t, len(b.Troubles()) == 1, "troubles %q", b.Troubles())
 	if put("3"); address("m1") != "192.0.2.13" || len(b.Troubles()) > 0 {
 		t.Errorf("nodes %v, troubles %q", f.top.nodes, b.Troubles())
 	}
@@ -141,13 +131,10 @@ func TestPanicOfAnAllocation(t *testing.T) {
 			return statusOf(m.services["default/"+name])
 		}
 		first := addresses("bad")
-		if len(first) != 1 {
-			t.Fatalf("addresses %v; want one", first)
-		}
+		must.Need(t, len(first) == 1, "addresses %v; want one", first)
 		relabel := func(value string) {
-			m.edit("default/bad", func(s *core.Service) *core.Service {
+			m.change("default/bad", func(s *core.Service) {
 				s.Annotations = map[string]string{"steelyard.dev/pool": value}
-				return s
 			})
 		}
 		on.Store(true)
@@ -155,21 +142,16 @@ func TestPanicOfAnAllocation(t *testing.T) {
 		for i := range 6 {
 			name := fmt.Sprint("other", i)
 			m.edit("default/"+name, func(*core.Service) *core.Service { return wanting(name, same) })
-			if a := addresses(name); len(a) != 1 || a[0] == first[0] {
-				t.Errorf("%s has %v; want an address other than %v", name, a, first)
-			}
+			a := addresses(name)
+			must.True(t, len(a) == 1 && a[0] != first[0], "%s has %v; want an address other than %v", name, a, first)
 		}
-		if got := addresses("bad"); !slices.Equal(got, first) {
-			t.Errorf("addresses %v; want %v", got, first)
-		}
-		if got := m.boundary.Troubles(); len(got) != 1 || !strings.Contains(got[0], "addresses default/bad") {
-			t.Errorf("troubles %q", got)
-		}
+		must.Row(t, "addresses", first, addresses("bad"))
+		got := m.boundary.Troubles()
+		must.True(t, len(got) == 1 && strings.Contains(got[0], "addresses default/bad"), "troubles %q", got)
 		on.Store(false)
 		relabel("")
-		if got := addresses("bad"); !slices.Equal(got, first) || len(m.boundary.Troubles()) > 0 {
-			t.Errorf("addresses %v, troubles %q after a change", got, m.boundary.Troubles())
-		}
+		must.Row(t, "addresses after a change", first, addresses("bad"))
+		must.Row(t, "troubles after a change", nil, m.boundary.Troubles())
 		m.stopAll()
 		time.Sleep(5 * time.Minute)
 	})
@@ -184,7 +166,6 @@ func TestPanicOfASecret(t *testing.T) {
 		t.Errorf("%v, troubles %q; want keys that are not valid", err, b.Troubles())
 	}
 	on.Store(false)
-	if _, err := k.parse(secret); err != nil || len(b.Troubles()) > 0 {
-		t.Errorf("%v, troubles %q without the panic", err, b.Troubles())
-	}
+	_, err := k.parse(secret)
+	must.True(t, err == nil && len(b.Troubles()) == 0, "%v, troubles %q without the panic", err, b.Troubles())
 }

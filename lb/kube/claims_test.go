@@ -2,7 +2,7 @@ package kube
 
 import (
 	"fmt"
-	"net/netip"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // All nodes serve the same one of the Services that have an address and a port, whatever they see first: one with the
@@ -25,9 +26,7 @@ func TestWhoHasAnAddress(t *testing.T) {
 			change(s)
 		})
 	}
-	external := func(s *core.Service) {
-		s.Spec.Type, s.Spec.ExternalIPs = core.ServiceTypeClusterIP, []string{vip}
-	}
+	external := func(s *core.Service) { s.Spec.Type, s.Spec.ExternalIPs = core.ServiceTypeClusterIP, []string{vip} }
 	port := func(n int32, more func(*core.Service)) func(*core.Service) {
 		return func(s *core.Service) { more(s); s.Spec.Ports[0].Port = n }
 	}
@@ -84,10 +83,7 @@ func TestWhoHasAnAddress(t *testing.T) {
 	} {
 		for range 2 {
 			slices.Reverse(tt.services)
-			f := newFixture(t, func(o *Options) {
-				at := netip.MustParseAddr(vip)
-				o.Pools = []Pool{{ExternalIPs: true, Pool: lb.Pool{Ranges: []lb.AddrRange{{From: at, To: at}}}}}
-			})
+			f := newFixture(t, func(o *Options) { o.Pools = []Pool{poolOfOne(vip, forExternalIPs)} })
 			var got []string
 			for _, s := range tt.services {
 				f.have(t, s)
@@ -101,46 +97,35 @@ func TestWhoHasAnAddress(t *testing.T) {
 				}
 			}
 			slices.Sort(got)
-			if fmt.Sprint(got) != tt.want {
-				t.Errorf("%s: served for %v; want %s", tt.name, got, tt.want)
-			}
+			must.Row(t, tt.name+": served for", tt.want, fmt.Sprint(got))
 		}
 	}
 
 	// A Service whose addresses are all refused has its own row, under each policy.
 	f := newFixture(t, func(o *Options) {
-		at := netip.MustParseAddr(vip)
-		o.Pools = []Pool{{ExternalIPs: true, Pool: lb.Pool{Ranges: []lb.AddrRange{{From: at, To: at}}}}}
+		o.Pools = []Pool{poolOfOne(vip, forExternalIPs)}
 		o.Forward, o.SpreadLocal = lb.MethodTunnel, func([]lb.AnnouncerKind) bool { return true }
 	})
 	thief := svc("thief", 1, external)
 	thief.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyLocal
 	f.have(t, holder, thief)
-	if v := f.viewOf(nameOf(thief)); len(v.service.VIPs) > 0 || len(v.service.Refused) != 1 {
-		t.Errorf("all addresses are refused: VIPs %v, refused %v", v.service.VIPs, v.service.Refused)
-	}
+	v := f.viewOf(nameOf(thief)).service
+	must.True(t, len(v.VIPs) == 0 && len(v.Refused) == 1, "all are refused: VIPs %v, refused %v", v.VIPs, v.Refused)
 
 	// Without permission of the pool externalIPs are refused. Those in no pool are not ours.
-	f = newFixture(t, func(o *Options) {
-		at := netip.MustParseAddr(vip)
-		o.Pools = []Pool{{Pool: lb.Pool{Ranges: []lb.AddrRange{{From: at, To: at}}}}}
-	})
+	f = newFixture(t, func(o *Options) { o.Pools = []Pool{poolOfOne(vip)} })
 	if got := f.addressesFor(svc("a", 1, external)); len(got.vips) > 0 || len(got.refused) != 1 {
 		t.Errorf("externalIPs without external_ips: %+v; want that it is refused", got)
 	}
 	f.o.Pools = []Pool{poolOfOne("203.0.113.11")}
-	if got := f.addressesFor(svc("a", 1, external)); len(got.vips)+len(got.refused) > 0 {
-		t.Errorf("externalIPs in no pool: %+v", got)
-	}
+	got := f.addressesFor(svc("a", 1, external))
+	must.True(t, len(got.vips)+len(got.refused) == 0, "externalIPs in no pool: %+v", got)
 }
 
 // A Service may have 100,000 externalIPs, and only the first ones are read.
 func TestManyExternalIPs(t *testing.T) {
 	const vip = "203.0.113.1"
-	f := newFixture(t, func(o *Options) {
-		at := netip.MustParseAddr(vip)
-		o.Pools = []Pool{{ExternalIPs: true, Pool: lb.Pool{Ranges: []lb.AddrRange{{From: at, To: at}}}}}
-	})
+	f := newFixture(t, func(o *Options) { o.Pools = []Pool{poolOfOne(vip, forExternalIPs)} })
 	for i, want := range map[int]string{
 		99: "[203.0.113.1] []", 100: "[] [{203.0.113.1 refused: only the first 100 externalIPs of a Service are used}]",
 	} {
@@ -151,8 +136,91 @@ func TestManyExternalIPs(t *testing.T) {
 			}
 			s.Spec.ExternalIPs[i] = vip
 		})
-		if a := f.addressesFor(s); fmt.Sprint(a.vips, a.refused) != want {
-			t.Errorf("at %d: %v %v; want %s", i, a.vips, a.refused, want)
+		a := f.addressesFor(s)
+		must.True(t, fmt.Sprint(a.vips, a.refused) == want, "at %d: %v %v; want %s", i, a.vips, a.refused, want)
+	}
+}
+
+// Whatever is written to Services, no address outside of the pools is served, none in spec.externalIPs without leave
+// of its pool, and each by the announcers of its pool.
+func TestRails(t *testing.T) {
+	rng := rand.New(rand.NewPCG(12, 12))
+	address := func() string {
+		switch rng.IntN(8) {
+		case 0:
+			return fmt.Sprintf("2001:db8::%x", rng.IntN(8))
+		case 1:
+			odd := []string{"0.0.0.0", "::", "127.0.0.1", "fe80::1", "224.0.0.1", "::ffff:203.0.113.2", "x", ""}
+			return odd[rng.IntN(len(odd))]
+		}
+		return fmt.Sprintf("203.0.113.%d", rng.IntN(16))
+	}
+	inside, outside := 0, 0
+	for range 2000 {
+		pool := func(name, from, to string, by ...lb.AnnouncerKind) Pool {
+			p := poolFrom(name, from, to)
+			p.Announce, p.ExternalIPs = by, rng.IntN(2) == 0
+			return p
+		}
+		pools := []Pool{
+			pool("bgp", "203.0.113.4", "203.0.113.7", lb.AnnounceBGP),
+			pool("l2", "203.0.113.8", "203.0.113.9", lb.AnnounceL2),
+			pool("six", "2001:db8::1", "2001:db8::3"),
+		}
+		f := newFixture(t, func(o *Options) { o.Pools = pools })
+		f.have(t, node("n1", "192.0.2.1"))
+		var names []string
+		for n := range 1 + rng.IntN(4) {
+			s := aService(func(s *core.Service) {
+				s.Name, s.Status = fmt.Sprintf("s%d", n), core.ServiceStatus{}
+				s.Spec.Type = []core.ServiceType{
+					core.ServiceTypeLoadBalancer, core.ServiceTypeClusterIP, core.ServiceTypeNodePort,
+				}[rng.IntN(3)]
+				for range rng.IntN(4) {
+					ingress := core.LoadBalancerIngress{IP: address()}
+					s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, ingress)
+				}
+				for range rng.IntN(3) {
+					s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, address())
+				}
+				s.Spec.LoadBalancerIP = address()
+				s.Annotations = map[string]string{wantAddresses[0]: address(), perNode[0]: "true", wantShare[0]: "x"}
+			})
+			f.have(t, s)
+			names = append(names, nameOf(s))
+		}
+		for _, name := range names {
+			f.reconcile(name, fakeSink{f.recorded})
+		}
+		for _, name := range names {
+			served := f.put[name]
+			if served == nil {
+				continue
+			}
+			x, _, _ := f.services.GetByKey(name)
+			inStatus := addressesOf(x.(*core.Service))
+			for _, vip := range served.VIPs {
+				rule, known := served.PerVIP[vip]
+				if !known {
+					rule.Announce = served.Announce
+				}
+				switch p := poolOf(pools, vip); {
+				case p == nil:
+					t.Fatalf("%s serves %s, which is in no pool", name, vip)
+				case !slices.Equal(rule.Announce, p.Announce):
+					t.Fatalf("%s announces %s by %v", name, vip, rule.Announce)
+				case !slices.Contains(inStatus, vip) && !p.ExternalIPs:
+					t.Fatalf("%s announces %s of spec.externalIPs", name, vip)
+				default:
+					inside++
+				}
+			}
+			for _, r := range served.Refused {
+				if poolOf(pools, r.VIP) == nil {
+					outside++
+				}
+			}
 		}
 	}
+	must.True(t, inside >= 1000 && outside >= 1000, "%d addresses inside of pools, and %d outside", inside, outside)
 }

@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"reflect"
 	"slices"
 	"strings"
 	"syscall"
@@ -17,14 +16,13 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestExcludedNode(t *testing.T) {
 	for value, want := range map[string]bool{"": true, "true": true, "yes": true, "false": false, "0": false} {
 		n := &core.Node{ObjectMeta: meta.ObjectMeta{Labels: map[string]string{labelExclude: value}}}
-		if got := (&conditions{}).excluded(n) != ""; got != want {
-			t.Errorf("label %q: excluded %t; want %t", value, got, want)
-		}
+		must.Row(t, fmt.Sprintf("label %q: excluded", value), want, (&conditions{}).excluded(n) != "")
 	}
 	// What Kubernetes itself leaves in service is excluded only when the configuration says so.
 	status := func(ready core.ConditionStatus) []core.NodeCondition {
@@ -45,9 +43,7 @@ func TestExcludedNode(t *testing.T) {
 		{Options{NotReady: true}, core.Node{Status: unknown}, "the node is not ready"},
 		{Options{NotReady: true}, core.Node{}, "the node is not ready"},
 	} {
-		if got := (&conditions{o: tt.o}).excluded(&tt.node); got != tt.want {
-			t.Errorf("%+v: excluded for %q; want %q", tt.node, got, tt.want)
-		}
+		must.Row(t, fmt.Sprintf("%+v: excluded for", tt.node), tt.want, (&conditions{o: tt.o}).excluded(&tt.node))
 	}
 }
 
@@ -66,13 +62,9 @@ func TestRemoval(t *testing.T) {
 		"the node is being deleted": deleted,
 		"the node has the taint ToBeDeletedByClusterAutoscaler": tainted("other", taintAutoscaler),
 	} {
-		if got := (&conditions{}).excluded(n); got != want {
-			t.Errorf("excluded for %q; want %q", got, want)
-		}
+		must.Row(t, "excluded for", want, (&conditions{}).excluded(n))
 	}
-	if got := (&conditions{}).excluded(nil); got != "this node is not known to the API server" {
-		t.Errorf("no node: excluded for %q", got)
-	}
+	must.Row(t, "no node: excluded for", "this node is not known to the API server", (&conditions{}).excluded(nil))
 }
 
 const healthz = "http://192.0.2.1:10256/healthz?x=1"
@@ -129,9 +121,9 @@ func TestWithhold(t *testing.T) {
 		}
 		v := &view{service: &lb.Service{Name: web, VIPs: addrs("203.0.113.10")}, readyLocal: tt.ready}
 		got := f.conditions.withhold(aService(tt.change), v, tt.node)
-		if _, checked := f.conditions.checks[web]; got != tt.want || checked != tt.checked {
-			t.Errorf("%s: withheld for %q, checked %t; want %q, %t", tt.name, got, checked, tt.want, tt.checked)
-		}
+		must.Row(t, tt.name+": withheld for", tt.want, got)
+		_, checked := f.conditions.checks[web]
+		must.Row(t, tt.name+": checked", tt.checked, checked)
 	}
 }
 
@@ -144,15 +136,11 @@ func TestChecksOfTheNode(t *testing.T) {
 	proxy.Type, proxy.Path, proxy.Status = lb.CheckHTTP, "/healthz?x=1", []lb.StatusRange{{From: 200, To: 200}}
 	port.Type, port.Path, port.Body = lb.CheckNodePort, "/healthz", "default/web"
 	want := []lb.Check{
-		{
-			Key: lb.CheckKey{Service: proxyCheck}, Target: netip.MustParseAddrPort("192.0.2.1:10256"), Spec: proxy,
-			ByRoot: true,
-		},
+		{Key: lb.CheckKey{Service: proxyCheck}, Target: netip.MustParseAddrPort("192.0.2.1:10256"), Spec: proxy,
+			ByRoot: true},
 		{Key: lb.CheckKey{Service: "default/web"}, Target: netip.MustParseAddrPort("192.0.2.1:30000"), Spec: port},
 	}
-	if !reflect.DeepEqual(f.checks, want) {
-		t.Errorf("checks %+v; want %+v", f.checks, want)
-	}
+	must.Row(t, "checks", want, f.checks)
 }
 
 // A proxy that is not checked withholds nothing.
@@ -161,9 +149,8 @@ func TestProxyIsNotChecked(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.ProxyHealthz = url })
 		f.conditions.startProxyCheck(false)
 		warned := strings.Contains(f.log.String(), `level=WARN msg="service proxy not checked"`)
-		if len(f.checks) > 0 || warned != warns || !f.conditions.noProxy() || f.conditions.proxyReason() != "" {
-			t.Errorf("%q: checks %v, log %s", url, f.checks, &f.log)
-		}
+		must.True(t, len(f.checks) == 0 && warned == warns && f.conditions.noProxy() &&
+			f.conditions.proxyReason() == "", "%q: checks %v, log %s", url, f.checks, &f.log)
 	}
 }
 
@@ -192,14 +179,11 @@ func TestProxyListens(t *testing.T) {
 		f.conditions.startProxyCheck(false)
 		for _, err := range tt.reports {
 			f.Health(report(proxyCheck, err))
-			if got := f.queued(); !slices.Equal(got, []string{everything}) {
-				t.Errorf("%s: queued %q; want all services", name, got)
-			}
+			must.Row(t, name+": queued", []string{everything}, f.queued())
 		}
 		warns := strings.Count(f.log.String(), "level=WARN")
-		if got := f.conditions.noProxy(); got != tt.none || warns != tt.warns {
-			t.Errorf("%s: no proxy %t, %d warnings; want %t, %d", name, got, warns, tt.none, tt.warns)
-		}
+		must.Row(t, name+": no proxy", tt.none, f.conditions.noProxy())
+		must.Row(t, name+": warnings", tt.warns, warns)
 	}
 	f := newFixture(t, func(o *Options) { o.ProxyHealthz = healthz })
 	f.conditions.startProxyCheck(false)
@@ -208,9 +192,7 @@ func TestProxyListens(t *testing.T) {
 	if warned := f.log.Len() > 0; warned || f.conditions.noProxy() || f.conditions.proxyListens {
 		t.Error("the report of a health check node port was taken for the proxy's")
 	}
-	if got := f.queued(); !slices.Equal(got, []string{"default/web"}) {
-		t.Errorf("queued %q; want the service", got)
-	}
+	must.Row(t, "queued", []string{"default/web"}, f.queued())
 }
 
 // A check starts once and again when its target changes, and its result is not used after it has stopped.
@@ -223,9 +205,8 @@ func TestCheckStartsAndStops(t *testing.T) {
 		for _, c := range f.checks {
 			got = append(got, c.Target.String())
 		}
-		if f.checks = nil; !slices.Equal(got, want) {
-			t.Errorf("started %q; want %q", got, want)
-		}
+		f.checks = nil
+		must.True(t, slices.Equal(got, want), "started %q; want %q", got, want)
 	}
 	const notYet = "health check node port 30001 has not answered yet"
 	f.conditions.stop(web)
@@ -233,13 +214,9 @@ func TestCheckStartsAndStops(t *testing.T) {
 	f.probePort(web, 30000, nil)
 	started("192.0.2.1:30000")
 	f.Health(report(web, errTest))
-	if got := f.probePort(web, 30000, nil); got != "health check node port 30000: bad" {
-		t.Errorf("withheld for %q", got)
-	}
+	must.Row(t, "withheld for", "health check node port 30000: bad", f.probePort(web, 30000, nil))
 	started()
-	if got := f.probePort(web, 30001, nil); got != notYet {
-		t.Errorf("after another port: withheld for %q", got)
-	}
+	must.Row(t, "after another port: withheld for", notYet, f.probePort(web, 30001, nil))
 	const ended = "invalid AddrPort" // or the prober would keep the state, and report nothing
 	started(ended, "192.0.2.1:30001")
 	f.queued()
@@ -250,12 +227,9 @@ func TestCheckStartsAndStops(t *testing.T) {
 	f.conditions.stop(web)
 	started(ended)
 	f.Health(report(web, nil))
-	if got := f.queued(); len(got) > 0 || len(f.conditions.results) > 0 {
-		t.Errorf("a late report queues %q", got)
-	}
-	if got := f.probePort(web, 30001, nil); got != notYet {
-		t.Errorf("after a new start: withheld for %q", got)
-	}
+	got := f.queued()
+	must.True(t, len(got) == 0 && len(f.conditions.results) == 0, "a late report queues %q", got)
+	must.Row(t, "after a new start: withheld for", notYet, f.probePort(web, 30001, nil))
 }
 
 // The health check node port is probed in each family in which the service has an address and a local endpoint. A
@@ -265,13 +239,11 @@ func TestHealthCheckNodePortOfEachFamily(t *testing.T) {
 	const bad, notYet = port + ": bad", port + " has not answered yet"
 	const v4, v6 = "203.0.113.10", "2001:db8::10"
 	for _, tt := range []struct {
-		name     string
-		vips     []string
-		unserved []lb.Family
-		reports  []lb.Health
-		checks   string
-		want     string
-		families string
+		name                   string
+		vips                   []string
+		unserved               []lb.Family
+		reports                []lb.Health
+		checks, want, families string
 	}{
 		{"IPv4", []string{v4}, nil, nil, "[default/web 192.0.2.7:30000]", notYet, "map[]"},
 		{"IPv6", []string{v6}, nil, nil, "[default/web/IPv6 [2001:db8::7]:30000]", notYet, "map[]"},
@@ -297,9 +269,7 @@ func TestHealthCheckNodePortOfEachFamily(t *testing.T) {
 		s := aService(func(s *core.Service) {
 			s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = core.ServiceExternalTrafficPolicyLocal, 30000
 		})
-		withhold := func() string {
-			return f.conditions.withhold(s, v, node("n1", "192.0.2.7", "2001:db8::7"))
-		}
+		withhold := func() string { return f.conditions.withhold(s, v, node("n1", "192.0.2.7", "2001:db8::7")) }
 		withhold()
 		var checks []string
 		for _, c := range f.checks {
@@ -317,14 +287,11 @@ func TestHealthCheckNodePortOfEachFamily(t *testing.T) {
 			}
 		}
 		got, families := withhold(), fmt.Sprint(v.unserved)
-		if fmt.Sprint(checks) != tt.checks || got != tt.want || families != tt.families {
-			t.Errorf("%s: checks %v, withheld for %q, %s; want %s, %q, %s",
-				tt.name, checks, got, families, tt.checks, tt.want, tt.families)
-		}
+		must.True(t, fmt.Sprint(checks) == tt.checks && got == tt.want && families == tt.families,
+			"%s: checks %v, withheld for %q, %s; want %s, %q, %s", tt.name, checks, got, families, tt.checks, tt.want,
+			tt.families)
 		f.conditions.stop(web)
-		if len(f.conditions.checks) > 0 {
-			t.Errorf("%s: left %v", tt.name, f.conditions.checks)
-		}
+		must.True(t, len(f.conditions.checks) == 0, "%s: left %v", tt.name, f.conditions.checks)
 	}
 }
 

@@ -2,8 +2,7 @@ package kube
 
 import (
 	"fmt"
-	"log/slog"
-	"net/netip"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -19,7 +18,6 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	k8stest "k8s.io/client-go/testing"
 
-	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
@@ -47,9 +45,7 @@ func (c *candidates) start(node string) (*fake.Clientset, func()) {
 		w, err := tracker.Watch(a.GetResource(), a.GetNamespace())
 		return true, w, err
 	})
-	a := NewAllocator(AllocatorOptions{
-		Client: client, Lease: client, Node: node, Namespace: "steelyard", Log: slog.New(slog.DiscardHandler),
-	})
+	a := NewAllocator(AllocatorOptions{Client: client, Lease: client, Node: node, Namespace: "steelyard", Log: discard})
 	return client, must.Run(c.t, a.Run)
 }
 
@@ -94,9 +90,8 @@ func TestElectionWithoutPolling(t *testing.T) {
 			start(name)
 		}
 		pass(time.Minute)
-		if got := c.holder(); got != "n0" {
-			t.Fatalf("leader %q; want the first", got)
-		}
+		got := c.holder()
+		must.Need(t, got == "n0", "leader %q; want the first", got)
 		quiet := func() {
 			t.Helper()
 			for _, client := range clients {
@@ -118,9 +113,7 @@ func TestElectionWithoutPolling(t *testing.T) {
 		stop("n0")
 		pass(leaseSpread + 100*time.Millisecond)
 		second := c.holder()
-		if stops[second] == nil {
-			t.Fatalf("the leader stopped, and the Lease has %q; want another one", second)
-		}
+		must.Need(t, stops[second] != nil, "the leader stopped, and the Lease has %q; want another one", second)
 		quiet()
 
 		c.refused.Store(&second)
@@ -131,9 +124,8 @@ func TestElectionWithoutPolling(t *testing.T) {
 		if took := time.Since(began); took > leaseDuration+leaseSpread+time.Second {
 			t.Errorf("the next leader came after %s; want at most %s", took, leaseDuration+leaseSpread)
 		}
-		if third := c.holder(); third == second || stops[third] == nil {
-			t.Errorf("the leader failed, and the Lease has %q", third)
-		}
+		third := c.holder()
+		must.True(t, third != second && stops[third] != nil, "the leader failed, and the Lease has %q", third)
 		for _, stop := range stops {
 			stop()
 		}
@@ -148,13 +140,9 @@ func TestElectionWithoutWatch(t *testing.T) {
 		c.noWatch = true
 		_, stop := c.start("n1")
 		pass(leaseDuration - time.Second)
-		if got := c.holder(); got != "n9" {
-			t.Errorf("after %s the Lease has %q", leaseDuration-time.Second, got)
-		}
+		must.Row(t, fmt.Sprintf("after %s the Lease has", leaseDuration-time.Second), "n9", c.holder())
 		pass(2 * leaseDuration)
-		if got := c.holder(); got != "n1" {
-			t.Errorf("the Lease was not renewed, and has %q; want n1", got)
-		}
+		must.Row(t, "the Lease was not renewed, and has", "n1", c.holder())
 		stop()
 	})
 }
@@ -166,9 +154,8 @@ func TestElectionOfTheHolder(t *testing.T) {
 		c.hold("n1")
 		client, stop := c.start("n1")
 		pass(leaseDuration / 2)
-		if n := requests(client); n["update"] == 0 {
-			t.Errorf("after %s it has not renewed the Lease: %v", leaseDuration/2, n)
-		}
+		n := requests(client)
+		must.True(t, n["update"] != 0, "after %s it has not renewed the Lease: %v", leaseDuration/2, n)
 		stop()
 	})
 }
@@ -182,10 +169,9 @@ func TestManyServices(t *testing.T) {
 			s := wanting(fmt.Sprint("s", i), func(s *core.Service) { s.ResourceVersion = "" })
 			must.Do(t, client.Tracker().Add(s))
 		}
-		from, to := netip.MustParseAddr("10.0.0.0"), netip.MustParseAddr("10.0.255.255")
 		a := NewAllocator(AllocatorOptions{
-			Client: client, Lease: client, Node: "n1", Namespace: "steelyard", Log: slog.New(slog.DiscardHandler),
-			Pools: []Pool{{Pool: lb.Pool{AutoAssign: true, Ranges: []lb.AddrRange{{From: from, To: to}}}}},
+			Client: client, Lease: client, Node: "n1", Namespace: "steelyard", Log: discard,
+			Pools: []Pool{poolFrom("public", "10.0.0.0", "10.0.255.255")},
 		})
 		must.Run(t, a.Run)
 		pass(10 * time.Second)
@@ -196,9 +182,8 @@ func TestManyServices(t *testing.T) {
 				most = max(most, patched[p.GetName()])
 			}
 		}
-		if len(patched) != services || most != 1 {
-			t.Errorf("%d Services were written, one of them %d times; want %d, once", len(patched), most, services)
-		}
+		must.True(t, len(patched) == services && most == 1,
+			"%d Services were written, one of them %d times; want %d, once", len(patched), most, services)
 	})
 }
 
@@ -219,20 +204,71 @@ func TestForbiddenLease(t *testing.T) {
 				var problem atomic.Pointer[error]
 				a := NewAllocator(AllocatorOptions{
 					Client: client, Lease: client, Node: "n", Namespace: "steelyard",
-					Log: slog.New(slog.DiscardHandler), Problem: func(err error) { problem.Store(&err) },
+					Log: discard, Problem: func(err error) { problem.Store(&err) },
 				})
 				stop := must.Run(t, a.Run)
 				pass(time.Minute)
-				if err := *problem.Load(); !apierrors.IsForbidden(err) {
-					t.Errorf("problem %v; want forbidden", err)
-				}
+				err := *problem.Load()
+				must.True(t, apierrors.IsForbidden(err), "problem %v; want forbidden", err)
 				permitted.Store(true)
 				pass(forbiddenRetry + time.Minute)
-				if err := *problem.Load(); err != nil || a.Leader() != "n" {
-					t.Errorf("problem %v, leader %q; want none, n", err, a.Leader())
-				}
+				err = *problem.Load()
+				must.True(t, err == nil && a.Leader() == "n", "problem %v, leader %q; want none, n", err, a.Leader())
 				stop()
 			})
 		})
+	}
+}
+
+// Cleanup removes what is ours and leaves the rest, and does nothing while somebody assigns addresses.
+func TestCleanup(t *testing.T) {
+	finalized := func(more func(*core.Service)) func(*core.Service) {
+		return func(s *core.Service) { s.Finalizers = []string{finalizer}; more(s) }
+	}
+	others := func(s *core.Service) {
+		s.Finalizers = []string{finalizer}
+		foreign("192.0.2.1")(s)
+		s.ManagedFields = s.ManagedFields[:1] // the finalizer is from nobody
+	}
+	restored := func(s *core.Service) {
+		others(s)
+		s.ManagedFields[0].Manager = fieldManager
+	}
+	client := fake.NewClientset()
+	for _, s := range []*core.Service{
+		wanting("ours", finalized(given("203.0.113.1"))), wanting("others", others), wanting("none", same),
+		wanting("adopted", finalized(foreign("203.0.113.2"))), wanting("restored", restored),
+	} {
+		must.Do(t, client.Tracker().Add(s))
+	}
+	lease := &coordination.Lease{ObjectMeta: meta.ObjectMeta{Namespace: "steelyard", Name: leaseName}}
+	lease.Spec.HolderIdentity, lease.Spec.RenewTime = ptr("n1"), &meta.MicroTime{Time: time.Now()}
+	foreignLease := &coordination.Lease{ObjectMeta: meta.ObjectMeta{Namespace: "steelyard", Name: "other"}}
+	for _, l := range []*coordination.Lease{lease, foreignLease} {
+		must.Do(t, client.Tracker().Add(l))
+	}
+	var done []string
+	namespace := "typo" // whose Leases nobody renews, as there are none
+	run := func() error {
+		return Cleanup(t.Context(), client, namespace, func(what string) { done = append(done, what) })
+	}
+	for _, namespace = range []string{"typo", "steelyard"} {
+		err := run()
+		must.True(t, err != nil && strings.Contains(err.Error(), "n1 assigns addresses") && len(done) == 0,
+			"while an agent leads, namespace %s: %v, %v", namespace, err, done)
+	}
+	lease.Spec.RenewTime.Time = time.Now().Add(-time.Hour)
+	leases := client.CoordinationV1().Leases("steelyard")
+	must.Get(leases.Update(t.Context(), lease, meta.UpdateOptions{}))(t)
+	must.Do(t, run())
+	want := []string{"Service default/adopted", "Service default/ours", "Service default/restored",
+		"Lease steelyard/steelyard"}
+	must.Row(t, "cleaned up", want, done)
+	for name, want := range map[string]string{
+		"ours": "[] []", "adopted": "[203.0.113.2] []", "others": "[192.0.2.1] [" + finalizer + "]", "none": "[] []",
+		"restored": "[] []",
+	} {
+		s := must.Get(client.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{}))(t)
+		must.Row(t, name+" has", want, fmt.Sprint(statusAddresses(s), s.Finalizers))
 	}
 }

@@ -3,12 +3,16 @@ package kube
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
-	core "k8s.io/api/core/v1"
-	discovery "k8s.io/api/discovery/v1"
 )
 
 // The owner of a Service with externalIPs that no pool permits is told once, whatever the type of the Service is.
@@ -29,13 +33,7 @@ func TestExternalIPNotPermitted(t *testing.T) {
 		for range 2 {
 			must.Do(t, term.reconcile(t.Context(), webName))
 		}
-		got := ""
-		for len(events.Events) > 0 {
-			got += <-events.Events
-		}
-		if got != tt.want {
-			t.Errorf("%v: %q; want %q", tt.ips, got, tt.want)
-		}
+		must.Row(t, tt.ips, tt.want, strings.Join(drained(events), "; "))
 	}
 }
 
@@ -46,9 +44,7 @@ func TestEndpointsOfHosts(t *testing.T) {
 		"239.1.1.1": false, "255.255.255.255": false, "ff02::1": false, "0.0.0.0": false,
 	} {
 		s := &discovery.EndpointSlice{Endpoints: []discovery.Endpoint{{Addresses: []string{addr}}}}
-		if got := len(slimSlice(s).endpoints) == 1; got != want {
-			t.Errorf("%s is an endpoint: %t; want %t", addr, got, want)
-		}
+		must.Row(t, addr+" is an endpoint", want, len(slimSlice(s).endpoints) == 1)
 	}
 }
 
@@ -61,10 +57,9 @@ func TestDatagramsLeaveEndpointsThatDoNotServe(t *testing.T) {
 	const a, b, n1, n2, n12 = "10.0.0.1", "10.0.0.2", "192.0.2.1!", "192.0.2.2", "192.0.2.1! 192.0.2.2"
 	type eps = []discovery.Endpoint
 	for _, tt := range []struct {
-		name      string
-		endpoints eps
-		down      string
-		nodes     string
+		name        string
+		endpoints   eps
+		down, nodes string
 	}{
 		{"ready", eps{ep(a, "n1", "rs"), ep(b, "n2", "rs")}, "[]", n12},
 		{"terminating and serving", eps{ep(a, "n1", "rs"), ep(b, "n2", "st")}, "[]", "192.0.2.2 192.0.2.1!"},
@@ -73,10 +68,8 @@ func TestDatagramsLeaveEndpointsThatDoNotServe(t *testing.T) {
 		{"not serving, here", eps{ep(a, "n1", ""), ep(b, "n2", "rs")}, "[10.0.0.1:8080]", n2},
 		{"another one is terminating", eps{ep(a, "n1", ""), ep(b, "n2", "st")}, "[10.0.0.1:8080]", n2},
 		{"none serves", eps{ep(a, "n1", ""), ep(b, "n2", "t")}, "[]", n12},
-		{
-			"of two on a node", eps{ep(a, "n1", "rs"), ep("10.0.0.3", "n1", ""), ep(b, "n2", "rs")},
-			"[10.0.0.3:8080]", n12,
-		},
+		{"of two on a node", eps{ep(a, "n1", "rs"), ep("10.0.0.3", "n1", ""), ep(b, "n2", "rs")},
+			"[10.0.0.3:8080]", n12},
 	} {
 		for _, change := range []func(*core.Service){same, local, sticky, stickyLocal} {
 			s := aService(change)
@@ -95,9 +88,8 @@ func TestDatagramsLeaveEndpointsThatDoNotServe(t *testing.T) {
 				}
 				switch {
 				case protocol == core.ProtocolTCP:
-					if down != "[]" || len(nodes) != len(n12) {
-						t.Errorf("%s, TCP: flows of %s end, nodes %s", tt.name, down, nodes)
-					}
+					must.True(t, down == "[]" && len(nodes) == len(n12),
+						"%s, TCP: flows of %s end, nodes %s", tt.name, down, nodes)
 				case down != tt.down || nodes != tt.nodes:
 					t.Errorf("%s, %+v: flows of %s end, nodes %q; want %s, %q",
 						tt.name, s.Spec.ExternalTrafficPolicy, down, nodes, tt.down, tt.nodes)
@@ -121,9 +113,8 @@ func TestUnsetConditions(t *testing.T) {
 	} {
 		e := discovery.Endpoint{Addresses: []string{"10.0.0.1"}, Conditions: tt.conditions}
 		x, ok := toEndpoint(e)
-		if !ok || x.ready != tt.ready || x.serving != tt.serving || x.terminating != tt.terminating {
-			t.Errorf("%v: %t, %+v; want %+v", tt.conditions, ok, x, tt)
-		}
+		must.True(t, ok && x.ready == tt.ready && x.serving == tt.serving && x.terminating == tt.terminating,
+			"%v: %t, %+v; want %+v", tt.conditions, ok, x, tt)
 	}
 }
 
@@ -138,9 +129,7 @@ func TestPolicyIsExternalTrafficPolicy(t *testing.T) {
 		{"Local", local, lb.PolicyLocal},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := viewOn(aService(tt.change), nil, topology{node: "n1"}, false).service.Policy; got != tt.want {
-				t.Errorf("policy %q; want %q", got, tt.want)
-			}
+			must.Row(t, "policy", tt.want, viewOn(aService(tt.change), nil, topology{node: "n1"}, false).service.Policy)
 		})
 	}
 }
@@ -166,7 +155,96 @@ func TestDropsByPortAndFamily(t *testing.T) {
 	for _, p := range s.Ports {
 		got += fmt.Sprintln(p.Port.Port, len(p.Backends), p.DropWhenEmpty)
 	}
-	if want := "80 1 [IPv6]\n81 0 [IPv4]\n82 0 []\n"; got != want {
-		t.Errorf("got\n%swant\n%s", got, want)
+	want := "80 1 [IPv6]\n81 0 [IPv4]\n82 0 []\n"
+	must.True(t, got == want, "got\n%swant\n%s", got, want)
+}
+
+// twoPorts is a view of a service without backends.
+func twoPorts() *view {
+	return &view{
+		service: &lb.Service{Name: webName, Ports: make([]lb.ServicePort, 2)},
+		ports:   []portKey{{"http", core.ProtocolTCP}, {"other", core.ProtocolTCP}},
 	}
+}
+
+// deleted returns the deleted backends of each port.
+func deleted(v *view) string {
+	out := make([][]netip.AddrPort, len(v.service.Ports))
+	for i, p := range v.service.Ports {
+		for _, b := range p.Backends {
+			if b.Deleted {
+				out[i] = append(out[i], b.ID())
+			}
+		}
+	}
+	return fmt.Sprint(out)
+}
+
+const webName = "default/web"
+
+// Endpoints that a service has had become deleted ones when no slice has them now, whatever was known of them
+// before.
+func TestStaleEndpoints(t *testing.T) {
+	const none, first = "[[] []]", "[[10.0.0.1:8080] []]"
+	const both = "[[10.0.0.1:8080 10.0.0.2:8080] []]"
+	a, b := ep("10.0.0.1", "n1", "rs"), ep("10.0.0.2", "n1", "rs")
+	down, leaving := ep("10.0.0.1", "n1", ""), ep("10.0.0.1", "n1", "st")
+	portless := slice(8080, a)
+	portless.Ports = append([]discovery.EndpointPort{{}}, portless.Ports...)
+	one := func(e ...discovery.Endpoint) *discovery.EndpointSlice { return slice(8080, e...) }
+	for _, tt := range []struct {
+		name  string
+		steps []*discovery.EndpointSlice
+		want  string
+	}{
+		{"new service", []*discovery.EndpointSlice{one()}, none},
+		{"removed", []*discovery.EndpointSlice{one(a), one(b)}, first},
+		{"both removed", []*discovery.EndpointSlice{one(b, a), one()}, both},
+		{"not ready", []*discovery.EndpointSlice{one(a), one(down)}, none},
+		{"terminating", []*discovery.EndpointSlice{one(a), one(leaving)}, none},
+		{"removed while it was terminating", []*discovery.EndpointSlice{one(a), one(leaving), one(b)}, first},
+		{"removed while it was not ready", []*discovery.EndpointSlice{one(down), one(b)}, first},
+		{"back again", []*discovery.EndpointSlice{one(a), one(), one(down)}, none},
+		{"other port", []*discovery.EndpointSlice{one(a), slice(8081, a)}, first},
+		{"behind a port without number", []*discovery.EndpointSlice{one(a), portless}, none},
+		{"behind one without address", []*discovery.EndpointSlice{one(a), one(discovery.Endpoint{}, a)}, none},
+	} {
+		f := newFixture(t, asIs)
+		f.have(t, of("db", slice(8080, a, b)))
+		var now *view
+		for _, step := range tt.steps {
+			f.have(t, of("web", step))
+			now = twoPorts()
+			f.addStale(now)
+		}
+		must.Row(t, tt.name+": deleted", tt.want, deleted(now))
+	}
+}
+
+func TestStaleEndpointsExpire(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, asIs)
+		f.have(t, of("web", slice(8080, ep("10.0.0.1", "n1", "rs"))))
+		f.addStale(twoPorts())
+		f.have(t, of("web", slice(8080)))
+		const at, none = "[[10.0.0.1:8080] []]", "[[] []]"
+		for i, step := range []struct {
+			wait time.Duration
+			want string
+		}{
+			{0, at}, {staleEndpointTTL - time.Second, at},
+			{time.Second, at}, // it expires after, not at the end of, its time
+			{time.Nanosecond, none}, {0, none},
+		} {
+			time.Sleep(step.wait)
+			now := twoPorts()
+			f.addStale(now)
+			must.Row(t, fmt.Sprintf("step %d: deleted", i), step.want, deleted(now))
+		}
+		pass(time.Second)
+		got := f.queued()
+		must.True(t, len(got) == 1 && got[0] == webName, "looked at again: %q", got)
+		x := f.endpoints[webName]
+		must.True(t, len(x.present)+len(x.removed) == 0, "remembered: %v", x)
+	})
 }

@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -43,12 +42,9 @@ const (
 )
 
 func newAllocators(t *testing.T, seed uint64) *allocators {
-	addr := netip.MustParseAddr
 	m := &allocators{
 		apiServer: newAPIServer(t, seed), rng: rand.New(rand.NewPCG(seed, 1)), touched: map[string]time.Time{},
-		pools: []Pool{{ExternalIPs: true, Pool: lb.Pool{Name: "public", AutoAssign: true, Ranges: []lb.AddrRange{
-			{From: addr("203.0.113.1"), To: addr("203.0.113.8")},
-		}}}},
+		pools: []Pool{poolFrom("public", "203.0.113.1", "203.0.113.8", forExternalIPs)},
 	}
 	for i := range m.agents {
 		m.agents[i].faults = &faults{}
@@ -63,7 +59,7 @@ func (m *allocators) start(i int) {
 	client := m.client(name, m.agents[i].faults)
 	a := NewAllocator(AllocatorOptions{
 		Client: client, Lease: client, Node: name, Namespace: "steelyard", Pools: m.pools,
-		Boundary: m.boundary, Log: slog.New(slog.DiscardHandler),
+		Boundary: m.boundary, Log: discard,
 	})
 	a.events = &record.FakeRecorder{}
 	ctx, cancel := context.WithCancel(m.t.Context())

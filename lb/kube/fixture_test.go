@@ -17,6 +17,7 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
 	"github.com/steelyard-lb/steelyard/lb"
@@ -79,6 +80,8 @@ func taken(list *[]string) string {
 	return text
 }
 
+var discard = slog.New(slog.DiscardHandler)
+
 var errTest = errors.New("test error")
 
 func newFixture(t testing.TB, change func(*Options)) *fixture {
@@ -102,11 +105,21 @@ func newFixture(t testing.TB, change func(*Options)) *fixture {
 
 func asIs(*Options) {}
 
+// drained returns the Events so far, and forgets them.
+func drained(r *record.FakeRecorder) (all []string) {
+	for len(r.Events) > 0 {
+		all = append(all, <-r.Events)
+	}
+	return all
+}
+
 // queued returns the keys in the queue and empties it.
-func (f *fixture) queued() (keys []string) {
-	for f.queue.Len() > 0 {
-		key, _ := f.queue.Get()
-		f.queue.Done(key)
+func (f *fixture) queued() []string { return emptied(f.queue) }
+
+func emptied(q workqueue.TypedInterface[string]) (keys []string) {
+	for q.Len() > 0 {
+		key, _ := q.Get()
+		q.Done(key)
 		keys = append(keys, key)
 	}
 	return keys

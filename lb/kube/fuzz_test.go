@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
@@ -137,10 +136,7 @@ func FuzzTranslate(f *testing.F) {
 	for seed := range uint64(100) {
 		f.Add(noise(seed))
 	}
-	from, to := netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.8")
-	pools := []Pool{{ExternalIPs: true, Pool: lb.Pool{
-		Name: "public", AutoAssign: true, Ranges: []lb.AddrRange{{From: from, To: to}},
-	}}}
+	pools := []Pool{poolFrom("public", "203.0.113.1", "203.0.113.8", forExternalIPs)}
 	client := fake.NewClientset()
 	f.Fuzz(func(t *testing.T, b []byte) {
 		x := &filler{b}

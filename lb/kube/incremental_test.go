@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // watched is a fixture whose caches change as an informer changes them: first the cache, then the handlers.
@@ -135,9 +136,8 @@ func TestIncremental(t *testing.T) {
 			for _, x := range w.Source.services.List() {
 				fresh.reconcile(nameOf(x.(*core.Service)), sink)
 			}
-			if len(w.put) != len(fresh.put) {
-				t.Fatalf("step %d: %d services; want %d", step, len(w.put), len(fresh.put))
-			}
+			must.Need(t, len(w.put) == len(fresh.put),
+				"step %d: %d services; want %d", step, len(w.put), len(fresh.put))
 			for name, want := range fresh.put {
 				if got := withoutStale(w.put[name]); !reflect.DeepEqual(got, withoutStale(want)) {
 					t.Fatalf("%s, step %d, %s:\n%+v\nwant\n%+v", forward, step, name, got, want)

@@ -2,7 +2,6 @@ package kube
 
 import (
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -25,13 +24,9 @@ import (
 
 // newTerm is a term that does not run: tests fill its cache and call its methods.
 func testTerm(t *testing.T, objects ...*core.Service) (*term, *fake.Clientset, *record.FakeRecorder) {
-	ranges := []lb.AddrRange{{From: netip.MustParseAddr("203.0.113.1"), To: netip.MustParseAddr("203.0.113.2")}}
-	pool := Pool{Pool: lb.Pool{Name: "public", AutoAssign: true, Ranges: ranges}, ExternalIPs: true}
+	pool := poolFrom("public", "203.0.113.1", "203.0.113.2", forExternalIPs)
 	client, events := fake.NewClientset(), record.NewFakeRecorder(20)
-	a := NewAllocator(AllocatorOptions{
-		Client: client, Node: "n1", Pools: []Pool{pool},
-		Log: slog.New(slog.DiscardHandler),
-	})
+	a := NewAllocator(AllocatorOptions{Client: client, Node: "n1", Pools: []Pool{pool}, Log: discard})
 	a.events = events
 	term := newTerm(a, a.o.Pools)
 	term.services = cache.NewStore(cache.MetaNamespaceKeyFunc)
@@ -61,6 +56,11 @@ func given(addrs ...string) func(*core.Service) {
 		}
 		setManager(s, fieldManager)
 	}
+}
+
+// owning is a status that this controller has written, with its finalizer.
+func owning(addrs ...string) func(*core.Service) {
+	return func(s *core.Service) { given(addrs...)(s); s.Finalizers = []string{finalizer} }
 }
 
 // foreign is a status that another controller has written.
@@ -120,6 +120,10 @@ func TestReconcileStatus(t *testing.T) {
 	const assigned = "Normal IPAllocated assigned [203.0.113.1]"
 	const taken = "Warning AddressMoved 203.0.113.1 was taken from the Service: " +
 		"its type or its class is another one now"
+	const moved = assigned + "; Warning AddressMoved %s was taken from the Service, " +
+		"which has 203.0.113.1 now: it asks for "
+	fewer := fmt.Sprintf(moved, "203.0.113.2") + "other families or for another number of addresses"
+	byName := fmt.Sprintf(moved, "192.0.2.1") + "other ones by name"
 	withdrawn := []string{clearBoth}
 	const noPoolAnyMore = "192.0.2.1 is no longer in a pool; the Service keeps it, and it is " +
 		"not announced; to get another one, set the annotation steelyard.dev/pool"
@@ -139,21 +143,15 @@ func TestReconcileStatus(t *testing.T) {
 		{"has both", finalized(given("203.0.113.1")), nil, "", true},
 		{"has an address", given("203.0.113.1"), []string{addFinalizer}, "", true},
 		{"has the finalizer", finalized(same), []string{setFirst}, assigned, true},
-		{"has two", finalized(given("203.0.113.1", "203.0.113.2")), []string{setFirst}, assigned, true},
-		{
-			"has one in no pool", finalized(given("192.0.2.1")), condition("True", "AddressInNoPool", noPoolAnyMore),
-			"Warning AddressInNoPool " + noPoolAnyMore, false,
-		},
-		{
-			"cannot have another", finalized(both(given("203.0.113.1"), noPool)),
+		{"has two", finalized(given("203.0.113.1", "203.0.113.2")), []string{setFirst}, fewer, true},
+		{"has one in no pool", finalized(given("192.0.2.1")), condition("True", "AddressInNoPool", noPoolAnyMore),
+			"Warning AddressInNoPool " + noPoolAnyMore, false},
+		{"cannot have another", finalized(both(given("203.0.113.1"), noPool)),
 			condition("True", "AllocationFailed", failed),
-			`Warning AllocationFailed there is no pool "x"; pools: public`, true,
-		},
-		{
-			"another's, cannot have another", both(foreign("203.0.113.1"), noPool), nil,
-			`Warning AllocationFailed there is no pool "x"; pools: public`, true,
-		},
-		{"asks for another", finalized(both(given("192.0.2.1"), first)), []string{setFirst}, assigned, true},
+			`Warning AllocationFailed there is no pool "x"; pools: public`, true},
+		{"another's, cannot have another", both(foreign("203.0.113.1"), noPool), nil,
+			`Warning AllocationFailed there is no pool "x"; pools: public`, true},
+		{"asks for another", finalized(both(given("192.0.2.1"), first)), []string{setFirst}, byName, true},
 		{"another's", foreign("203.0.113.1"), []string{addFinalizer}, "", true},
 		{"another's, in no pool", foreign("192.0.2.1"), nil, left, false},
 		{"another's, of two", foreign("203.0.113.1", "203.0.113.2"), nil, left, true},
@@ -163,14 +161,10 @@ func TestReconcileStatus(t *testing.T) {
 		{"another's, with a proxy", both(foreign("203.0.113.1"), func(s *core.Service) {
 			s.Status.LoadBalancer.Ingress[0].IPMode = ptr(core.LoadBalancerIPModeProxy)
 		}), []string{addFinalizer}, "", true},
-		{
-			"cannot have any", noPool, condition("False", "AllocationFailed", failed),
-			`Warning AllocationFailed there is no pool "x"; pools: public`, false,
-		},
-		{
-			"other class", otherClass(same), nil, `Warning NoAgentForClass no agent of Steelyard serves the class ` +
-				"\"x/y\": see load_balancer_class in [kubernetes]", false,
-		},
+		{"cannot have any", noPool, condition("False", "AllocationFailed", failed),
+			`Warning AllocationFailed there is no pool "x"; pools: public`, false},
+		{"other class", otherClass(same), nil, `Warning NoAgentForClass no agent of Steelyard serves the class ` +
+			"\"x/y\": see load_balancer_class in [kubernetes]", false},
 		{"class changed, and that one has it", otherClass(finalized(func(s *core.Service) {
 			given("198.51.100.1")(s)
 			setManager(s, "steelyard:x/y")
@@ -199,21 +193,15 @@ func TestReconcileStatus(t *testing.T) {
 		s := wanting("web", tt.change)
 		term, client, events := testTerm(t, s)
 		term.assigner.adopt(s, pending{})
-		if err := term.reconcile(t.Context(), webName); err != nil {
-			t.Errorf("%s: %v", tt.name, err)
-		}
-		event := ""
-		if len(events.Events) > 0 {
-			event = <-events.Events
-		}
+		must.Row(t, tt.name, nil, term.reconcile(t.Context(), webName))
+		event := strings.Join(drained(events), "; ")
 		got, holds := patches(client), term.assigner.holds(webName)
 		for i := range got {
 			got[i] = transition.ReplaceAllString(got[i], "T")
 		}
-		if !slices.Equal(got, tt.want) || event != tt.event || holds != tt.holds {
-			t.Errorf("%s: patches %q, event %q, holds %t; want %q, %q, %t",
-				tt.name, got, event, holds, tt.want, tt.event, tt.holds)
-		}
+		must.True(t, slices.Equal(got, tt.want) && event == tt.event && holds == tt.holds,
+			"%s: patches %q, event %q, holds %t; want %q, %q, %t", tt.name, got, event, holds, tt.want, tt.event,
+			tt.holds)
 	}
 }
 
@@ -238,9 +226,7 @@ func TestFinalizersOfOthers(t *testing.T) {
 		`status {"metadata":{"finalizers":["a","b"],"resourceVersion":"7"}}`,
 		`status {"metadata":{"finalizers":["a","` + finalizer + `"],"resourceVersion":"7"}}`,
 	}
-	if got := patches(client); !slices.Equal(got, want) {
-		t.Errorf("patches %q; want %q", got, want)
-	}
+	must.Row(t, "patches", want, patches(client))
 }
 
 // A failed request is an error: the Service is reconciled again, and keeps its addresses.
@@ -265,28 +251,16 @@ func TestRequestsFail(t *testing.T) {
 		})
 		err := term.reconcile(t.Context(), webName)
 		got, said, holds := patches(client), len(events.Events), term.assigner.holds(webName)
-		if err == nil || !slices.Equal(got, []string{tt.want}) || said > 0 || !holds {
-			t.Errorf("%s: %v, patches %q, %d events, holds %t; want an error, %q, none, true",
-				tt.name, err, got, said, holds, tt.want)
-		}
+		must.True(t, err != nil && slices.Equal(got, []string{tt.want}) && said == 0 && holds,
+			"%s: %v, patches %q, %d events, holds %t; want an error, %q, none, true", tt.name, err, got, said, holds,
+			tt.want)
 	}
 }
 
 // A released address is offered to the Services that wait for one.
 func TestRetryOthers(t *testing.T) {
-	had := wanting("had", func(s *core.Service) {
-		given("203.0.113.1")(s)
-		s.Finalizers = []string{finalizer}
-	})
+	had := wanting("had", owning("203.0.113.1"))
 	others := []*core.Service{wanting("waits", same), wanting("has", given("203.0.113.2"))}
-	queued := func(term *term) (keys []string) {
-		for term.queue.Len() > 0 {
-			key, _ := term.queue.Get()
-			term.queue.Done(key)
-			keys = append(keys, key)
-		}
-		return keys
-	}
 	for name, tt := range map[string]struct {
 		end  func(*term)
 		want []string
@@ -305,15 +279,9 @@ func TestRetryOthers(t *testing.T) {
 		term.assigner.adopt(had, pending{})
 		tt.end(term)
 		term.gone["default/had"], term.waiting["default/waits"] = true, true
-		if err := term.reconcile(t.Context(), "default/had"); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-		if got := queued(term); !slices.Equal(got, tt.want) {
-			t.Errorf("%s: queued %q; want %q", name, got, tt.want)
-		}
-		if got, err := term.assigner.assign(wanting("new", same)); fmt.Sprint(got) != "[203.0.113.1]" {
-			t.Errorf("%s: %v, %v after the release", name, got, err)
-		}
+		must.Row(t, name, nil, term.reconcile(t.Context(), "default/had"))
+		must.Row(t, name+": queued", tt.want, emptied(term.queue))
+		must.Row(t, name+": after the release", "[203.0.113.1]", answer(term.assigner, wanting("new", same)))
 	}
 }
 
@@ -339,26 +307,21 @@ func TestAdopt(t *testing.T) {
 		"externalIPs":   {[]*core.Service{wanting("a", external)}, "[203.0.113.2]"},
 		"deleting": {[]*core.Service{wanting("a", func(s *core.Service) {
 			deleting(s)
-			s.Finalizers = []string{finalizer}
+			owning()(s)
 		})}, "[203.0.113.2]"},
 		"deleting, kept by others": {[]*core.Service{wanting("a", deleting)}, "[203.0.113.1]"},
 	} {
 		term, _, _ := testTerm(t, tt.services...)
 		must.Do(t, term.readAll(t.Context()))
-		if got, err := term.assigner.assign(wanting("new", same)); fmt.Sprint(got) != tt.want {
-			t.Errorf("%s: %v, %v; want %s", name, got, err, tt.want)
-		}
+		must.Row(t, name, tt.want, answer(term.assigner, wanting("new", same)))
 	}
 }
 
 // A leader assigns addresses, the next one starts from what the API server has.
 func TestElection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		old := wanting("old", func(s *core.Service) { given("203.0.113.1")(s); s.Finalizers = []string{finalizer} })
+		old := wanting("old", owning("203.0.113.1"))
 		client := fake.NewClientset(old, wanting("new", same), wanting("late", same))
-		pool := lb.Pool{Name: "public", AutoAssign: true, Ranges: []lb.AddrRange{
-			{From: netip.MustParseAddr("203.0.113.1"), To: netip.MustParseAddr("203.0.113.2")},
-		}}
 		address := func(name string) string {
 			s, err := client.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{})
 			if err != nil {
@@ -368,8 +331,8 @@ func TestElection(t *testing.T) {
 		}
 		run := func(node string) (stop func()) {
 			a := NewAllocator(AllocatorOptions{
-				Client: client, Lease: client, Node: node, Namespace: "kube-system", Pools: []Pool{{Pool: pool}},
-				Log: slog.New(slog.DiscardHandler),
+				Client: client, Lease: client, Node: node, Namespace: "kube-system", Log: discard,
+				Pools: []Pool{poolFrom("public", "203.0.113.1", "203.0.113.2")},
 			})
 			return must.Run(t, a.Run)
 		}
@@ -384,9 +347,8 @@ func TestElection(t *testing.T) {
 		pass(time.Minute)
 		got := []string{address("new"), address("late")}
 		slices.Sort(got)
-		if want := []string{"[203.0.113.1]", "[203.0.113.2]"}; !slices.Equal(got, want) {
-			t.Errorf("addresses %q after the first leader; want %q", got, want)
-		}
+		want := []string{"[203.0.113.1]", "[203.0.113.2]"}
+		must.True(t, slices.Equal(got, want), "addresses %q after the first leader; want %q", got, want)
 		stopSecond()
 	})
 }

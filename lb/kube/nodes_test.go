@@ -8,25 +8,24 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/steelyard-lb/steelyard/lb"
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestEligible(t *testing.T) {
 	f := newFixture(t, asIs)
-	if f.have(t, node("n2")); f.Eligible() {
-		t.Error("eligible without a Node object")
-	}
-	if f.have(t, node("n1")); !f.Eligible() {
-		t.Error("not eligible")
-	}
+	f.have(t, node("n2"))
+	must.True(t, !f.Eligible(), "eligible without a Node object")
+	f.have(t, node("n1"))
+	must.True(t, f.Eligible(), "not eligible")
 	tainted := node("n1")
 	tainted.Spec.Taints = []core.Taint{{Key: taintAutoscaler}}
-	if f.have(t, tainted); f.Eligible() {
-		t.Error("eligible although about to be removed")
-	}
+	f.have(t, tainted)
+	must.True(t, !f.Eligible(), "eligible although about to be removed")
 }
 
 func TestTopology(t *testing.T) {
@@ -41,13 +40,11 @@ func TestTopology(t *testing.T) {
 		f.have(t, node("n1", "192.0.2.1"), other, node("n3"))
 		got := f.topology(f.node())
 		text := fmt.Sprint(got.node, " ", got.zone, " ", got.nodes)
-		if text != want || (got.nodes != nil) != (forward == lb.MethodTunnel) {
-			t.Errorf("%s: %v; want %s", forward, got, want)
-		}
+		must.True(t, text == want && (got.nodes != nil) == (forward == lb.MethodTunnel),
+			"%s: %v; want %s", forward, got, want)
 	}
-	if got := newFixture(t, asIs).topology(nil); got.node != "n1" || got.zone != "" {
-		t.Errorf("without a Node object: %+v", got)
-	}
+	got := newFixture(t, asIs).topology(nil)
+	must.True(t, got.node == "n1" && got.zone == "", "without a Node object: %+v", got)
 }
 
 func TestTunnelSources(t *testing.T) {
@@ -66,9 +63,8 @@ func TestTunnelSources(t *testing.T) {
 		f.tunnErr = tt.err
 		f.have(t, node("n1", "192.0.2.1", "2001:db8::1"), node("n2"))
 		f.setTunnelSources()
-		if got := taken(&f.tunnels); got != tt.want || (f.log.Len() > 0) != (tt.err != nil) {
-			t.Errorf("%s: %s, log %q; want %s", tt.name, got, &f.log, tt.want)
-		}
+		must.Row(t, tt.name, tt.want, taken(&f.tunnels))
+		must.Row(t, tt.name+": something is in the log", tt.err != nil, f.log.Len() > 0)
 	}
 }
 
@@ -78,9 +74,7 @@ func TestTunnelSourcesAreSetOnce(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.Forward = lb.MethodTunnel })
 		step := func(name, want string) {
 			t.Helper()
-			if got := taken(&f.tunnels); got != want {
-				t.Errorf("%s: %s; want %s", name, got, want)
-			}
+			must.Row(t, name, want, taken(&f.tunnels))
 		}
 		f.followNodes(fakeSink{f.recorded})
 		step("no node", "[[]]")
@@ -89,9 +83,7 @@ func TestTunnelSourcesAreSetOnce(t *testing.T) {
 		f.followNodes(fakeSink{f.recorded})
 		step("error", "[[192.0.2.1]]")
 		pass(sourcesRetry + time.Second)
-		if got := f.queued(); !slices.Equal(got, []string{anyNode}) {
-			t.Errorf("after an error: queued %q; want a retry", got)
-		}
+		must.Row(t, "after an error: queued", []string{anyNode}, f.queued())
 		f.tunnErr = nil
 		f.followNodes(fakeSink{f.recorded})
 		step("again", "[[192.0.2.1]]")
@@ -118,10 +110,9 @@ func TestFollowNodes(t *testing.T) {
 	excluded := node("n1", "192.0.2.1")
 	excluded.Labels[labelExclude] = ""
 	for _, tt := range []struct {
-		name    string
-		change  func()
-		want    string
-		sources string
+		name          string
+		change        func()
+		want, sources string
 	}{
 		{"nothing", func() {}, "", "[]"},
 		{"n2 appears", func() { cache.Add(node("n2", "192.0.2.2")) }, "n2", "[[192.0.2.1 192.0.2.2]]"},
@@ -140,12 +131,8 @@ func TestFollowNodes(t *testing.T) {
 		}
 		f.sink = nil
 		slices.Sort(names)
-		if got := strings.Join(names, " "); got != tt.want {
-			t.Errorf("%s: put %q; want %q", tt.name, got, tt.want)
-		}
-		if got := taken(&f.tunnels); got != tt.sources {
-			t.Errorf("%s: tunnel sources %s; want %s", tt.name, got, tt.sources)
-		}
+		must.Row(t, tt.name+": put", tt.want, strings.Join(names, " "))
+		must.Row(t, tt.name+": tunnel sources", tt.sources, taken(&f.tunnels))
 	}
 }
 
@@ -175,9 +162,7 @@ func TestLabelsOfThisNode(t *testing.T) {
 			change("n1", "rack", "c")
 			stop()
 			want := "[map[topology.kubernetes.io/zone:zone-n1] map[rack:a] map[rack:c]]"
-			if fmt.Sprint(got) != want {
-				t.Errorf("%s: %v; want %s", forward, got, want)
-			}
+			must.Row(t, forward, want, fmt.Sprint(got))
 		})
 	}
 }
@@ -197,20 +182,15 @@ func TestNodePortAfterBoot(t *testing.T) {
 			f.queued()
 			f.nodePort(aService(localPort), 1)
 			const served = "[serve default/web 30000 1]"
-			if got := taken(&f.ports); (got == served) != isProxy {
-				t.Errorf("a minute after the boot, is proxy: %t: %s", isProxy, got)
-			}
+			got := taken(&f.ports)
+			must.True(t, (got == served) == isProxy, "a minute after the boot, is proxy: %t: %s", isProxy, got)
 			if isProxy {
 				return
 			}
 			pass(proxyStart - time.Minute)
-			if got := f.queued(); !slices.Equal(got, []string{webName}) {
-				t.Errorf("queued %q; want the service", got)
-			}
+			must.Row(t, "queued", []string{webName}, f.queued())
 			f.nodePort(aService(localPort), 1)
-			if got := taken(&f.ports); got != served {
-				t.Errorf("%s after the boot: %s", proxyStart, got)
-			}
+			must.Row(t, fmt.Sprintf("%s after the boot", proxyStart), served, taken(&f.ports))
 		})
 	}
 }
@@ -231,14 +211,11 @@ func TestNodePortsOfOthers(t *testing.T) {
 			if isProxy {
 				want = "[serve default/web 30000 1 other]"
 			}
-			if got := taken(&f.ports); got != want || len(f.sink) > 0 {
-				t.Errorf("%s, is proxy: %t: %s, put %v; want %s", name, isProxy, got, f.sink, want)
-			}
+			must.Row(t, fmt.Sprintf("%s, is proxy: %t", name, isProxy), want, taken(&f.ports))
+			must.Row(t, name+": put", nil, f.sink)
 			f.services.Delete(s)
 			f.reconcile(webName, fakeSink{f.recorded})
-			if got := taken(&f.ports); got != "[stop default/web]" {
-				t.Errorf("%s, deleted: %s", name, got)
-			}
+			must.Row(t, name+", deleted", "[stop default/web]", taken(&f.ports))
 		}
 	}
 }

@@ -36,9 +36,7 @@ func TestTableEntry(t *testing.T) {
 		{excluded, "192.0.2.1 excluded"},
 	} {
 		entry := new(Allocator).tableEntry(tt.node)
-		if entry != tt.want {
-			t.Errorf("%q; want %q", entry, tt.want)
-		}
+		must.True(t, entry == tt.want, "%q; want %q", entry, tt.want)
 		back := nodeOf("n1", entry)
 		same := slices.Equal(nodeAddresses(back), nodeAddresses(tt.node)) && new(Allocator).tableEntry(back) == entry
 		if !same || (&conditions{o: Options{NotReady: true}}).excluded(back) != (&conditions{}).excluded(tt.node) {
@@ -90,12 +88,9 @@ func TestPublishNodes(t *testing.T) {
 		step := func(name string, most int, want ...string) {
 			t.Helper()
 			pass(time.Second)
-			if got := table(t, client); !slices.Equal(got, want) {
-				t.Errorf("%s: %q; want %q", name, got, want)
-			}
-			if n := writes(client); n > most {
-				t.Errorf("%s: %d writes; want at most %d", name, n, most)
-			}
+			must.Row(t, name, want, table(t, client))
+			n := writes(client)
+			must.True(t, n <= most, "%s: %d writes; want at most %d", name, n, most)
 		}
 		step("start", nodeShards, "n1: 192.0.2.1", "n2: 192.0.2.2")
 		beat := node("n2", "192.0.2.2")
@@ -109,9 +104,7 @@ func TestPublishNodes(t *testing.T) {
 		client.CoreV1().ConfigMaps("steelyard").Delete(t.Context(), shardName(shardOf("n9")), meta.DeleteOptions{})
 		step("somebody deletes a ConfigMap", 1, "n1: 192.0.2.1", "n9: 2001:db8::9")
 		stop()
-		if strings.Contains(log.String(), "WARN") {
-			t.Errorf("log:\n%s", log)
-		}
+		must.True(t, !strings.Contains(log.String(), "WARN"), "log:\n%s", log)
 	})
 }
 
@@ -132,13 +125,11 @@ func TestPublishForbidden(t *testing.T) {
 		time.Sleep(time.Minute)
 		may.Store(true)
 		pass(tableRetry)
-		if got := table(t, client); len(got) != 1 {
-			t.Errorf("the table has %q after the rights were given", got)
-		}
+		got := table(t, client)
+		must.True(t, len(got) == 1, "the table has %q after the rights were given", got)
 		stop()
-		if n := strings.Count(log.String(), "node table not written"); n != 1 {
-			t.Errorf("%d times in the log:\n%s", n, log)
-		}
+		n := strings.Count(log.String(), "node table not written")
+		must.True(t, n == 1, "%d times in the log:\n%s", n, log)
 	})
 }
 
@@ -171,14 +162,11 @@ func TestNodesOfTheTable(t *testing.T) {
 		step := func(name string, want ...string) {
 			t.Helper()
 			pass(time.Second)
-			if got := taken(&f.tunnels); got != fmt.Sprint(want) {
-				t.Errorf("%s: tunnel sources %s; want %s", name, got, want)
-			}
+			got := taken(&f.tunnels)
+			must.True(t, got == fmt.Sprint(want), "%s: tunnel sources %s; want %s", name, got, want)
 		}
 		step("start", "[192.0.2.1 192.0.2.2]")
-		if got := fmt.Sprint(watched()); got != "[nodes metadata.name=n1 table]" {
-			t.Errorf("watches %s", got)
-		}
+		must.Row(t, "watches", "[nodes metadata.name=n1 table]", fmt.Sprint(watched()))
 		lists := 0
 		for _, a := range client.Actions() {
 			lists += count(a.Matches("list", "configmaps"))
@@ -202,12 +190,8 @@ func TestNodesBeforeTheTable(t *testing.T) {
 		client, log := fake.NewClientset(node("n1", "192.0.2.1"), node("n2", "192.0.2.2")), new(bytes.Buffer)
 		f, watched := reader(t, client)
 		pass(time.Second)
-		if got := fmt.Sprint(watched()); got != "[nodes  nodes metadata.name=n1 table]" {
-			t.Errorf("watches %s", got)
-		}
-		if got := f.tunnels[len(f.tunnels)-1]; got != "[192.0.2.1 192.0.2.2]" {
-			t.Errorf("tunnel sources %s", got)
-		}
+		must.Row(t, "watches", "[nodes  nodes metadata.name=n1 table]", fmt.Sprint(watched()))
+		must.Row(t, "tunnel sources", "[192.0.2.1 192.0.2.2]", f.tunnels[len(f.tunnels)-1])
 		stop := publisher(t, client, log)
 		pass(time.Second)
 		stop()
@@ -215,9 +199,7 @@ func TestNodesBeforeTheTable(t *testing.T) {
 		// Nobody writes the table now, so a node that appears is no longer seen.
 		client.CoreV1().Nodes().Create(t.Context(), node("n3", "192.0.2.3"), meta.CreateOptions{})
 		pass(time.Second)
-		if got := taken(&f.tunnels); got != "[]" {
-			t.Errorf("tunnel sources %s: the Nodes are still watched", got)
-		}
+		must.Row(t, "tunnel sources: the Nodes are still watched", "[]", taken(&f.tunnels))
 	})
 }
 
@@ -230,18 +212,13 @@ func TestNodesWithoutRights(t *testing.T) {
 		forbid(client, &may)
 		f, watched := reader(t, client)
 		pass(time.Second)
-		if got := f.tunnels[len(f.tunnels)-1]; got != "[192.0.2.1 192.0.2.2]" {
-			t.Errorf("tunnel sources %s", got)
-		}
-		if !strings.Contains(f.log.String(), "node table not read") {
-			t.Errorf("log:\n%s", &f.log)
-		}
+		must.Row(t, "tunnel sources", "[192.0.2.1 192.0.2.2]", f.tunnels[len(f.tunnels)-1])
+		must.True(t, strings.Contains(f.log.String(), "node table not read"), "log:\n%s", &f.log)
 		may.Store(true)
 		stop := publisher(t, client, new(bytes.Buffer))
 		pass(tableRetry + time.Minute)
-		if got := watched(); !slices.Contains(got, "table") {
-			t.Errorf("watches %q", got)
-		}
+		got := watched()
+		must.True(t, slices.Contains(got, "table"), "watches %q", got)
 		stop()
 	})
 }

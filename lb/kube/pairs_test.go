@@ -11,6 +11,7 @@ import (
 	core "k8s.io/api/core/v1"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // manyPorts is a Service with this number of ports, and slice has as many endpoints, half of them on n1.
@@ -64,38 +65,28 @@ func TestTooManyEndpoints(t *testing.T) {
 		t.Errorf("VIPs %v, refused %v; want one that is refused", s.VIPs, s.Refused)
 	}
 	for _, p := range s.Ports {
-		if len(p.Backends) > 0 {
-			t.Fatalf("%d backends of a refused Service", len(p.Backends))
-		}
+		must.Need(t, len(p.Backends) == 0, "%d backends of a refused Service", len(p.Backends))
 	}
-	if len(troubles) != 1 || len(b.Troubles()) != 1 {
-		t.Errorf("troubles %q, %q; want one", troubles, b.Troubles())
-	}
+	must.True(t, len(troubles) == 1 && len(b.Troubles()) == 1, "troubles %q, %q; want one", troubles, b.Troubles())
 	if s := reconcile("new", 10, 10); len(s.VIPs) != 1 || len(firstBackends(s)) != 10 || len(b.Troubles()) != 0 {
 		t.Errorf("with 100 pairs: VIPs %v, troubles %q", s.VIPs, b.Troubles())
 	}
 
 	s = reconcile("new", 10, 50)
 	used := firstBackends(s)
-	if len(s.VIPs) != 1 || len(used) != 10 || len(b.Troubles()) != 1 {
-		t.Errorf("grown: VIPs %v, endpoints %v, troubles %q; want 10 endpoints", s.VIPs, used, b.Troubles())
-	}
-	if len(s.Ports[0].Kept) != 40 {
-		t.Errorf("%d other endpoints keep their flows; want 40", len(s.Ports[0].Kept))
-	}
+	must.True(t, len(s.VIPs) == 1 && len(used) == 10 && len(b.Troubles()) == 1,
+		"grown: VIPs %v, endpoints %v, troubles %q; want 10 endpoints", s.VIPs, used, b.Troubles())
+	must.Row(t, "other endpoints keep their flows", 40, len(s.Ports[0].Kept))
 	endpoints := []*endpointSlice{manyEndpoints("new", 10, 50)}
 	service := manyPorts("new", "203.0.113.1", 10)
 	other := translate(service, s.VIPs, endpoints, topology{node: "n2", nodes: f.top.nodes}, false, false, 100)
-	if got := firstBackends(other.service); !slices.Equal(got, used) {
-		t.Errorf("another node uses %v; want %v", got, used)
-	}
+	must.Row(t, "another node uses", used, firstBackends(other.service))
 	i := slices.IndexFunc(endpoints[0].endpoints, func(e endpoint) bool { return e.at.Addr() == used[3] })
 	endpoints[0].endpoints[i].ready, endpoints[0].endpoints[i].serving = false, false
 	after := firstBackends(translate(service, s.VIPs, endpoints, f.top, false, false, 100).service)
 	same := slices.DeleteFunc(slices.Clone(after), func(a netip.Addr) bool { return !slices.Contains(used, a) })
-	if len(after) != 10 || len(same) != 9 || slices.Contains(after, used[3]) {
-		t.Errorf("without %v: %v; want one instead of it", used[3], after)
-	}
+	must.True(t, len(after) == 10 && len(same) == 9 && !slices.Contains(after, used[3]),
+		"without %v: %v; want one instead of it", used[3], after)
 }
 
 // Services with many ports have at most as many ports of addresses as the kernel has room for, also those in force. One
@@ -110,28 +101,20 @@ func TestManyPorts(t *testing.T) {
 		return len(s.VIPs) * len(s.Ports)
 	}
 	for i := range 6 {
-		if got, want := ports(fmt.Sprint(i), 15_000), 15_000*(min(i+1, 4)-min(i, 4)); got != want {
-			t.Errorf("Service %d has %d ports, want %d", i, got, want)
-		}
+		got, want := ports(fmt.Sprint(i), 15_000), 15_000*(min(i+1, 4)-min(i, 4))
+		must.True(t, got == want, "Service %d has %d ports, want %d", i, got, want)
 	}
-	if got := len(f.put["default/5"].Ports); got != portsFew {
-		t.Errorf("%d ports of a refused Service are kept", got)
-	}
-	if got := ports("small", portsFew); got != portsFew {
-		t.Errorf("a small Service has %d ports", got)
-	}
+	must.Row(t, "ports of a refused Service are kept", portsFew, len(f.put["default/5"].Ports))
+	must.Row(t, "a small Service has ports", portsFew, ports("small", portsFew))
 	f.complete = false // "more" is in force
-	if got := ports("more", 15_000); got != portsFew {
-		t.Errorf("a Service in force has %d ports", got)
-	}
+	must.Row(t, "a Service in force has ports", portsFew, ports("more", 15_000))
 	f.complete = true
 	f.queued()
 	ports("0", 1)
 	waiting := f.queued()
 	slices.Sort(waiting)
-	if got := ports("5", 15_000); got != 15_000 || fmt.Sprint(waiting) != "[default/4 default/5 default/more]" {
-		t.Errorf("with room, %q are handled again, and one has %d ports", waiting, got)
-	}
+	must.Row(t, "handled again", "[default/4 default/5 default/more]", fmt.Sprint(waiting))
+	must.Row(t, "ports with room", 15_000, ports("5", 15_000))
 }
 
 // Namespaces take turns: one with many changes does not delay those of another one.
@@ -145,9 +128,8 @@ func TestNamespacesTakeTurns(t *testing.T) {
 	f.queue.Add("default/mail")
 	got := f.queued()
 	want := []string{"tenant/0", anyNode, "default/web", "tenant/1", "default/mail", "tenant/2"}
-	if len(got) != 1003 || !slices.Equal(got[:len(want)], want) {
-		t.Errorf("%d, first %q; want %q", len(got), got[:len(want)], want)
-	}
+	must.True(t, len(got) == 1003 && slices.Equal(got[:len(want)], want),
+		"%d, first %q; want %q", len(got), got[:len(want)], want)
 }
 
 // The pairs of a Service with very many are not all made at each change, because nothing else of the cluster would be
@@ -172,12 +154,10 @@ func TestPairsAreNotAllMade(t *testing.T) {
 	}
 	_, few := reconcile(2)
 	s, many := reconcile(300)
-	if used := firstBackends(s); len(s.VIPs) != 1 || len(used) != 2 {
-		t.Errorf("VIPs %v, endpoints %v; want two", s.VIPs, used)
-	}
-	if many > 3*few {
-		t.Errorf("%d MB were allocated for 300 endpoints, %d MB for 2, of which as many are used", many>>20, few>>20)
-	}
+	used := firstBackends(s)
+	must.True(t, len(s.VIPs) == 1 && len(used) == 2, "VIPs %v, endpoints %v; want two", s.VIPs, used)
+	must.True(t, many <= 3*few,
+		"%d MB were allocated for 300 endpoints, %d MB for 2, of which as many are used", many>>20, few>>20)
 }
 
 // firstBackends returns the endpoints of the first port, and that those of all ports are the same.
@@ -214,9 +194,8 @@ func TestTooManyEndpointsAtStart(t *testing.T) {
 			f := newFixture(t, func(o *Options) { o.MaxEndpoints, o.Held = 100, tt.held })
 			f.have(t, node("n1", "192.0.2.1"), manyPorts("web", "203.0.113.1", 10), manyEndpoints("web", 10, 50))
 			f.reconcile("default/web", fakeSink{f.recorded})
-			if s := f.put["default/web"]; len(s.VIPs) == 1 != tt.serve {
-				t.Errorf("VIPs %v, refused %v", s.VIPs, s.Refused)
-			}
+			s := f.put["default/web"]
+			must.True(t, len(s.VIPs) == 1 == tt.serve, "VIPs %v, refused %v", s.VIPs, s.Refused)
 		})
 	}
 }

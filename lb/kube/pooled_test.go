@@ -3,16 +3,18 @@ package kube
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/steelyard-lb/steelyard/lb"
-	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 	core "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // An address in no pool is not served, whoever wrote it: it may be that of a client. One that no host can have is not
@@ -50,9 +52,8 @@ func TestAddressInNoPoolIsNotServed(t *testing.T) {
 				VIP: netip.MustParseAddr(tt.addr), Reason: "refused: " + tt.addr + " " + tt.want,
 			}}
 		}
-		if fmt.Sprint(got.Refused) != fmt.Sprint(refused) || len(got.VIPs) != 1-len(refused) {
-			t.Errorf("%s: serves %v, refuses %v; want %v", tt.addr, got.VIPs, got.Refused, refused)
-		}
+		must.True(t, fmt.Sprint(got.Refused) == fmt.Sprint(refused) && len(got.VIPs) == 1-len(refused),
+			"%s: serves %v, refuses %v; want %v", tt.addr, got.VIPs, got.Refused, refused)
 	}
 }
 
@@ -64,9 +65,8 @@ func TestEndpointsInPools(t *testing.T) {
 	endpoints.Namespace, endpoints.Labels = "default", map[string]string{discovery.LabelServiceName: "web"}
 	f.have(t, aService(same), endpoints)
 	f.reconcile(webName, fakeSink{f.recorded})
-	if got := f.put[webName].Ports[0].Backends; len(got) != 1 || got[0].Addr != netip.MustParseAddr(pod) {
-		t.Errorf("endpoints %+v; want %s only", got, pod)
-	}
+	got := f.put[webName].Ports[0].Backends
+	must.True(t, len(got) == 1 && got[0].Addr == netip.MustParseAddr(pod), "endpoints %+v; want %s only", got, pod)
 }
 
 // An address that was in a pool is served, but not announced, until the grace period of the pool ends. After a restart
@@ -105,31 +105,24 @@ func TestGrace(t *testing.T) {
 			}
 			for _, d := range []time.Duration{0, tt.grace - time.Second} {
 				time.Sleep(d)
-				if !serves() {
-					t.Errorf("%s: not served before %s", name, tt.grace)
-				}
+				must.True(t, serves(), "%s: not served before %s", name, tt.grace)
 			}
 			rule := f.put[webName].PerVIP[netip.MustParseAddr(vip)]
-			if withheld := rule.WithholdReason != ""; withheld == (tt.grace == time.Hour) {
-				t.Errorf("%s: withheld: %q", name, rule.WithholdReason)
-			}
+			withheld := rule.WithholdReason != ""
+			must.True(t, withheld != (tt.grace == time.Hour), "%s: withheld: %q", name, rule.WithholdReason)
 			pass(2 * time.Second)
-			if serves() != (tt.grace == time.Hour) {
-				t.Errorf("%s: after %s it serves %v", name, tt.grace, f.put[webName].VIPs)
-			}
+			must.True(t, serves() == (tt.grace == time.Hour),
+				"%s: after %s it serves %v", name, tt.grace, f.put[webName].VIPs)
 		})
 	}
 }
 
 // A claim of an address that is not served takes it from nobody.
 func TestAddressInNoPoolHasNoOwner(t *testing.T) {
-	pool := poolOfOne("203.0.113.1")
-	pool.ExternalIPs = true
-	f := newFixture(t, func(o *Options) { o.Pools = []Pool{pool} })
+	f := newFixture(t, func(o *Options) { o.Pools = []Pool{poolOfOne("203.0.113.1", forExternalIPs)} })
 	f.have(t, wanting("other", given("198.51.100.7")))
-	if c, ok := f.claimOf(f.Service("default/other"), netip.MustParseAddr("198.51.100.7")); ok {
-		t.Errorf("%s claims an address that is in no pool", nameOf(c.service))
-	}
+	_, ok := f.claimOf(f.Service("default/other"), netip.MustParseAddr("198.51.100.7"))
+	must.True(t, !ok, "an address that is in no pool is claimed")
 }
 
 // A Service from which an address is taken gets an Event with the reason. The deletion of the Service is not one.
@@ -140,27 +133,18 @@ func TestAddressMoved(t *testing.T) {
 		want   string
 	}{
 		{same, ""},
-		{
-			func(s *core.Service) { s.Spec.LoadBalancerIP = "203.0.113.2" },
-			taken + ", which has 203.0.113.2 now: it asks for other ones by name",
-		},
-		{
-			func(s *core.Service) { s.Annotations = map[string]string{wantPool[0]: "more"} },
-			taken + `, which has 198.51.100.1 now: it asks for the pool "more"`,
-		},
-		{
-			func(s *core.Service) { s.Spec.IPFamilies = []core.IPFamily{core.IPv6Protocol} },
-			taken + ", which has 2001:db8::1 now: it asks for other families or for another number of addresses",
-		},
-		{
-			func(s *core.Service) { s.Spec.Type = core.ServiceTypeClusterIP },
-			taken + ": its type or its class is another one now",
-		},
+		{func(s *core.Service) { s.Spec.LoadBalancerIP = "203.0.113.2" },
+			taken + ", which has 203.0.113.2 now: it asks for other ones by name"},
+		{func(s *core.Service) { s.Annotations = map[string]string{wantPool[0]: "more"} },
+			taken + `, which has 198.51.100.1 now: it asks for the pool "more"`},
+		{func(s *core.Service) { s.Spec.IPFamilies = []core.IPFamily{core.IPv6Protocol} },
+			taken + ", which has 2001:db8::1 now: it asks for other families or for another number of addresses"},
+		{func(s *core.Service) { s.Spec.Type = core.ServiceTypeClusterIP },
+			taken + ": its type or its class is another one now"},
 		{func(s *core.Service) { s.DeletionTimestamp = &meta.Time{} }, ""},
 	} {
 		s := wanting("web", func(s *core.Service) {
-			given("203.0.113.1")(s)
-			s.Finalizers = []string{finalizer}
+			owning("203.0.113.1")(s)
 			setManager(s, fieldManager)
 			tt.change(s)
 		})
@@ -169,14 +153,7 @@ func TestAddressMoved(t *testing.T) {
 		more.Name, more.AutoAssign = "more", false
 		term.assigner = newAssigner(nil, append(term.o.Pools, more, poolOfOne("2001:db8::1")))
 		must.Do(t, term.reconcile(t.Context(), webName))
-		got := ""
-		for len(events.Events) > 0 {
-			if text := <-events.Events; strings.Contains(text, "AddressMoved") {
-				got += text
-			}
-		}
-		if got != tt.want {
-			t.Errorf("%q; want %q", got, tt.want)
-		}
+		told := slices.DeleteFunc(drained(events), func(e string) bool { return !strings.Contains(e, "AddressMoved") })
+		must.Equal(t, tt.want, strings.Join(told, "; "))
 	}
 }

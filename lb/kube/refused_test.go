@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -20,7 +18,6 @@ import (
 	k8stest "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
 
-	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
@@ -34,12 +31,9 @@ type refusing struct {
 func newRefusing(t *testing.T) *refusing {
 	r := &refusing{newAPIServer(t, 1), record.NewFakeRecorder(10_000), nil}
 	client := r.client("agent", &faults{})
-	pool := Pool{Pool: lb.Pool{Name: "public", AutoAssign: true, Ranges: []lb.AddrRange{
-		{From: netip.MustParseAddr("203.0.113.1"), To: netip.MustParseAddr("203.0.127.254")},
-	}}}
 	r.agent = NewAllocator(AllocatorOptions{
-		Client: client, Lease: client, Node: "n1", Namespace: "steelyard", Pools: []Pool{pool},
-		Log: slog.New(slog.DiscardHandler),
+		Client: client, Lease: client, Node: "n1", Namespace: "steelyard", Log: discard,
+		Pools: []Pool{poolFrom("public", "203.0.113.1", "203.0.127.254")},
 	})
 	r.agent.events = r.events
 	return r
@@ -95,9 +89,8 @@ func TestRefusedService(t *testing.T) {
 			for e := range r.events.Events {
 				told = told || strings.Contains(e, "Warning StatusRefused") && strings.Contains(e, answer.Message)
 			}
-			if r.events.Events = make(chan string, 100); !told {
-				t.Errorf("%d %s: no Event says so", answer.Code, answer.Message)
-			}
+			r.events.Events = make(chan string, 100)
+			must.True(t, told, "%d %s: no Event says so", answer.Code, answer.Message)
 			clear(r.refused)
 			if r.lead(2 * time.Minute); r.has("refused") != "[203.0.113.1]" {
 				t.Errorf("%d %s: %s when the cause is gone", answer.Code, answer.Message, r.has("refused"))
@@ -120,13 +113,11 @@ func TestManyRefused(t *testing.T) {
 		for range 3 {
 			r.lead(2 * time.Minute)
 		}
-		if n := len(r.pending()); n > 8<<10 {
-			t.Errorf("the ledger has %d bytes; want the %d writes under way at most", n, workers)
-		}
+		n := len(r.pending())
+		must.True(t, n <= 8<<10, "the ledger has %d bytes; want the %d writes under way at most", n, workers)
 		r.add("innocent")
-		if r.lead(time.Minute); r.has("innocent") == "[]" {
-			t.Error("a Service that is not refused has no address")
-		}
+		r.lead(time.Minute)
+		must.True(t, r.has("innocent") != "[]", "a Service that is not refused has no address")
 		clear(r.refused)
 		r.lead(2 * time.Minute)
 		without := 0
@@ -135,9 +126,8 @@ func TestManyRefused(t *testing.T) {
 				without++
 			}
 		}
-		if without > 0 {
-			t.Errorf("%d of %d Services have no address two minutes after the cause is gone", without, many)
-		}
+		must.True(t, without == 0,
+			"%d of %d Services have no address two minutes after the cause is gone", without, many)
 	})
 }
 
@@ -173,9 +163,7 @@ func TestLedgerAfterRefusal(t *testing.T) {
 			must.Do(t, term.ledger.record(t.Context(), intent))
 			term.failed(t.Context(), s, err)
 		}
-		if got := fmt.Sprint(term.ledger.pendingFor(s).addrs); got != tt.want {
-			t.Errorf("%s: %s is pending; want %s", name, got, tt.want)
-		}
+		must.Row(t, name+": is pending", tt.want, fmt.Sprint(term.ledger.pendingFor(s).addrs))
 	}
 }
 
@@ -189,14 +177,12 @@ func TestRefusedCondition(t *testing.T) {
 		return false, nil, nil
 	})
 	for range 3 {
-		if err := term.reconcile(t.Context(), webName); err == nil {
-			t.Error("no error")
-		}
+		err := term.reconcile(t.Context(), webName)
+		must.True(t, err != nil, "no error")
 		s := must.Get(client.CoreV1().Services("default").Get(t.Context(), "web", meta.GetOptions{}))(t)
 		c := assignedCondition(s)
-		if c == nil || c.Reason != "StatusRefused" || !strings.Contains(c.Message, refusals[0].Message) {
-			t.Fatalf("the condition is %+v", c)
-		}
+		must.Need(t, c != nil && c.Reason == "StatusRefused" && strings.Contains(c.Message, refusals[0].Message),
+			"the condition is %+v", c)
 		term.services.Update(s)
 	}
 	conditions := 0
@@ -205,9 +191,8 @@ func TestRefusedCondition(t *testing.T) {
 			conditions++
 		}
 	}
-	if conditions != 1 || len(events.Events) != 1 {
-		t.Errorf("%d conditions written, %d Events; want one each", conditions, len(events.Events))
-	}
+	must.True(t, conditions == 1 && len(events.Events) == 1,
+		"%d conditions written, %d Events; want one each", conditions, len(events.Events))
 	// After another reason in between it is written again: else the condition would keep that one.
 	api := client.CoreV1().Services("default")
 	for _, step := range []struct{ pool, want string }{{"x", reasonFailed}, {"", reasonRefused}} {
@@ -215,13 +200,12 @@ func TestRefusedCondition(t *testing.T) {
 		s.Annotations = map[string]string{wantPool[0]: step.pool}
 		s = must.Get(api.Update(t.Context(), s, meta.UpdateOptions{}))(t)
 		term.services.Update(s)
-		if err := term.reconcile(t.Context(), webName); (err != nil) != (step.want == reasonRefused) {
-			t.Errorf("pool %q: %v", step.pool, err)
-		}
+		err := term.reconcile(t.Context(), webName)
+		must.True(t, (err != nil) == (step.want == reasonRefused), "pool %q: %v", step.pool, err)
 		s = must.Get(api.Get(t.Context(), "web", meta.GetOptions{}))(t)
-		if c := assignedCondition(s); c == nil || c.Reason != step.want {
-			t.Errorf("pool %q: the condition is %+v; want %s", step.pool, c, step.want)
-		}
+		c := assignedCondition(s)
+		must.True(t, c != nil && c.Reason == step.want,
+			"pool %q: the condition is %+v; want %s", step.pool, c, step.want)
 	}
 }
 
@@ -239,9 +223,8 @@ func TestLedgerFull(t *testing.T) {
 	for i := range workers {
 		large := change(i)
 		large.Ports = []string{strings.Repeat("65535/SCTP, ", sharedPortsMax)}
-		if err := term.ledger.record(t.Context(), large); err != nil {
-			t.Fatalf("the largest of %d workers: %v", i+1, err)
-		}
+		err := term.ledger.record(t.Context(), large)
+		must.Need(t, err == nil, "the largest of %d workers: %v", i+1, err)
 	}
 	clear(term.ledger.pending)
 	one, err := json.Marshal(change(0))
@@ -253,22 +236,18 @@ func TestLedgerFull(t *testing.T) {
 		err = add(n)
 	}
 	stored := term.ledger.object.Annotations[ledgerPending]
-	if n < 500 || err == nil || len(stored) > 250<<10 {
-		t.Fatalf("%d intents, %d bytes: %v; want a limit below that of the API server", n, len(stored), err)
-	}
+	must.Need(t, n >= 500 && err != nil && len(stored) <= 250<<10,
+		"%d intents, %d bytes: %v; want a limit below that of the API server", n, len(stored), err)
 	if term.setFull(err); problem == nil || !strings.Contains(problem.Error(), "steelyard-addresses") {
 		t.Errorf("the status has the problem %v", problem)
 	}
-	if err := add(0); err != nil {
-		t.Errorf("one that is pending: %v", err)
-	}
+	must.Row(t, "one that is pending", nil, add(0))
 	for i := range 10 {
 		term.ledger.done(fmt.Sprintf("default/%s-%04d", strings.Repeat("x", 50), i))
 	}
 	s := wanting("web", same)
 	term.services.Add(s)
 	must.Do(t, client.Tracker().Add(s))
-	if err := term.reconcile(t.Context(), webName); err != nil || problem != nil {
-		t.Errorf("with room again: %v, and the status has the problem %v", err, problem)
-	}
+	err = term.reconcile(t.Context(), webName)
+	must.True(t, err == nil && problem == nil, "with room again: %v, and the status has the problem %v", err, problem)
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // routeEventsFixture has RouteEvents that do not run, about the Service web.
@@ -87,13 +88,9 @@ func TestRouteEvents(t *testing.T) {
 		{func() { fx.Changed(lb.RouteStatus{Address: addr}) }, ""},
 	} {
 		step.do()
-		if got := strings.Join(fx.emitted(), "; "); got != step.want {
-			t.Errorf("step %d: %q; want %q", i, got, step.want)
-		}
+		must.Row(t, fmt.Sprint("step ", i), step.want, strings.Join(fx.emitted(), "; "))
 	}
-	if len(fx.routes) > 0 {
-		t.Errorf("%d addresses kept of deleted services", len(fx.routes))
-	}
+	must.True(t, len(fx.routes) == 0, "%d addresses kept of deleted services", len(fx.routes))
 }
 
 // When every route changes at once, few Events tell it, those about addresses that are lost first.
@@ -113,13 +110,10 @@ func TestRouteEventsAreLimited(t *testing.T) {
 	}
 	got := fx.emitted()
 	lost := slices.IndexFunc(got, func(s string) bool { return strings.Contains(s, " Announced ") })
-	if len(got) != routeEventsBurst-2 || lost != 2 {
-		t.Errorf("%d events, the first about an announcement is number %d; want %d, 2:\n%s", len(got), lost,
-			routeEventsBurst-2, fmt.Sprint(strings.Join(got, "\n")))
-	}
-	if again := fx.emitted(); len(again) > 0 {
-		t.Errorf("emitted later: %q", again)
-	}
+	must.True(t, len(got) == routeEventsBurst-2 && lost == 2,
+		"%d events, the first about an announcement is number %d; want %d, 2:\n%s", len(got), lost, routeEventsBurst-2,
+		fmt.Sprint(strings.Join(got, "\n")))
+	must.Row(t, "emitted later", nil, fx.emitted())
 }
 
 // The last Event about an address is not wrong for good: one that corrects it is late when there are too many.
@@ -141,17 +135,14 @@ func TestRouteEventsAreCorrected(t *testing.T) {
 		t.Fatalf("beyond the limit: %q", got)
 	}
 	fx.limit = some
-	if got := fx.emitted(); len(got) != 1 || !strings.Contains(got[0], "no longer announced") {
-		t.Errorf("later: %q", got)
-	}
+	got := fx.emitted()
+	must.True(t, len(got) == 1 && strings.Contains(got[0], "no longer announced"), "later: %q", got)
 	fx.limit = flowcontrol.NewFakeNeverRateLimiter()
 	route(true)
 	fx.emitted()
 	route(false)
 	fx.limit = some
-	if got := fx.emitted(); len(got) > 0 {
-		t.Errorf("as the last one says: %q", got)
-	}
+	must.Row(t, "as the last one says", nil, fx.emitted())
 }
 
 // After a restart there is an Event only about what is not as before, once that is certain.
@@ -175,9 +166,7 @@ func TestRouteEventsAfterARestart(t *testing.T) {
 			t.Helper()
 			got := fx.emitted()
 			slices.Sort(got)
-			if !slices.Equal(got, want) {
-				t.Errorf("%s: %q; want %q", when, got, want)
-			}
+			must.Row(t, when, want, got)
 		}
 		const starting = "the BGP sessions are not up"
 		for i := range byte(5) {
@@ -194,17 +183,15 @@ func TestRouteEventsAfterARestart(t *testing.T) {
 		expect("when withdrawn", "Warning NotAnnounced 203.0.113.0 is no longer announced from node n1: eth0 is down")
 		fx.Changed(lb.RouteStatus{Address: netip.AddrFrom4([4]byte{203, 0, 113, 2})}) // deleted
 		expect("when deleted")
-		if n := len(fx.stored); n != 4 {
-			t.Errorf("%d routes stored: %+v; want 1, 3, 4, and 5, which is not known yet", n, fx.stored)
-		}
+		n := len(fx.stored)
+		must.True(t, n == 4, "%d routes stored: %+v; want 1, 3, 4, and 5, which is not known yet", n, fx.stored)
 		time.Sleep(earlierFor)
 		expect("when it is certain",
 			"Normal NotAnnounced 203.0.113.5 is no longer announced from node n1",
 			"Warning NotAnnounced 203.0.113.3 is no longer announced from node n1: "+starting)
 		expect("later")
-		if n := len(fx.stored); n != 2 {
-			t.Errorf("%d routes stored: %+v; want 1 and 4", n, fx.stored)
-		}
+		n = len(fx.stored)
+		must.True(t, n == 2, "%d routes stored: %+v; want 1 and 4", n, fx.stored)
 	})
 }
 
@@ -243,9 +230,8 @@ func TestRouteEventsOfUnchangedRoutes(t *testing.T) {
 		for range events {
 			<-fx.recorder.Events
 		}
-		if judged != step.judged || events != step.events || stored != step.stored {
-			t.Errorf("step %d: %d routes judged, %d Events, stored %d times; want %d, %d, %d",
-				i, judged, events, stored, step.judged, step.events, step.stored)
-		}
+		must.True(t, judged == step.judged && events == step.events && stored == step.stored,
+			"step %d: %d routes judged, %d Events, stored %d times; want %d, %d, %d", i, judged, events, stored,
+			step.judged, step.events, step.stored)
 	}
 }

@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"testing"
 	"testing/synctest"
@@ -14,6 +13,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A Service that has an address and a port keeps them, whatever the other one changes, even while there is no leader.
@@ -59,7 +59,7 @@ func TestSharerThatChangesTakesNothing(t *testing.T) {
 				a := NewAllocator(AllocatorOptions{
 					Client: client, Lease: client, Node: "n", Namespace: "steelyard",
 					Pools: []Pool{poolOfOne("203.0.113.1"), poolOfOne("203.0.113.2")},
-					Log:   slog.New(slog.DiscardHandler),
+					Log:   discard,
 				})
 				a.events = &record.FakeRecorder{}
 				go a.lead(ctx)
@@ -81,9 +81,7 @@ func TestSharerThatChangesTakesNothing(t *testing.T) {
 			edit("host", ports(443))
 			server.mu.Lock()
 			server.written = func(_ string, old, _ *core.Service) {
-				if old.Name == "host" {
-					t.Errorf("%s: the host is written", tt.name)
-				}
+				must.True(t, old.Name != "host", "%s: the host is written", tt.name)
 			}
 			server.mu.Unlock()
 			if tt.without {
@@ -98,35 +96,25 @@ func TestSharerThatChangesTakesNothing(t *testing.T) {
 			guest, host := server.services["default/guest"], server.services["default/host"]
 			server.written = func(string, *core.Service, *core.Service) {}
 			server.mu.Unlock()
-			if got := fmt.Sprintf("guest %v, host %v", statusAddresses(guest), statusAddresses(host)); got != tt.want {
-				t.Errorf("%s: %s; want %s", tt.name, got, tt.want)
-			}
-			if recordOf(host) != "443/TCP" || recordOf(guest) != tt.record {
-				t.Errorf("%s: recorded %q and %q", tt.name, recordOf(host), recordOf(guest))
-			}
+			must.Row(t, tt.name, tt.want,
+				fmt.Sprintf("guest %v, host %v", statusAddresses(guest), statusAddresses(host)))
+			must.True(t, recordOf(host) == "443/TCP" && recordOf(guest) == tt.record,
+				"%s: recorded %q and %q", tt.name, recordOf(host), recordOf(guest))
 			c := assignedCondition(guest)
 			told := c != nil && c.Status == meta.ConditionFalse && c.Reason == "PortInUse" && c.Message == tt.told
-			if told != (tt.told != "") {
-				t.Errorf("%s: condition %+v; want %q", tt.name, c, tt.told)
-			}
+			must.True(t, told == (tt.told != ""), "%s: condition %+v; want %q", tt.name, c, tt.told)
 			f := newFixture(t, asIs)
 			f.have(t, guest, host)
-			if a := f.addressesFor(host); len(a.vips) != 1 || len(a.taken) > 0 {
-				t.Errorf("%s: nodes serve the host as %+v", tt.name, a)
-			}
+			a := f.addressesFor(host)
+			must.True(t, len(a.vips) == 1 && len(a.taken) == 0, "%s: nodes serve the host as %+v", tt.name, a)
 			served := ""
 			if a := f.addressesFor(guest); len(a.vips) > 0 {
 				served = portsText(holder(withoutPorts(guest, a.taken)).Ports)
 			}
-			if served != tt.served {
-				t.Errorf("%s: nodes serve %q of the guest; want %q", tt.name, served, tt.served)
-			}
+			must.Row(t, tt.name+": nodes serve of the guest", tt.served, served)
 
 			stop = start() // when the host is gone, the guest gets the port
-			server.edit("default/host", func(s *core.Service) *core.Service {
-				s.DeletionTimestamp = &meta.Time{Time: time.Now()}
-				return s
-			})
+			server.change("default/host", func(s *core.Service) { s.DeletionTimestamp = &meta.Time{Time: time.Now()} })
 			settle()
 			stop()
 			server.mu.Lock()
@@ -145,12 +133,10 @@ func TestRecord(t *testing.T) {
 		s.Annotations = map[string]string{"metallb.io/allow-shared-ip": "x"}
 		s.Spec.Ports = []core.ServicePort{{Port: 443, Protocol: core.ProtocolUDP}, {Port: 80}}
 	})
-	if h := holds(s); h.ShareKey != "" || len(h.Ports) != 2 {
-		t.Errorf("without a record it holds %+v", h)
-	}
-	if got, want := portsText(holder(s).Ports), "443/UDP, 80/TCP"; got != want {
-		t.Errorf("%s; want %s", got, want)
-	}
+	h := holds(s)
+	must.True(t, h.ShareKey == "" && len(h.Ports) == 2, "without a record it holds %+v", h)
+	got, want := portsText(holder(s).Ports), "443/UDP, 80/TCP"
+	must.True(t, got == want, "%s; want %s", got, want)
 	for record, want := range map[string]string{
 		"443/UDP, 80/TCP": "443/UDP, 80/TCP", "80/TCP": "80/TCP", noPorts: noPorts,
 		`443/UDP, 80/TCP by the key "x"; at version 7`: "443/UDP, 80/TCP",
@@ -161,9 +147,8 @@ func TestRecord(t *testing.T) {
 		}
 	}
 	s.Spec.Ports = make([]core.ServicePort, sharedPortsMax+1)
-	if h := holder(s); h.ShareKey != "" {
-		t.Error("a Service with too many ports for a condition shares its addresses")
-	}
+	h = holder(s)
+	must.True(t, h.ShareKey == "", "a Service with too many ports for a condition shares its addresses")
 }
 
 // A share key is valid in the namespace of the Service that has the address, in namespaces that this Service names, and
@@ -207,22 +192,17 @@ func TestShareAcrossNamespaces(t *testing.T) {
 		} else if fmt.Sprint(addrs) != "[203.0.113.1]" {
 			t.Errorf("%s: asks for it and gets %v", tt.name, addrs)
 		}
-		if got != tt.want {
-			t.Errorf("%s: %s; want %s", tt.name, got, tt.want)
-		}
+		must.Row(t, tt.name, tt.want, got)
 		a.release(tt.namespace + "/joiner")
 		addrs, err := a.assign(joiner(""))
-		if shared := fmt.Sprint(addrs) == "[203.0.113.1]"; err != nil || shared != (tt.want == in) {
-			t.Errorf("%s: asks for any and gets %v, %v", tt.name, addrs, err)
-		}
+		shared := fmt.Sprint(addrs) == "[203.0.113.1]"
+		must.True(t, err == nil && shared == (tt.want == in), "%s: asks for any and gets %v, %v", tt.name, addrs, err)
 
 		f := newFixture(t, func(o *Options) { o.Pools = []Pool{pool} })
 		external := joiner("")
 		external.Spec.Type, external.Spec.ExternalIPs = core.ServiceTypeClusterIP, []string{"203.0.113.1"}
 		given("203.0.113.1")(holder)
 		f.have(t, holder, external)
-		if served := len(f.addressesFor(external).vips) == 1; served != (tt.want == in) {
-			t.Errorf("%s: as externalIPs, served: %t", tt.name, served)
-		}
+		must.Row(t, tt.name+": as externalIPs, served", tt.want == in, len(f.addressesFor(external).vips) == 1)
 	}
 }

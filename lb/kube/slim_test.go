@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"fmt"
 	"net/netip"
 	"reflect"
 	"strings"
@@ -98,23 +99,19 @@ func TestSlim(t *testing.T) {
 				got = append(got, path)
 			}
 		})
-		if text := strings.Join(got, " "); text != tt.want {
-			t.Errorf("%T keeps\n%s\nwant\n%s", tt.object, text, tt.want)
-		}
-		if len(o.GetAnnotations()) != 1 || len(o.GetLabels()) != 1 {
-			t.Errorf("%T keeps %v, %v", tt.object, o.GetAnnotations(), o.GetLabels())
-		}
+		must.Row(t, fmt.Sprintf("%T keeps", tt.object), tt.want, strings.Join(got, " "))
+		must.True(t, len(o.GetAnnotations()) == 1 && len(o.GetLabels()) == 1,
+			"%T keeps %v, %v", tt.object, o.GetAnnotations(), o.GetLabels())
 		if n, ok := o.(*core.Node); ok && len(n.Spec.Taints)+len(n.Status.Addresses)+len(n.Status.Conditions) != 3 {
 			t.Errorf("the node keeps %+v", n)
 		}
 		before := once.(interface{ String() string }).String()
-		if twice, _ := slim(once); twice.(interface{ String() string }).String() != before {
-			t.Errorf("%T: the second time slim changes %s to %s", tt.object, before, twice)
-		}
+		twice, _ := slim(once)
+		must.Row(t, fmt.Sprintf("%T, the second time", tt.object), before,
+			twice.(interface{ String() string }).String())
 	}
-	if x, err := slim("tombstone"); x != "tombstone" || err != nil {
-		t.Errorf("slim: %v, %v", x, err)
-	}
+	x, err := slim("tombstone")
+	must.True(t, x == "tombstone" && err == nil, "slim: %v, %v", x, err)
 }
 
 // An EndpointSlice becomes another type: in a large cluster endpoints take most of the memory.
@@ -132,20 +129,15 @@ func TestSlimSlice(t *testing.T) {
 		service:    "text/web", family: "text",
 		ports: []slicePort{{name: "text", protocol: "text", port: 7}, {protocol: core.ProtocolTCP, port: 8}},
 		endpoints: []endpoint{
-			{
-				at: netip.MustParseAddrPort("10.0.0.1:0"), node: "text", ready: true, serving: true, terminating: true,
-				hints: &hints{nodes: []string{"text"}, zones: []string{"text"}},
-			},
+			{at: netip.MustParseAddrPort("10.0.0.1:0"), node: "text", ready: true, serving: true, terminating: true,
+				hints: &hints{nodes: []string{"text"}, zones: []string{"text"}}},
 			{at: netip.MustParseAddrPort("10.0.0.3:0"), ready: true, serving: true},
 		},
 	}
 	once, err := slim(s)
-	if !reflect.DeepEqual(once, want) || err != nil {
-		t.Errorf("%+v, %v; want %+v", once, err, want)
-	}
-	if twice, _ := slim(once); twice != once {
-		t.Errorf("the second time slim changes %+v to %+v", once, twice)
-	}
+	must.True(t, reflect.DeepEqual(once, want) && err == nil, "%+v, %v; want %+v", once, err, want)
+	twice, _ := slim(once)
+	must.True(t, twice == once, "the second time slim changes %+v to %+v", once, twice)
 }
 
 // A Service loses what is large and not read; its spec is read by the rules of addresses and endpoints.
@@ -155,14 +147,11 @@ func TestSlimService(t *testing.T) {
 	want := s.DeepCopy()
 	x, err := slim(s)
 	got := x.(*core.Service)
-	if err != nil || got.Spec.Selector != nil || got.ManagedFields != nil {
-		t.Errorf("%+v, %v", got, err)
-	}
+	must.True(t, err == nil && got.Spec.Selector == nil && got.ManagedFields == nil, "%+v, %v", got, err)
 	want.Spec.Selector = nil
-	if !reflect.DeepEqual(got.Spec, want.Spec) || !reflect.DeepEqual(got.Status, want.Status) ||
-		!reflect.DeepEqual(got.Finalizers, want.Finalizers) {
-		t.Errorf("%+v; want the spec, the addresses and the finalizers of %+v", got, want)
-	}
+	must.True(t, reflect.DeepEqual(got.Spec, want.Spec) && reflect.DeepEqual(got.Status, want.Status) &&
+		reflect.DeepEqual(got.Finalizers, want.Finalizers),
+		"%+v; want the spec, the addresses and the finalizers of %+v", got, want)
 }
 
 // Each port has the endpoints of its name, wherever it is in a slice.
@@ -175,8 +164,7 @@ func TestPortsOfASlice(t *testing.T) {
 	all := slimmed([]*discovery.EndpointSlice{slice(8081), s})
 	for name, want := range map[string]uint16{"http": 8080, "metrics": 9090} {
 		got := endpointsOf(byPort(all)[portOf{name, core.ProtocolTCP, discovery.AddressTypeIPv4}])
-		if len(got) != 1 || got[0].at.Port() != want {
-			t.Errorf("%s: %+v; want one endpoint with port %d", name, got, want)
-		}
+		must.True(t, len(got) == 1 && got[0].at.Port() == want,
+			"%s: %+v; want one endpoint with port %d", name, got, want)
 	}
 }

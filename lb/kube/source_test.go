@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A service is sent when it changes, and deleted once when this node no longer serves it.
@@ -34,9 +35,7 @@ func TestReconcile(t *testing.T) {
 		reconcile := func(want string) {
 			t.Helper()
 			f.reconcile(webName, fakeSink{f.recorded})
-			if got := taken(&f.sink); got != want {
-				t.Errorf("%s: %s; want %s", name, got, want)
-			}
+			must.Row(t, name, want, taken(&f.sink))
 		}
 		reconcile("[put default/web [203.0.113.10]]")
 		reconcile("[]")
@@ -46,9 +45,8 @@ func TestReconcile(t *testing.T) {
 		stop(f, service)
 		taken(&f.ports)
 		reconcile("[delete default/web]")
-		if len(f.put)+len(f.endpoints)+len(f.conditions.checks) > 0 || taken(&f.ports) != "[stop default/web]" {
-			t.Errorf("%s: something is left of the service", name)
-		}
+		must.True(t, len(f.put)+len(f.endpoints)+len(f.conditions.checks) == 0 &&
+			taken(&f.ports) == "[stop default/web]", "%s: something is left of the service", name)
 		reconcile("[]")
 	}
 }
@@ -63,9 +61,8 @@ func TestUnchangedPortsAreShared(t *testing.T) {
 	s.Spec.SessionAffinity = core.ServiceAffinityClientIP
 	f.reconcile(nameOf(s), fakeSink{f.recorded})
 	now := f.put[nameOf(s)]
-	if before.Affinity == now.Affinity || &before.Ports[0] != &now.Ports[0] {
-		t.Errorf("%p %+v, then %p %+v", before.Ports, before, now.Ports, now)
-	}
+	must.True(t, before.Affinity != now.Affinity && &before.Ports[0] == &now.Ports[0],
+		"%p %+v, then %p %+v", before.Ports, before, now.Ports, now)
 }
 
 // The agent answers at a health check node port when the policy is Local and the node has no other proxy.
@@ -89,9 +86,8 @@ func TestNodePort(t *testing.T) {
 		f.conditions.startProxyCheck(false)
 		f.Health(report(proxyCheck, tt.health))
 		f.nodePort(aService(tt.change), 2)
-		if got := taken(&f.ports); got != tt.want || len(f.emitted.Events) > 0 {
-			t.Errorf("%s: %s, %d events; want %s", name, got, len(f.emitted.Events), tt.want)
-		}
+		must.Row(t, name, tt.want, taken(&f.ports))
+		must.Row(t, name+": Events", nil, drained(f.emitted))
 	}
 	f := newFixture(t, func(o *Options) { o.NodePorts, o.IsProxy = nil, true })
 	f.nodePort(aService(localPort), 0)
@@ -107,15 +103,12 @@ func TestNodePortInUse(t *testing.T) {
 		f.nodePort(service, 0)
 		want := "Warning FailedToStartServiceHealthcheck " +
 			`node n1 failed to start healthcheck "default/web" on port 30000: test error`
-		if got := <-f.emitted.Events; got != want {
-			t.Errorf("event %q; want %q", got, want)
-		}
+		must.Row(t, "event", want, <-f.emitted.Events)
 		pass(portRetry - time.Millisecond)
 		early := f.queued()
 		pass(time.Second)
-		if late := f.queued(); len(early) > 0 || !slices.Equal(late, []string{webName}) {
-			t.Errorf("queued %q, later %q; want a retry after %s", early, late, portRetry)
-		}
+		must.Row(t, "queued too early", nil, early)
+		must.Row(t, "queued later", []string{webName}, f.queued())
 	})
 }
 
@@ -190,21 +183,15 @@ func TestWatch(t *testing.T) {
 		{"another node", func() { f.keepNode(node("n9")) }, []string{anyNode}},
 	} {
 		tt.do()
-		if got := f.queued(); !slices.Equal(got, tt.want) {
-			t.Errorf("%s: queued %q; want %q", tt.name, got, tt.want)
-		}
+		must.Row(t, tt.name+": queued", tt.want, f.queued())
 	}
-	if f.shares(named("none")) || f.shares(one) || !f.shares(named("new", "203.0.113.1")) {
-		t.Error("shares is wrong")
-	}
+	must.True(t, !f.shares(named("none")) && !f.shares(one) && f.shares(named("new", "203.0.113.1")), "shares is wrong")
 }
 
 // The pool of each address names its announcers; an address in no pool is withheld, and no other one.
 func TestPooled(t *testing.T) {
 	pool := func(name, addr string, announce lb.AnnouncerKind) Pool {
-		a := netip.MustParseAddr(addr)
-		ranges := []lb.AddrRange{{From: a, To: a}}
-		return Pool{Pool: lb.Pool{Name: name, Ranges: ranges, Announce: []lb.AnnouncerKind{announce}}}
+		return poolFrom(name, addr, addr, func(p *Pool) { p.Announce = []lb.AnnouncerKind{announce} })
 	}
 	two := []Pool{pool("a", "203.0.113.1", lb.AnnounceBGP), pool("b", "203.0.113.2", lb.AnnounceL2)}
 	for _, tt := range []struct {
@@ -216,10 +203,8 @@ func TestPooled(t *testing.T) {
 		{two, []string{"203.0.113.1"}, "[bgp] map[]"},
 		{two, []string{"203.0.113.2", "203.0.113.2"}, "[l2] map[]"},
 		{two, []string{"203.0.113.1", "203.0.113.2"}, "[] map[203.0.113.1:{[bgp]  false} 203.0.113.2:{[l2]  false}]"},
-		{
-			two, []string{"203.0.113.1", "203.0.113.9"},
-			"[] map[203.0.113.1:{[bgp]  false} 203.0.113.9:{[] 203.0.113.9 is in no pool false}]",
-		},
+		{two, []string{"203.0.113.1", "203.0.113.9"},
+			"[] map[203.0.113.1:{[bgp]  false} 203.0.113.9:{[] 203.0.113.9 is in no pool false}]"},
 	} {
 		f := newFixture(t, func(o *Options) { o.Pools = tt.pools })
 		s := &lb.Service{}
@@ -227,9 +212,8 @@ func TestPooled(t *testing.T) {
 			s.VIPs = append(s.VIPs, netip.MustParseAddr(v))
 		}
 		f.pooled(s)
-		if got := fmt.Sprint(s.Announce, " ", s.PerVIP); got != tt.want || s.WithholdReason != "" {
-			t.Errorf("%v: %s; want %s", tt.vips, got, tt.want)
-		}
+		got := fmt.Sprint(s.Announce, " ", s.PerVIP)
+		must.True(t, got == tt.want && s.WithholdReason == "", "%v: %s; want %s", tt.vips, got, tt.want)
 	}
 }
 
@@ -244,23 +228,19 @@ func TestRun(t *testing.T) {
 		step := func(name, want, tunnels string) {
 			t.Helper()
 			pass(time.Second)
-			if got, sources := taken(&f.sink), taken(&f.tunnels); got != want || sources != tunnels {
-				t.Errorf("%s: %s, tunnel sources %s; want %s, %s", name, got, sources, want, tunnels)
-			}
+			must.Row(t, name, want, taken(&f.sink))
+			must.Row(t, name+": tunnel sources", tunnels, taken(&f.tunnels))
 		}
 		const put = "[put default/web [203.0.113.10]]"
 		both := "[192.0.2.1 192.0.2.2]"
 		pass(time.Second)
-		if got := taken(&f.sink); got != "[put default/web [203.0.113.10] complete kubernetes]" {
-			t.Errorf("start: %s", got)
-		}
+		must.Row(t, "start", "[put default/web [203.0.113.10] complete kubernetes]", taken(&f.sink))
 		if got := f.tunnels; !slices.Contains(got, both) && !slices.Contains(got, "[192.0.2.2 192.0.2.1]") {
 			t.Errorf("start: tunnel sources %s", got)
 		}
 		f.tunnels = nil
-		if text := f.log.String(); !strings.Contains(text, "services=1 served=1") {
-			t.Errorf("log %s", text)
-		}
+		text := f.log.String()
+		must.True(t, strings.Contains(text, "services=1 served=1"), "log %s", text)
 		changed := of("web", slice(8080, ep("10.0.0.2", "n1", "rs")))
 		client.DiscoveryV1().EndpointSlices("default").Update(t.Context(), changed, meta.UpdateOptions{})
 		step("endpoint changed", put, "[]")
@@ -297,9 +277,8 @@ func TestWhatIsWatched(t *testing.T) {
 				}
 			}
 			slices.Sort(want)
-			if !slices.Equal(slices.Sorted(maps.Keys(got)), want) {
-				t.Errorf("%s: watched %v; want %v", forward, got, want)
-			}
+			must.True(t, slices.Equal(slices.Sorted(maps.Keys(got)), want),
+				"%s: watched %v; want %v", forward, got, want)
 		})
 	}
 }

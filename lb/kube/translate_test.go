@@ -13,6 +13,7 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func ptr[T any](v T) *T { return &v }
@@ -54,10 +55,8 @@ func aService(change func(*core.Service)) *core.Service {
 	return s
 }
 
-func same(*core.Service) {}
-func local(s *core.Service) {
-	s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyLocal
-}
+func same(*core.Service)    {}
+func local(s *core.Service) { s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyLocal }
 
 func sticky(s *core.Service) { s.Spec.SessionAffinity = core.ServiceAffinityClientIP }
 
@@ -81,10 +80,8 @@ func TestChoiceOfEndpoints(t *testing.T) {
 		{"ready", same, eps{ep(a, "n1", "rs"), ep(b, "n2", "rs"), ep(c, "n2", "")}, "10.0.0.1! 10.0.0.2", false, 1},
 		{"no condition means ready", same, eps{{Addresses: []string{a}}}, "10.0.0.1", false, 0},
 		{"a ready one and a terminating one", same, eps{ep(a, "n1", "st"), ep(b, "n2", "rs")}, "10.0.0.2", false, 0},
-		{
-			"none is ready: serving and terminating ones", same,
-			eps{ep(a, "n1", "st"), ep(b, "n2", "st"), ep(c, "n2", "t")}, "10.0.0.1! 10.0.0.2", false, 0,
-		},
+		{"none is ready: serving and terminating ones", same,
+			eps{ep(a, "n1", "st"), ep(b, "n2", "st"), ep(c, "n2", "t")}, "10.0.0.1! 10.0.0.2", false, 0},
 		{"serving, neither ready nor terminating", same, eps{ep(a, "n1", "s")}, "", false, 0},
 		{"no address", same, eps{{NodeName: ptr("n1")}, {Addresses: []string{"pod.example"}}}, "", false, 0},
 		{"Local", local, eps{ep(a, "n1", "rs"), ep(b, "n2", "rs")}, "10.0.0.1!", false, 1},
@@ -93,40 +90,24 @@ func TestChoiceOfEndpoints(t *testing.T) {
 		{"Local, on other nodes only, terminating", local, eps{ep(b, "n2", "st")}, "", true, 0},
 		{"Local, none", local, nil, "", false, 0},
 		{"Local, none usable", local, eps{ep(a, "n1", ""), ep(b, "n2", "s")}, "", false, 0},
-		{
-			"hints for zones", same, eps{ep(a, "n1", "rs", "z:z2"), ep(b, "n2", "rs", "z:z1")},
-			"10.0.0.2", false, 1,
-		},
-		{
-			"hints for nodes come first", same,
-			eps{ep(a, "n1", "rs", "z:z2", "n:n1"), ep(b, "n2", "rs", "z:z1", "n:n2")}, "10.0.0.1!", false, 1,
-		},
-		{
-			"no hint for this node, one for its zone", same,
-			eps{ep(a, "n1", "rs", "z:z2", "n:n3"), ep(b, "n2", "rs", "z:z1", "n:n2")}, "10.0.0.2", false, 1,
-		},
-		{
-			"not all have hints", same, eps{ep(a, "n1", "rs", "z:z2"), ep(b, "n2", "rs")},
-			"10.0.0.1! 10.0.0.2", false, 1,
-		},
-		{
-			"no hint for this zone", same, eps{ep(a, "n1", "rs", "z:z3"), ep(b, "n2", "rs", "z:z2")},
-			"10.0.0.1! 10.0.0.2", false, 1,
-		},
-		{
-			"Local ignores hints", local, eps{ep(a, "n1", "rs", "z:z2"), ep(b, "n2", "rs", "z:z1")},
-			"10.0.0.1!", false, 1,
-		},
+		{"hints for zones", same, eps{ep(a, "n1", "rs", "z:z2"), ep(b, "n2", "rs", "z:z1")}, "10.0.0.2", false, 1},
+		{"hints for nodes come first", same,
+			eps{ep(a, "n1", "rs", "z:z2", "n:n1"), ep(b, "n2", "rs", "z:z1", "n:n2")}, "10.0.0.1!", false, 1},
+		{"no hint for this node, one for its zone", same,
+			eps{ep(a, "n1", "rs", "z:z2", "n:n3"), ep(b, "n2", "rs", "z:z1", "n:n2")}, "10.0.0.2", false, 1},
+		{"not all have hints", same, eps{ep(a, "n1", "rs", "z:z2"), ep(b, "n2", "rs")}, "10.0.0.1! 10.0.0.2", false, 1},
+		{"no hint for this zone", same, eps{ep(a, "n1", "rs", "z:z3"), ep(b, "n2", "rs", "z:z2")},
+			"10.0.0.1! 10.0.0.2", false, 1},
+		{"Local ignores hints", local, eps{ep(a, "n1", "rs", "z:z2"), ep(b, "n2", "rs", "z:z1")},
+			"10.0.0.1!", false, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			endpoints := []*discovery.EndpointSlice{slice(8080, tt.endpoints...)}
 			v := viewOn(aService(tt.change), endpoints, topology{node: "n1", zone: "z1"}, false)
 			got := marked(v.service.Ports[0].Backends, func(b lb.Backend) (netip.Addr, bool) { return b.Addr, b.Local })
 			drop := len(v.service.Ports[0].DropWhenEmpty) > 0
-			if got != tt.want || drop != tt.drop || v.readyLocal != tt.readyLocal {
-				t.Errorf("%q, drop %t, %d ready here; want %q, %t, %d",
-					got, drop, v.readyLocal, tt.want, tt.drop, tt.readyLocal)
-			}
+			must.True(t, got == tt.want && drop == tt.drop && v.readyLocal == tt.readyLocal,
+				"%q, drop %t, %d ready here; want %q, %t, %d", got, drop, v.readyLocal, tt.want, tt.drop, tt.readyLocal)
 		})
 	}
 }
@@ -157,12 +138,9 @@ func TestSeveralSlices(t *testing.T) {
 	for _, b := range v.service.Ports[0].Backends {
 		got = append(got, fmt.Sprint(b.ID(), b.Local))
 	}
-	if fmt.Sprint(got) != "[10.0.0.1:8080 true 10.0.0.1:9090 true 10.0.0.2:9090 false [2001:db8::1]:7 true]" {
-		t.Errorf("backends %s", got)
-	}
-	if v.readyLocal != 1 {
-		t.Errorf("%d ready here; want 1: a pod with two ports and two families counts once", v.readyLocal)
-	}
+	must.Row(t, "backends", "[10.0.0.1:8080 true 10.0.0.1:9090 true 10.0.0.2:9090 false [2001:db8::1]:7 true]",
+		fmt.Sprint(got))
+	must.Row(t, "ready here: a pod with two ports and two families counts once", 1, v.readyLocal)
 }
 
 func TestServedServices(t *testing.T) {
@@ -182,13 +160,10 @@ func TestServedServices(t *testing.T) {
 		"without ports":       {func(s *core.Service) { s.Spec.Ports = nil }, "", false},
 	} {
 		s := aService(tt.change)
-		if got := handled(s) && matchesClass(s, tt.class); got != tt.want {
-			t.Errorf("%s: served %t; want %t", name, got, tt.want)
-		}
+		must.Row(t, name+": served", tt.want, handled(s) && matchesClass(s, tt.class))
 	}
-	if handled(aService(func(s *core.Service) { s.Spec.Type = core.ServiceTypeExternalName })) {
-		t.Error("ExternalName: served")
-	}
+	must.True(t, !handled(aService(func(s *core.Service) { s.Spec.Type = core.ServiceTypeExternalName })),
+		"ExternalName: served")
 }
 
 func TestAddressesOfService(t *testing.T) {
@@ -199,12 +174,9 @@ func TestAddressesOfService(t *testing.T) {
 		}
 		s.Spec.ExternalIPs = []string{"198.51.100.1", "x", "198.51.100.2", "198.51.100.1"}
 	})
-	if got := addressesOf(s); fmt.Sprint(got) != "[203.0.113.10 2001:db8::1]" {
-		t.Errorf("addresses %v; those with the ipMode Proxy are not for nodes", got)
-	}
-	if got := externalIPsOf(s); fmt.Sprint(got) != "[198.51.100.1 198.51.100.2]" {
-		t.Errorf("external IPs %v", got)
-	}
+	must.Row(t, "addresses; those with the ipMode Proxy are not for nodes", "[203.0.113.10 2001:db8::1]",
+		fmt.Sprint(addressesOf(s)))
+	must.Row(t, "external IPs", "[198.51.100.1 198.51.100.2]", fmt.Sprint(externalIPsOf(s)))
 }
 
 func TestAffinityOfService(t *testing.T) {
@@ -218,21 +190,15 @@ func TestAffinityOfService(t *testing.T) {
 		{"None", core.ServiceAffinityNone, &core.SessionAffinityConfig{}, 0},
 		{"no timeout", core.ServiceAffinityClientIP, nil, 3 * time.Hour},
 		{"no clientIP", core.ServiceAffinityClientIP, &core.SessionAffinityConfig{}, 3 * time.Hour},
-		{
-			"no timeoutSeconds", core.ServiceAffinityClientIP,
-			&core.SessionAffinityConfig{ClientIP: &core.ClientIPConfig{}}, 3 * time.Hour,
-		},
-		{
-			"timeout", core.ServiceAffinityClientIP,
-			&core.SessionAffinityConfig{ClientIP: &core.ClientIPConfig{TimeoutSeconds: ptr(int32(60))}}, time.Minute,
-		},
+		{"no timeoutSeconds", core.ServiceAffinityClientIP,
+			&core.SessionAffinityConfig{ClientIP: &core.ClientIPConfig{}}, 3 * time.Hour},
+		{"timeout", core.ServiceAffinityClientIP,
+			&core.SessionAffinityConfig{ClientIP: &core.ClientIPConfig{TimeoutSeconds: ptr(int32(60))}}, time.Minute},
 	} {
 		s := aService(func(s *core.Service) {
 			s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig = tt.affinity, tt.config
 		})
-		if got := viewOn(s, nil, topology{}, false).service.Affinity; got != tt.want {
-			t.Errorf("%s: %s; want %s", tt.name, got, tt.want)
-		}
+		must.Row(t, tt.name, tt.want, viewOn(s, nil, topology{}, false).service.Affinity)
 	}
 }
 
@@ -248,9 +214,7 @@ func TestAllowedSources(t *testing.T) {
 		{[]string{"2001:db8::/32", "192.0.2.0/24"}, "[2001:db8::/32 192.0.2.0/24]"},
 	} {
 		s := aService(func(s *core.Service) { s.Spec.LoadBalancerSourceRanges = tt.ranges })
-		if got := viewOn(s, nil, topology{}, false).service.Allow; fmt.Sprint(got) != tt.want {
-			t.Errorf("%q: %v; want %s", tt.ranges, got, tt.want)
-		}
+		must.Row(t, tt.ranges, tt.want, fmt.Sprint(viewOn(s, nil, topology{}, false).service.Allow))
 	}
 }
 
@@ -271,9 +235,7 @@ func TestViewHasFixedFields(t *testing.T) {
 			{Port: lb.Port{Port: 53, Target: 53, Protocol: lb.UDP}},
 		},
 	}
-	if got, want := fmt.Sprintf("%+v", got), fmt.Sprintf("%+v", want); got != want {
-		t.Errorf("%s\nwant %s", got, want)
-	}
+	must.Equal(t, fmt.Sprintf("%+v", want), fmt.Sprintf("%+v", got))
 }
 
 // With tunnels a node knows which nodes may have flows. Under Local it forwards to other nodes only where an address is
@@ -299,10 +261,8 @@ func TestNodeForwarding(t *testing.T) {
 	}{
 		{"Cluster", same, false, all, n12, false, n321},
 		{"Cluster, shared address", same, true, all, n12, false, n321},
-		{
-			"Cluster, with hints", same, false,
-			eps{ep("10.0.0.1", "n1", "rs", "n:n1"), ep("10.0.0.2", "n2", "rs", "n:n2")}, n1, true, n12,
-		},
+		{"Cluster, with hints", same, false,
+			eps{ep("10.0.0.1", "n1", "rs", "n:n1"), ep("10.0.0.2", "n2", "rs", "n:n2")}, n1, true, n12},
 		{"Cluster, a deleted node", same, false, eps{here, ep("10.0.0.9", "n9", "rs")}, n1, false, n1},
 		{"Cluster, deleted nodes only", same, false, eps{ep("10.0.0.9", "n9", "rs")}, "", false, ""},
 		{"Cluster, written by hand", same, false, eps{here, {Addresses: []string{"10.0.0.9"}}}, "", false, ""},
@@ -311,27 +271,19 @@ func TestNodeForwarding(t *testing.T) {
 		{"Local, none here, shared address", local, true, elsewhere, n2, true, "192.0.2.3 192.0.2.2"},
 		{"Local, one here, shared address", local, true, all, n1, true, n321},
 		{"Cluster, affinity", sticky, false, all, n12, false, n321},
-		{
-			"Cluster, affinity: without hints", sticky, false,
-			eps{ep("10.0.0.1", "n1", "rs", "n:n1"), ep("10.0.0.2", "n2", "rs", "n:n2")}, n12, false, n12,
-		},
+		{"Cluster, affinity: without hints", sticky, false,
+			eps{ep("10.0.0.1", "n1", "rs", "n:n1"), ep("10.0.0.2", "n2", "rs", "n:n2")}, n12, false, n12},
 		{"Local, affinity", stickyLocal, false, all, n12, false, n321},
 		{"Local, affinity, none here", stickyLocal, false, elsewhere, n2, false, "192.0.2.3 192.0.2.2"},
-		{
-			"Local, affinity, none is ready", stickyLocal, false,
-			eps{ep("10.0.0.1", "n1", "st"), ep("10.0.0.2", "n2", "st")}, n12, false, n12,
-		},
+		{"Local, affinity, none is ready", stickyLocal, false,
+			eps{ep("10.0.0.1", "n1", "st"), ep("10.0.0.2", "n2", "st")}, n12, false, n12},
 		{"Local, affinity, a deleted node", stickyLocal, false, eps{here, ep("10.0.0.9", "n9", "rs")}, n1, false, n1},
 		{"Local, affinity, deleted nodes only", stickyLocal, false, eps{ep("10.0.0.9", "n9", "rs")}, "", false, ""},
-		{
-			"Local, affinity, written by hand", stickyLocal, false, eps{here, {Addresses: []string{"10.0.0.9"}}},
-			n1, false, n1,
-		},
-		{
-			"those that do not serve are last", same, false,
+		{"Local, affinity, written by hand", stickyLocal, false, eps{here, {Addresses: []string{"10.0.0.9"}}},
+			n1, false, n1},
+		{"those that do not serve are last", same, false,
 			eps{ep("10.0.0.1", "n1", ""), ep("10.0.0.2", "n2", "rs"), ep("10.0.0.3", "n3", "st")}, n2, false,
-			"192.0.2.3 192.0.2.2 192.0.2.1!",
-		},
+			"192.0.2.3 192.0.2.2 192.0.2.1!"},
 	} {
 		v := viewOn(aService(tt.change), []*discovery.EndpointSlice{slice(8080, tt.endpoints...)}, top, tt.shared)
 		var targets, nodes string
@@ -341,13 +293,10 @@ func TestNodeForwarding(t *testing.T) {
 			}
 			targets = marked(f.Targets, func(x lb.Target) (netip.Addr, bool) { return x.Addr.Addr(), x.Local })
 			nodes = marked(f.Nodes, func(n lb.Node) (netip.Addr, bool) { return n.Addr, n.Local })
-			if f.NodeForwarding.AnyNode != tt.anyNode {
-				t.Errorf("%s: AnyNode is %t", tt.name, f.NodeForwarding.AnyNode)
-			}
+			must.Row(t, tt.name+": AnyNode is", tt.anyNode, f.NodeForwarding.AnyNode)
 		}
-		if targets != tt.targets || nodes != tt.nodes {
-			t.Errorf("%s: targets %q of nodes %q; want %q of %q", tt.name, targets, nodes, tt.targets, tt.nodes)
-		}
+		must.True(t, targets == tt.targets && nodes == tt.nodes,
+			"%s: targets %q of nodes %q; want %q of %q", tt.name, targets, nodes, tt.targets, tt.nodes)
 	}
 }
 
@@ -357,9 +306,8 @@ func TestNoNodeForwardingWithoutTunnels(t *testing.T) {
 	for _, change := range []func(*core.Service){local, stickyLocal} {
 		s := viewOn(aService(change), endpoints, topology{node: "n1"}, true).service
 		p := s.Ports[0]
-		if s.NodeForwarding.Enabled || p.Nodes != nil || len(p.Backends) != 0 || len(p.DropWhenEmpty) != 1 {
-			t.Errorf("%+v", s)
-		}
+		must.True(t, !s.NodeForwarding.Enabled && p.Nodes == nil && len(p.Backends) == 0 && len(p.DropWhenEmpty) == 1,
+			"%+v", s)
 	}
 }
 
@@ -389,9 +337,8 @@ func TestLocalIsSpread(t *testing.T) {
 		slices.Sort(targets)
 		want := map[bool]string{false: "[192.0.2.1]", true: "[192.0.2.1 192.0.2.2]"}[spread]
 		got := fmt.Sprint(targets)
-		if got != want || !isLocal || v.readyLocal != 1 || v.service.Policy != lb.PolicyLocal {
-			t.Errorf("spread %t: targets %s; want %s (%+v)", spread, got, want, v)
-		}
+		must.True(t, got == want && isLocal && v.readyLocal == 1 && v.service.Policy == lb.PolicyLocal,
+			"spread %t: targets %s; want %s (%+v)", spread, got, want, v)
 	}
 }
 

@@ -75,9 +75,7 @@ func (n *keyNode) run(t *testing.T) {
 }
 
 // settle waits until the informers have the latest Secret. They start with a delay of 100 ms.
-func settle() {
-	pass(time.Second)
-}
+func settle() { pass(time.Second) }
 
 func (n *keyNode) last() (k Keys) {
 	n.mu.Lock()
@@ -91,8 +89,7 @@ func (n *keyNode) last() (k Keys) {
 func stored(t *testing.T, client *fake.Clientset) Keys {
 	t.Helper()
 	secret := must.Get(client.CoreV1().Secrets("steelyard").Get(t.Context(), KeySecret, meta.GetOptions{}))(t)
-	k := must.Get(ParseKeys(secret.Data))(t)
-	return k
+	return must.Get(ParseKeys(secret.Data))(t)
 }
 
 // Ten nodes start at the same time: one makes the Secret, all have the same keys. They are required after some minutes,
@@ -111,49 +108,40 @@ func TestKeysRotate(t *testing.T) {
 			nodes = append(nodes, n)
 		}
 		was := stored(t, client)
-		if was.Required || len(was.Previous) > 0 || bytes.Equal(was.Current, was.Next) || was.Seed == [32]byte{} {
-			t.Errorf("first keys %+v", was)
-		}
+		must.True(t, !was.Required && len(was.Previous) == 0 && !bytes.Equal(was.Current, was.Next) &&
+			was.Seed != [32]byte{}, "first keys %+v", was)
 		for _, n := range nodes {
 			n.run(t)
 		}
 		time.Sleep(requireAfter - keyCheck)
 		settle()
-		if k := stored(t, client); !k.equal(was) {
-			t.Errorf("changed too early: %+v", k)
-		}
+		k := stored(t, client)
+		must.True(t, k.equal(was), "changed too early: %+v", k)
 		time.Sleep(keyJitter + 2*keyCheck)
 		settle()
 		was.Required = true
 		for i, n := range nodes {
-			if k := n.last(); !k.equal(was) {
-				t.Errorf("node %d: %+v; want the key required", i, k)
-			}
+			k := n.last()
+			must.True(t, k.equal(was), "node %d: %+v; want the key required", i, k)
 		}
 		for day := range 3 {
 			time.Sleep(keyPeriod + keyJitter + 2*keyCheck)
 			settle()
 			k := stored(t, client)
 			moved := bytes.Equal(k.Previous, was.Current) && bytes.Equal(k.Current, was.Next)
-			if !moved || bytes.Equal(k.Next, was.Next) || len(k.Next) != keySize || k.Seed != was.Seed || !k.Required {
-				t.Errorf("day %d: %+v after %+v", day, k, was)
-			}
+			must.True(t, moved && !bytes.Equal(k.Next, was.Next) && len(k.Next) == keySize && k.Seed == was.Seed &&
+				k.Required, "day %d: %+v after %+v", day, k, was)
 			for i, n := range nodes {
-				if !n.last().equal(k) {
-					t.Errorf("day %d, node %d: %+v; want %+v", day, i, n.last(), k)
-				}
+				must.True(t, n.last().equal(k), "day %d, node %d: %+v; want %+v", day, i, n.last(), k)
 			}
 			was = k
 		}
 		for i, n := range nodes {
 			n.stop()
-			if n.Problem() != "" || len(n.used) != 4 {
-				t.Errorf("node %d: %d changes, problem %q", i, len(n.used), n.Problem())
-			}
+			must.True(t, n.Problem() == "" && len(n.used) == 4,
+				"node %d: %d changes, problem %q", i, len(n.used), n.Problem())
 		}
-		if strings.Contains(log.String(), "WARN") {
-			t.Errorf("log:\n%s", log)
-		}
+		must.True(t, !strings.Contains(log.String(), "WARN"), "log:\n%s", log)
 	})
 }
 
@@ -169,17 +157,15 @@ func TestKeysOutliveTheSecret(t *testing.T) {
 		secrets := client.CoreV1().Secrets("steelyard")
 		must.Do(t, secrets.Delete(t.Context(), KeySecret, meta.DeleteOptions{}))
 		settle()
-		if k := stored(t, client); !k.equal(first) {
-			t.Errorf("made again as %+v; want %+v", k, first)
-		}
+		k := stored(t, client)
+		must.True(t, k.equal(first), "made again as %+v; want %+v", k, first)
 		secret := must.Get(secrets.Get(t.Context(), KeySecret, meta.GetOptions{}))(t)
 		good := secret.Data["current"]
 		secret.Data["current"] = []byte("short")
 		secret = must.Get(secrets.Update(t.Context(), secret, meta.UpdateOptions{}))(t)
 		settle()
-		if len(n.used) != 0 || !strings.Contains(n.Problem(), "current has 5 bytes; want at least 16") {
-			t.Errorf("used %+v, problem %q", n.used, n.Problem())
-		}
+		must.True(t, len(n.used) == 0 && strings.Contains(n.Problem(), "current has 5 bytes; want at least 16"),
+			"used %+v, problem %q", n.used, n.Problem())
 		secret.Data["current"] = good
 		delete(secret.Data, "rotated") // an operator asks for a rotation
 		must.Get(secrets.Update(t.Context(), secret, meta.UpdateOptions{}))(t)
@@ -202,17 +188,14 @@ func TestKeysAreUsedAgain(t *testing.T) {
 		n.run(t)
 		defer n.stop()
 		settle()
-		if n.Problem() != errTest.Error() {
-			t.Errorf("problem %q", n.Problem())
-		}
+		must.Row(t, "problem", errTest.Error(), n.Problem())
 		n.mu.Lock()
 		n.err = nil
 		n.mu.Unlock()
 		time.Sleep(2 * keyCheck)
 		settle()
-		if !n.last().equal(stored(t, client)) || n.Problem() != "" {
-			t.Errorf("used %+v, problem %q", n.used, n.Problem())
-		}
+		must.True(t, n.last().equal(stored(t, client)) && n.Problem() == "",
+			"used %+v, problem %q", n.used, n.Problem())
 	})
 }
 
@@ -232,18 +215,14 @@ func TestKeysWithoutPermission(t *testing.T) {
 		defer n.stop()
 		time.Sleep(time.Hour)
 		settle()
-		if n := strings.Count(log.String(), "steelyard manifest"); n != 1 {
-			t.Errorf("%d hints in the log:\n%s", n, log)
-		}
-		if !strings.Contains(n.Problem(), "forbidden") || len(n.used) != 0 {
-			t.Errorf("problem %q, used %+v", n.Problem(), n.used)
-		}
+		must.Row(t, "hints in the log", 1, strings.Count(log.String(), "steelyard manifest"))
+		must.True(t, strings.Contains(n.Problem(), "forbidden") && len(n.used) == 0,
+			"problem %q, used %+v", n.Problem(), n.used)
 		granted.Store(true)
 		time.Sleep(10 * time.Minute)
 		settle()
-		if !n.known.equal(stored(t, client)) || n.Problem() != "" {
-			t.Errorf("known %+v, problem %q", n.known, n.Problem())
-		}
+		must.True(t, n.known.equal(stored(t, client)) && n.Problem() == "",
+			"known %+v, problem %q", n.known, n.Problem())
 	})
 }
 
@@ -260,13 +239,10 @@ func TestKeysOfAReader(t *testing.T) {
 		made := newKeys(time.Now().Truncate(time.Second))
 		time.AfterFunc(5*time.Second, func() {
 			s := &core.Secret{ObjectMeta: meta.ObjectMeta{Namespace: n.o.Namespace, Name: KeySecret}, Data: made.Data()}
-			if err := client.Tracker().Add(s); err != nil {
-				t.Error(err)
-			}
+			must.Do(t, client.Tracker().Add(s))
 		})
-		if got, err := n.First(t.Context()); err != nil || !got.equal(made) {
-			t.Errorf("%+v, %v; want those that were made later", got, err)
-		}
+		got, err := n.First(t.Context())
+		must.True(t, err == nil && got.equal(made), "%+v, %v; want those that were made later", got, err)
 		n.run(t)
 		defer n.stop()
 		client.ClearActions()
@@ -278,9 +254,7 @@ func TestKeysOfAReader(t *testing.T) {
 				writes++
 			}
 		}
-		if writes > 0 || n.Problem() != "" {
-			t.Errorf("%d writes, problem %q; want none", writes, n.Problem())
-		}
+		must.True(t, writes == 0 && n.Problem() == "", "%d writes, problem %q; want none", writes, n.Problem())
 	})
 }
 
@@ -293,15 +267,13 @@ func TestFirstKeysAreAskedForAgain(t *testing.T) {
 			return fails >= 0, nil, errTest
 		})
 		n := newKeyNode(client, new(bytes.Buffer), nil)
-		if _, err := n.First(t.Context()); err != nil || n.Problem() != "" {
-			t.Errorf("%v, problem %q", err, n.Problem())
-		}
+		_, err := n.First(t.Context())
+		must.True(t, err == nil && n.Problem() == "", "%v, problem %q", err, n.Problem())
 		fails = 1000
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := n.First(ctx); !errors.Is(err, errTest) {
-			t.Errorf("%v; want that of the last attempt", err)
-		}
+		_, err = n.First(ctx)
+		must.True(t, errors.Is(err, errTest), "%v; want that of the last attempt", err)
 		fails = 0
 		secret := &core.Secret{ObjectMeta: meta.ObjectMeta{Name: KeySecret, ResourceVersion: "0"}}
 		secrets := client.CoreV1().Secrets("steelyard")
@@ -324,9 +296,8 @@ func TestParseKeys(t *testing.T) {
 	k.Previous = randomKey()
 	for _, required := range []bool{false, true} {
 		k.Required = required
-		if got, err := ParseKeys(k.Data()); err != nil || !got.equal(k) {
-			t.Errorf("%+v became %+v, %v", k, got, err)
-		}
+		got, err := ParseKeys(k.Data())
+		must.True(t, err == nil && got.equal(k), "%+v became %+v, %v", k, got, err)
 	}
 	for name, change := range map[string]func(map[string][]byte){
 		"seed":     func(d map[string][]byte) { d["seed"] = d["seed"][1:] },
@@ -337,8 +308,75 @@ func TestParseKeys(t *testing.T) {
 	} {
 		data := k.Data()
 		change(data)
-		if _, err := ParseKeys(data); err == nil || !strings.HasPrefix(err.Error(), name) {
-			t.Errorf("a wrong %s: %v", name, err)
+		_, err := ParseKeys(data)
+		must.True(t, err != nil && strings.HasPrefix(err.Error(), name), "a wrong %s: %v", name, err)
+	}
+}
+
+// verbs returns what a client has asked about Secrets.
+func verbs(client *fake.Clientset) string {
+	var all []string
+	for _, a := range client.Actions() {
+		if a.GetResource().Resource == "secrets" {
+			all = append(all, a.GetVerb())
 		}
+	}
+	return strings.Join(all, " ")
+}
+
+// A node with keys of an earlier run gets those of the Secret from the watch that it has anyway.
+func TestResume(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := newKeyCluster()
+		made := must.Get(newKeyNode(client, new(bytes.Buffer), nil).First(t.Context()))(t)
+		client.ClearActions()
+		old := newKeys(time.Now())
+		n := newKeyNode(client, new(bytes.Buffer), &old)
+		got, err := n.Resume(t.Context())
+		must.True(t, err == nil && got.equal(made), "%+v, %v; want %+v", got, err, made)
+		n.run(t)
+		settle()
+		must.Row(t, "requests", "list watch", verbs(client))
+		must.True(t, len(n.used) == 0 && n.Problem() == "", "%d changes, problem %q", len(n.used), n.Problem())
+		next, _ := made.after(time.Now().Add(keyPeriod).Truncate(time.Second), 0)
+		secrets := client.CoreV1().Secrets("steelyard")
+		secret := must.Get(secrets.Get(t.Context(), KeySecret, meta.GetOptions{}))(t)
+		secret.Data = next.Data()
+		must.Get(secrets.Update(t.Context(), secret, meta.UpdateOptions{}))(t)
+		settle()
+		must.True(t, n.last().equal(next), "used %+v; want what was changed later", n.used)
+		n.stop()
+	})
+}
+
+// Without the Secret, the right to read it or an answer, the node continues with the keys it has.
+func TestResumeWithoutKeys(t *testing.T) {
+	for name, tt := range map[string]struct {
+		answer error
+		want   func(error) bool
+		takes  time.Duration
+	}{
+		"no Secret": {nil, func(err error) bool { return errors.Is(err, ErrNoKeys) }, 200 * time.Millisecond},
+		"forbidden": {
+			apierrors.NewForbidden(secretResource, KeySecret, errTest), apierrors.IsForbidden, 200 * time.Millisecond,
+		},
+		"no answer": {errTest, func(err error) bool { return errors.Is(err, errNoAnswer) }, time.Minute},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			client := newKeyCluster()
+			client.PrependReactor("list", "secrets", func(k8stest.Action) (bool, runtime.Object, error) {
+				return tt.answer != nil, nil, tt.answer
+			})
+			old := newKeys(time.Now())
+			n := newKeyNode(client, new(bytes.Buffer), &old)
+			defer n.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			start := time.Now()
+			_, err := n.Resume(ctx)
+			must.True(t, tt.want(err) && time.Since(start) <= tt.takes, "%s: %v after %s", name, err, time.Since(start))
+			problem := n.Problem() != ""
+			must.True(t, problem == (tt.answer != nil) && n.known.equal(old), "%s: problem %q", name, n.Problem())
+		})
 	}
 }
