@@ -60,39 +60,32 @@ func TestThreePanics(t *testing.T) {
 		c.Put(web("203.0.113.1"))
 		run(25 * time.Minute) // trusted now
 		for range endsMax + 1 {
-			if p := start(); len(p.findings()) > 0 {
-				t.Fatalf("problems %q after kills", lbtest.Texts(p.findings()))
-			}
+			p := start()
+			must.Need(t, len(p.findings()) == 0, "problems %q after kills", lbtest.Texts(p.findings()))
 		}
 		for range endsMax - 1 {
 			panics()
-			if p := start(); len(p.findings()) > 0 {
-				t.Fatalf("problems %q after fewer panics", lbtest.Texts(p.findings()))
-			}
+			p := start()
+			must.Need(t, len(p.findings()) == 0, "problems %q after fewer panics", lbtest.Texts(p.findings()))
 		}
 		panics()
 		p := start()
 		c.Put(web("203.0.113.1"))
 		c.Put(web("203.0.113.2"))
 		got := lbtest.Texts(p.findings())
-		if state() != " false true" || len(got) != 1 || !strings.Contains(got[0], "3 agents in a row") {
-			t.Errorf("frozen%s, problems %q; want the new one frozen", state(), got)
-		}
-		if h := c.health(lb.Health{Weight: 7}); h.Weight != -1 {
-			t.Errorf("weight %d; want none", h.Weight)
-		}
+		must.True(t, state() == " false true" && len(got) == 1 && strings.Contains(got[0], "3 agents in a row"),
+			"frozen%s, problems %q; want the new one frozen", state(), got)
+		must.Row(t, "weight", -1, c.health(lb.Health{Weight: 7}).Weight)
 		again := web("203.0.113.1")
 		again.Affinity = time.Second
-		if c.Put(again); state() != " true true" {
-			t.Errorf("frozen%s; want a reconfigured one frozen", state())
-		}
+		c.Put(again)
+		must.True(t, state() == " true true", "frozen%s; want a reconfigured one frozen", state())
 		run(11 * time.Minute)
 		if h := c.health(lb.Health{Weight: 7}); state() != " false false" || len(p.findings()) > 0 || h.Weight != 7 {
 			t.Errorf("frozen%s, problems %v, weight %d after ten minutes", state(), p.findings(), h.Weight)
 		}
-		if p := start(); len(p.findings()) > 0 {
-			t.Errorf("problems %q after a clean end", lbtest.Texts(p.findings()))
-		}
+		p = start()
+		must.True(t, len(p.findings()) == 0, "problems %q after a clean end", lbtest.Texts(p.findings()))
 	})
 }
 
@@ -110,8 +103,7 @@ func TestPanicIsReported(t *testing.T) {
 		t.Fatalf("the child ended with %v", err)
 	}
 	first, second := panicked(dir, discard), panicked(dir, discard)
-	if text, err := os.ReadFile(filepath.Join(dir, "panic.last")); !first || second || err != nil ||
-		!strings.Contains(string(text), "panic: test") {
-		t.Errorf("found %t and %t, want true and false; report %q, %v", first, second, text, err)
-	}
+	text, err := os.ReadFile(filepath.Join(dir, "panic.last"))
+	must.True(t, first && !second && err == nil && strings.Contains(string(text), "panic: test"),
+		"found %t and %t, want true and false; report %q, %v", first, second, text, err)
 }

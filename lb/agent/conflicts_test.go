@@ -82,25 +82,19 @@ func TestConflictsInStatus(t *testing.T) {
 			},
 		}
 		x.mark(&st)
-		if !st.Routes[0].Announced || !st.Services[0].Announced {
-			t.Fatalf("%s: %+v", tt.name, st)
-		}
+		must.Need(t, st.Routes[0].Announced && st.Services[0].Announced, "%s: %+v", tt.name, st)
 		r, s := st.Routes[1], st.Services[1]
 		withheld := r.State == lb.RouteWithheld
-		if byL2 := tt.announced && !tt.bgp; r.Since.Equal(since) != byL2 || !st.Routes[0].Since.IsZero() {
-			t.Errorf("%s: announced since %v and %v", tt.name, st.Routes[0].Since, r.Since)
-		}
-		if r.Announced != tt.announced || withheld == tt.announced || s.Announced != tt.announced ||
-			r.Intended != tt.intended || r.Reason != tt.reason || s.Reason != tt.reason {
-			t.Errorf("%s: %+v, %+v", tt.name, r, s)
-		}
-		if got := lbtest.Texts(x.findings()); (len(got) == 1) != tt.hasAProblem {
-			t.Errorf("%s: problems %q", tt.name, got)
-		}
+		byL2 := tt.announced && !tt.bgp
+		must.True(t, r.Since.Equal(since) == byL2 && st.Routes[0].Since.IsZero(),
+			"%s: announced since %v and %v", tt.name, st.Routes[0].Since, r.Since)
+		must.True(t, r.Announced == tt.announced && withheld != tt.announced && s.Announced == tt.announced &&
+			r.Intended == tt.intended && r.Reason == tt.reason && s.Reason == tt.reason, "%s: %+v, %+v", tt.name, r, s)
+		got := lbtest.Texts(x.findings())
+		must.True(t, (len(got) == 1) == tt.hasAProblem, "%s: problems %q", tt.name, got)
 	}
-	if got := lbtest.Texts((conflicts{}).findings()); got != nil {
-		t.Errorf("problems %q without l2", got)
-	}
+	got := lbtest.Texts((conflicts{}).findings())
+	must.True(t, got == nil, "problems %q without l2", got)
 	c := l2.Conflict{MAC: "m", Interface: "eth0", Since: since}
 	if got := (conflicts{}).text(c); !strings.HasPrefix(got, "m on eth0 also claims it") {
 		t.Error(got)

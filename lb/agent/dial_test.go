@@ -1,13 +1,18 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
 	"net"
 	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
@@ -31,9 +36,7 @@ func TestRetryingDial(t *testing.T) {
 		conn.Close()
 		t.Error("connected without a listener")
 	}
-	if away.awaySince().IsZero() {
-		t.Error("the API server is not away")
-	}
+	must.True(t, !away.awaySince().IsZero(), "the API server is not away")
 	time.AfterFunc(dialInterval/2, func() {
 		if l, err := net.Listen("tcp", at); err == nil {
 			t.Cleanup(func() { l.Close() })
@@ -44,12 +47,10 @@ func TestRetryingDial(t *testing.T) {
 	start := time.Now()
 	conn := must.Get(dial(t.Context(), "tcp", at))(t)
 	conn.Close()
-	if !away.awaySince().IsZero() || since.IsZero() || !since.Before(start) {
-		t.Errorf("the API server is away, or was since %s", since)
-	}
-	if took := time.Since(start); took < dialInterval/2 || took > 3*dialInterval {
-		t.Errorf("connected after %s", took)
-	}
+	must.True(t, away.awaySince().IsZero() && !since.IsZero() && since.Before(start),
+		"the API server is away, or was since %s", since)
+	took := time.Since(start)
+	must.True(t, took >= dialInterval/2 && took <= 3*dialInterval, "connected after %s", took)
 }
 
 // A connection to the API server ends within seconds when nobody answers, whether it is idle or has sent a request: a
@@ -77,9 +78,8 @@ func TestLostConnectionEnds(t *testing.T) {
 	must.Get(busy.Write([]byte("request")))(t)
 	for name, c := range map[string]net.Conn{"idle": idle, "busy": busy} {
 		_ = c.SetReadDeadline(time.Now().Add(25 * time.Second)) // the default of Go is 30 s before the first probe
-		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ETIMEDOUT) {
-			t.Errorf("the %s connection: %v; want a timeout of TCP", name, err)
-		}
+		_, err := c.Read(make([]byte, 1))
+		must.True(t, errors.Is(err, syscall.ETIMEDOUT), "the %s connection: %v; want a timeout of TCP", name, err)
 	}
 }
 
@@ -125,8 +125,96 @@ func TestEndpointInsteadOfAnOwnVIP(t *testing.T) {
 			continue
 		}
 		c.Close()
-		if at := known.endpoints("api.example:6443"); at != nil {
-			t.Errorf("%s: endpoints of a name: %q", name, at)
+		at := known.endpoints("api.example:6443")
+		must.True(t, at == nil, "%s: endpoints of a name: %q", name, at)
+	}
+}
+
+// A dial is tried again at each interval until it succeeds or its context ends, and logs only the first failure.
+func TestRetryingDialIntervals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		dial := retryingDial(slog.New(slog.NewTextHandler(&log, nil)), new(reachability), nil)
+		socket := filepath.Join(t.TempDir(), "s")
+		logged := func(unreachable, again int) {
+			t.Helper()
+			gone, back := strings.Count(log.String(), "unreachable"), strings.Count(log.String(), "reachable again")
+			must.True(t, gone == unreachable && back == again,
+				"%d unreachable, %d reachable again; want %d, %d:\n%s", gone, back, unreachable, again, &log)
+			log.Reset()
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 5*dialInterval/2)
+		defer cancel()
+		start := time.Now()
+		conn, err := dial(ctx, "unix", socket)
+		must.True(t, conn == nil && err != nil, "without a listener: %v, %v", conn, err)
+		must.Equal(t, 5*dialInterval/2, time.Since(start))
+		logged(1, 0)
+
+		listening := make(chan net.Listener, 1)
+		time.AfterFunc(5*dialInterval/2, func() { l, _ := net.Listen("unix", socket); listening <- l })
+		start = time.Now()
+		conn = must.Get(dial(t.Context(), "unix", socket))(t)
+		defer (<-listening).Close()
+		conn.Close()
+		must.Equal(t, 3*dialInterval, time.Since(start))
+		logged(1, 1)
+		conn = must.Get(dial(t.Context(), "unix", socket))(t)
+		conn.Close()
+		logged(0, 0)
+	})
+}
+
+// An engine that does not run is reported after its timeout.
+func TestEngineThatDoesNotRun(t *testing.T) {
+	f := newFixture(t)
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		must.True(t, f.checkEngine() != nil, "an engine that does not run responds")
+		must.Equal(t, engineTimeout, time.Since(start))
+	})
+}
+
+// The addresses of an interface are the first global ones of each family in the order of the kernel.
+func TestAddressesOfInterfaces(t *testing.T) {
+	interfaces := must.Get(net.Interfaces())(t)
+	for _, x := range interfaces {
+		addrs, err := x.Addrs()
+		if err != nil {
+			continue // it was deleted in between
+		}
+		var want4, want6 netip.Addr
+		for _, a := range addrs {
+			p, err := netip.ParsePrefix(a.String())
+			if err != nil || !p.Addr().IsGlobalUnicast() {
+				continue
+			}
+			if want := map[bool]*netip.Addr{true: &want4, false: &want6}[p.Addr().Is4()]; !want.IsValid() {
+				*want = p.Addr()
+			}
+		}
+		v4, v6, err := thisHost{}.addresses(x.Name)
+		if _, deleted := net.InterfaceByIndex(x.Index); deleted == nil && (err != nil || v4 != want4 || v6 != want6) {
+			t.Errorf("%s: %s, %s, %v; want %s, %s", x.Name, v4, v6, err, want4, want6)
 		}
 	}
+}
+
+// The agent sends the messages of the watchdog while its engine responds.
+func TestRunSendsWatchdogMessages(t *testing.T) {
+	lines := notifications(t)
+	t.Setenv("WATCHDOG_USEC", "3600000000")
+	t.Setenv("WATCHDOG_PID", "")
+	stop := newFixture(t).start(t)
+	var got []string
+	for range 2 {
+		select {
+		case line := <-lines:
+			got = append(got, line)
+		case <-time.After(stepTimeout):
+		}
+	}
+	slices.Sort(got)
+	must.Equal(t, []string{"READY=1", "WATCHDOG=1"}, got)
+	must.Do(t, stop())
 }

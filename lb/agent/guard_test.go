@@ -1,14 +1,19 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/file"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
@@ -45,10 +50,8 @@ func TestGuard(t *testing.T) {
 				must.Get(l.reload(""))(t)
 			}
 			then, err := l.diff("/x.toml", []byte(tt.to))
-			if warned := strings.Contains(fmt.Sprint(then.Warnings), "a reload refuses this"); err != nil ||
-				warned != (tt.want != "") {
-				t.Errorf("diff: %v, warnings %q", err, then.Warnings)
-			}
+			warned := strings.Contains(fmt.Sprint(then.Warnings), "a reload refuses this")
+			must.True(t, err == nil && warned == (tt.want != ""), "diff: %v, warnings %q", err, then.Warnings)
 			writeConfig(t, l.file, tt.to)
 			_, err = l.reload("")
 			if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
@@ -59,9 +62,8 @@ func TestGuard(t *testing.T) {
 			}
 			_, word, _ := strings.Cut(err.Error(), "--force ")
 			word, _, _ = strings.Cut(word, ",")
-			if _, err := l.reload("0000"); err == nil {
-				t.Error("another word allows the change")
-			}
+			_, err = l.reload("0000")
+			must.True(t, err != nil, "another word allows the change")
 			writeConfig(t, l.file, fmt.Sprintf("force = %q\n", word)+tt.to)
 			must.Get(l.reload(""))(t)
 		})
@@ -75,14 +77,11 @@ func TestGuardByCommand(t *testing.T) {
 	must.Get(l.reload(""))(t)
 	writeConfig(t, l.file, many(0, 1, 0))
 	_, err := l.reload("")
-	if err == nil {
-		t.Fatal("nothing is refused")
-	}
+	must.Need(t, err != nil, "nothing is refused")
 	_, word, _ := strings.Cut(err.Error(), "--force ")
 	word, _, _ = strings.Cut(word, ",")
-	if _, err := l.reload(word); err != nil {
-		t.Errorf("reload --force %s: %v", word, err)
-	}
+	_, err = l.reload(word)
+	must.True(t, err == nil, "reload --force %s: %v", word, err)
 }
 
 // Services of the cluster count by their addresses in pools.
@@ -124,9 +123,122 @@ func TestGuardAtTheStart(t *testing.T) {
 		a, _, err := newInMemory(t, tt.text, func(o *Options) { o.KeepDir = dir })
 		must.Do(t, err)
 		st := a.reloader.state.Load()
-		if !strings.HasSuffix(st.text, tt.inForce) || (st.refused != "") != tt.refused ||
-			len(a.reloader.findings()) > 0 {
-			t.Errorf("in force is\n%s\nrefused: %q, findings %v", st.text, st.refused, a.reloader.findings())
+		must.True(t, strings.HasSuffix(st.text, tt.inForce) && (st.refused != "") == tt.refused &&
+			len(a.reloader.findings()) == 0,
+			"in force is\n%s\nrefused: %q, findings %v", st.text, st.refused, a.reloader.findings())
+	}
+}
+
+// collector is a sink that keeps the services.
+type collector struct {
+	services []*lb.Service
+	complete context.CancelFunc
+}
+
+func (c *collector) Put(s *lb.Service) { c.services = append(c.services, s) }
+func (c *collector) Delete(string)     {}
+func (c *collector) Complete(string)   { c.complete() }
+
+// checkRails fails when a valid configuration announces something else than addresses of its pools: by BGP, the whole
+// prefix must be in pools.
+func checkRails(t *testing.T, text string) (valid bool) {
+	t.Helper()
+	cfg, err := config.Parse("test.toml", []byte(text))
+	if err != nil {
+		return false
+	}
+	source := file.New(nil, nil)
+	if source.Use(cfg) != nil {
+		return false
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	got := &collector{complete: cancel}
+	must.Do(t, source.Run(ctx, got))
+	o := bgpOptions(cfg, facts, nil)
+	poolOf := func(a netip.Addr) int {
+		return slices.IndexFunc(cfg.Pools, func(p config.Pool) bool { return p.Contains(a) })
+	}
+	for _, s := range got.services {
+		for _, vip := range s.VIPs {
+			i := poolOf(vip)
+			must.Need(t, i >= 0, "%s of %s is in no pool of\n%s", vip, s.Name, text)
+			p := cfg.Pools[i]
+			by := s.Announce
+			must.Need(t, slices.Equal(by, p.Announce), "%s of %s is announced by %v of\n%s", vip, s.Name, by, text)
+			if len(p.Announce) > 0 && !slices.Contains(p.Announce, lb.AnnounceBGP) {
+				continue
+			}
+			bits := cmp.Or(p.AggregateV6, o.AggregateV6)
+			if vip.Is4() {
+				bits = cmp.Or(p.AggregateV4, o.AggregateV4)
+			}
+			prefix := netip.PrefixFrom(vip, bits).Masked()
+			must.Need(t, prefix.Bits() >= 8, "%s is announced of\n%s", prefix, text)
+			for a := prefix.Addr(); prefix.Contains(a); a = a.Next() {
+				must.Need(t, poolOf(a) >= 0, "%s is announced and has %s, which is in no pool of\n%s", prefix, a, text)
+			}
 		}
 	}
+	return true
+}
+
+// Only addresses of pools are ever announced, whatever valid configuration there is. Most addresses are near the ends
+// of pools, and most prefix lengths near the pools' lengths.
+func TestRails(t *testing.T) {
+	t.Parallel()
+	rng := rand.New(rand.NewPCG(12, 12))
+	address := func() string {
+		if rng.IntN(3) == 0 {
+			return fmt.Sprintf("2001:db8::%x", rng.IntN(64))
+		}
+		return fmt.Sprintf("203.0.113.%d", rng.IntN(64))
+	}
+	ranged := func() string {
+		switch rng.IntN(4) {
+		case 0:
+			return fmt.Sprintf("203.0.113.%d/%d", rng.IntN(8)*8, 28+rng.IntN(5))
+		case 1:
+			return fmt.Sprintf("2001:db8::%x/%d", rng.IntN(8)*8, 124+rng.IntN(5))
+		case 2:
+			return fmt.Sprintf("203.0.113.%d-203.0.113.%d", rng.IntN(64), rng.IntN(64))
+		}
+		return address()
+	}
+	lengths := func() (lines string) {
+		if rng.IntN(2) == 0 {
+			lines += fmt.Sprintf("aggregate_v4 = %d\n", 27+rng.IntN(6))
+		}
+		if rng.IntN(2) == 0 {
+			lines += fmt.Sprintf("aggregate_v6 = %d\n", 123+rng.IntN(6))
+		}
+		return lines
+	}
+	valid := 0
+	for range 8000 {
+		var b strings.Builder
+		fmt.Fprintf(&b, "[l2]\n[bgp]\nasn = 64512\n%s", lengths())
+		for n := range 1 + rng.IntN(3) {
+			fmt.Fprintf(&b, "[[pool]]\nname = \"p%d\"\naddresses = [%q, %q]\n", n, ranged(), ranged())
+			if rng.IntN(3) == 0 {
+				b.WriteString(lengths())
+			}
+			if rng.IntN(3) == 0 {
+				fmt.Fprintf(&b, "announce = [%q]\n", lb.AnnouncerKinds[rng.IntN(len(lb.AnnouncerKinds))])
+			}
+		}
+		for n := range 1 + rng.IntN(3) {
+			fmt.Fprintf(&b, "[[service]]\nname = \"s%d\"\nports = [\"%d\"]\nforward = \"tunnel\"\n", n, 80+n)
+			b.WriteString("backends = [\"10.0.0.1\", \"fd00::1\"]\n")
+			if rng.IntN(2) == 0 {
+				fmt.Fprintf(&b, "address = [%q, %q]\n", address(), address())
+			} else {
+				fmt.Fprintf(&b, "pool = \"p%d\"\naddress_per_node = %t\n", rng.IntN(3), rng.IntN(2) == 0)
+			}
+		}
+		if checkRails(t, b.String()) {
+			valid++
+		}
+	}
+	must.True(t, valid >= 50, "only %d configurations were valid", valid)
+	t.Logf("%d configurations were valid", valid)
 }

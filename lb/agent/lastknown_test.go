@@ -100,12 +100,10 @@ func TestLastKnownState(t *testing.T) {
 			"calls %q, nodes %v", out.list, gotNodes)
 	})
 	synctest.Test(t, func(t *testing.T) {
-		if out, _ := after(t, dir, 20*time.Second, false, func(*lastKnown) {}); len(out.services) > 0 {
-			t.Error("the state was put although the API server answers")
-		}
-		if out, _ := after(t, dir, 40*time.Second, false, func(*lastKnown) {}); len(out.services) != 2 {
-			t.Error("the state was not put although the API server gives none")
-		}
+		out, _ := after(t, dir, 20*time.Second, false, func(*lastKnown) {})
+		must.True(t, len(out.services) == 0, "the state was put although the API server answers")
+		out, _ = after(t, dir, 40*time.Second, false, func(*lastKnown) {})
+		must.True(t, len(out.services) == 2, "the state was not put although the API server gives none")
 	})
 	// Services that no longer exist when the API server is back are deleted.
 	synctest.Test(t, func(t *testing.T) {
@@ -130,9 +128,8 @@ func TestLastKnownStateIsNotPut(t *testing.T) {
 		must.True(t, len(out.services) == 1 && out.services["new"] != nil, "services %v", out.services)
 		l := newLastKnown(nil, nil, dir, discard)
 		must.Do(t, os.WriteFile(l.file.Path(), []byte("damaged"), 0o600))
-		if out, _ := after(t, dir, time.Minute, true, func(*lastKnown) {}); len(out.services)+len(out.list) > 0 {
-			t.Errorf("services %v, calls %q", out.services, out.list)
-		}
+		out, _ = after(t, dir, time.Minute, true, func(*lastKnown) {})
+		must.True(t, len(out.services)+len(out.list) == 0, "services %v, calls %q", out.services, out.list)
 	})
 }
 
@@ -183,12 +180,10 @@ func TestEachChangeIsStored(t *testing.T) {
 		"delete": func() { l.Delete("a/web") }, "nodes": func() { _ = l.tunnelSources(nil) },
 	} {
 		l.synced, l.dirty = true, false
-		if change(); !l.dirty {
-			t.Errorf("%s: not to be stored", name)
-		}
-		if l.save(); l.dirty {
-			t.Errorf("%s: not stored", name)
-		}
+		change()
+		must.True(t, l.dirty, "%s: not to be stored", name)
+		l.save()
+		must.True(t, !l.dirty, "%s: not stored", name)
 	}
 }
 
@@ -222,9 +217,7 @@ check = "none"
 	stored := func() bool {
 		return !slices.ContainsFunc(a.problems.findings(), func(f lb.Finding) bool { return f.Object == problem })
 	}
-	if stored() {
-		t.Fatalf("problems %q; want %q", lbtest.Texts(a.problems.findings()), problem)
-	}
+	must.Need(t, !stored(), "problems %q; want %q", lbtest.Texts(a.problems.findings()), problem)
 	i := slices.IndexFunc(a.tasks, func(t task) bool { return t.name == "addresses to store" })
 	go a.tasks[i].run(t.Context())
 	must.Do(t, os.Remove(dir))

@@ -169,10 +169,8 @@ func TestMainRefuses(t *testing.T) {
 		want       []string
 	}{
 		{"not valid", "[nonsense]\n[rubbish]\n", []string{"nonsense: no such section", "rubbish: no such section"}},
-		{
-			"no kubeconfig", "[datapath]\ninterfaces = [\"lo\"]\n[kubernetes]\nkubeconfig = \"/no/such\"\n",
-			[]string{":4: kubernetes.kubeconfig: ", "/no/such: no such file or directory"},
-		},
+		{"no kubeconfig", "[datapath]\ninterfaces = [\"lo\"]\n[kubernetes]\nkubeconfig = \"/no/such\"\n",
+			[]string{":4: kubernetes.kubeconfig: ", "/no/such: no such file or directory"}},
 		{"no pod", "[datapath]\ninterfaces = [\"lo\"]\n[kubernetes]\n", []string{":3: kubernetes.kubeconfig: missing"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -180,18 +178,12 @@ func TestMainRefuses(t *testing.T) {
 			path := writeConfig(t, "", tt.text)
 			err := Main(t.Context(), path, "v", &log)
 			for _, want := range tt.want {
-				if err == nil || !strings.Contains(err.Error(), want) {
-					t.Errorf("Main: %v; want %q", err, want)
-				}
+				must.True(t, err != nil && strings.Contains(err.Error(), want), "Main: %v; want %q", err, want)
 			}
 			_, checked := Check(path, false)
-			if checked == nil || checked.Error() != err.Error() {
-				t.Errorf("Check: %v; want the same", checked)
-			}
+			must.True(t, checked != nil && checked.Error() == err.Error(), "Check: %v; want the same", checked)
 			_, direct := New(Options{ConfigFile: path, Log: discard})
-			if direct == nil || direct.Error() != err.Error() {
-				t.Errorf("New: %v; want the same", direct)
-			}
+			must.True(t, direct != nil && direct.Error() == err.Error(), "New: %v; want the same", direct)
 		})
 	}
 }
@@ -204,15 +196,12 @@ func TestLogger(t *testing.T) {
 		log.Info("hidden")
 		log.Warn("m")
 		queue.Flush()
-		if got := out.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, want) {
-			t.Errorf("%s: %s", format, got)
-		}
+		got := out.String()
+		must.True(t, strings.Count(got, "\n") == 1 && strings.Contains(got, want), "%s: %s", format, got)
 		level.Set(slog.LevelInfo)
 		log.Info("shown")
 		queue.Flush()
-		if !strings.Contains(out.String(), "shown") {
-			t.Errorf("%s: the level does not follow", format)
-		}
+		must.True(t, strings.Contains(out.String(), "shown"), "%s: the level does not follow", format)
 		level.Set(slog.LevelDebug)
 		stdlog.Print("of net/http")
 		queue.Flush()
@@ -227,7 +216,6 @@ func TestNewReturnsTheErrorOfTheDatapath(t *testing.T) {
 	cfg := parse(t, "[datapath]\ninterfaces = [\"lo\"]\n")
 	cfg.Datapath.MaxFlows = 0
 	a, err := New(Options{Config: cfg, Log: discard, PinPath: t.TempDir(), StateDir: t.TempDir()})
-	if a != nil || err == nil || !strings.Contains(err.Error(), "max_flows is 0") {
-		t.Errorf("agent %v, error %v", a, err)
-	}
+	must.True(t, a == nil && err != nil && strings.Contains(err.Error(), "max_flows is 0"),
+		"agent %v, error %v", a, err)
 }

@@ -43,9 +43,8 @@ func TestNewMembership(t *testing.T) {
 			continue
 		}
 		if m == nil {
-			if lbtest.Texts(m.findings()) != nil || m.reload(&tt.c, &tt.c) != nil {
-				t.Errorf("%s: problems %q", tt.name, lbtest.Texts(m.findings()))
-			}
+			must.True(t, lbtest.Texts(m.findings()) == nil && m.reload(&tt.c, &tt.c) == nil,
+				"%s: problems %q", tt.name, lbtest.Texts(m.findings()))
 			m.setNodes(other)
 			m.setClusterKeys(&tt.c, kube.Keys{})
 			continue
@@ -91,9 +90,8 @@ func TestReloadMembers(t *testing.T) {
 	} {
 		running, next := &config.Config{L2: before}, &config.Config{L2: tt.next}
 		m := must.Get(newMembership(running, node1, nil, discard))(t)
-		if err := m.reload(running, next); err != nil || l2PeersOf(m) != tt.peers {
-			t.Errorf("%s: %v, peers %s; want %s", tt.name, err, l2PeersOf(m), tt.peers)
-		}
+		must.Row(t, tt.name, nil, m.reload(running, next))
+		must.Row(t, tt.name, tt.peers, l2PeersOf(m))
 		must.Row(t, tt.name, tt.restart, len(needRestart(running, next)) > 0)
 	}
 }
@@ -107,9 +105,8 @@ func TestReloadMembersInACluster(t *testing.T) {
 	m := must.Get(newMembership(running, node{name: "lb1", address4: ip("192.0.2.11")}, nil, discard))(t)
 	reload := func(want string, members ...netip.Addr) {
 		t.Helper()
-		if err := m.reload(running, config(members...)); err != nil || l2PeersOf(m) != want {
-			t.Errorf("%v, peers %s; want %s", err, l2PeersOf(m), want)
-		}
+		err := m.reload(running, config(members...))
+		must.True(t, err == nil && l2PeersOf(m) == want, "%v, peers %s; want %s", err, l2PeersOf(m), want)
 	}
 	reload("[]", ip("192.0.2.13")) // the nodes are not known yet
 	m.setNodes([]netip.Addr{ip("192.0.2.21")})
@@ -122,9 +119,7 @@ func TestReloadMembersInACluster(t *testing.T) {
 // has removed it.
 func TestMembersDoNotRespond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		config := func(members ...netip.Addr) *config.Config {
-			return &config.Config{L2: &config.L2{Members: members}}
-		}
+		config := func(members ...netip.Addr) *config.Config { return &config.Config{L2: &config.L2{Members: members}} }
 		running := config(ip("192.0.2.12"))
 		m := must.Get(newMembership(running, node{name: "lb1", address4: ip("192.0.2.11")}, nil, discard))(t)
 		problems := func(after time.Duration, want ...string) {
@@ -134,9 +129,7 @@ func TestMembersDoNotRespond(t *testing.T) {
 			same := slices.EqualFunc(got, want, func(text, member string) bool {
 				return strings.HasPrefix(text, "member "+member+" of [l2] does not respond since ")
 			})
-			if !same {
-				t.Errorf("problems %q; want those of %s", got, want)
-			}
+			must.True(t, same, "problems %q; want those of %s", got, want)
 		}
 		problems(memberGrace)
 		problems(time.Second, "192.0.2.12")
@@ -178,9 +171,8 @@ func TestMemberFamily(t *testing.T) {
 			continue
 		}
 		text := strings.Join(c.Warnings, "\n")
-		if strings.Contains(text, "has no effect") != (tt.warning != "") || !strings.Contains(text, tt.warning) {
-			t.Errorf("%s: warnings %q; want %q", tt.name, text, tt.warning)
-		}
+		must.True(t, strings.Contains(text, "has no effect") == (tt.warning != "") &&
+			strings.Contains(text, tt.warning), "%s: warnings %q; want %q", tt.name, text, tt.warning)
 	}
 }
 
@@ -250,9 +242,8 @@ func TestMemberProblems(t *testing.T) {
 		must.Equal(t, nil, lbtest.Texts(m.findings()))
 		time.Sleep(memberGrace + time.Second)
 		list := lbtest.Texts(m.findings())
-		if len(list) != 1 || !strings.HasPrefix(list[0], "member 127.0.6.2 of [l2] does not respond since ") ||
-			!strings.HasSuffix(list[0], ": it is down, port 7946 is filtered (UDP or TCP), or it has another secret") {
-			t.Errorf("problems %q", list)
-		}
+		must.True(t, len(list) == 1 && strings.HasPrefix(list[0], "member 127.0.6.2 of [l2] does not respond since ") &&
+			strings.HasSuffix(list[0], ": it is down, port 7946 is filtered (UDP or TCP), or it has another secret"),
+			"problems %q", list)
 	})
 }

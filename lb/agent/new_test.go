@@ -111,16 +111,14 @@ forward = "dsr"
 check = "tcp"
 `, asIs)
 	must.Do(t, err)
-	if o := dp.options; o.PinPath != "/pins" || o.Interfaces[0] != "lo" || o.Delivers {
-		t.Errorf("options of the datapath %+v", o)
-	}
+	o := dp.options
+	must.True(t, o.PinPath == "/pins" && o.Interfaces[0] == "lo" && !o.Delivers, "options of the datapath %+v", o)
 	stop := must.Run(t, a.Run)
 	c := admin.NewClient(socket)
 	var i admin.Info
 	eventually(t, "settled", func() bool { return c.Get(t.Context(), "/v1/status", &i) == nil && i.Settled })
-	if i.Node != "n" || i.Version != "v" || i.Services != 2 || i.Interfaces[0].Name != "lo" || i.Started.IsZero() {
-		t.Errorf("status %+v", i)
-	}
+	must.True(t, i.Node == "n" && i.Version == "v" && i.Services == 2 && i.Interfaces[0].Name == "lo" &&
+		!i.Started.IsZero(), "status %+v", i)
 	var backends []lb.BackendStatus
 	reason := func() string {
 		must.Do(t, c.Get(t.Context(), "/v1/backends", &backends))
@@ -130,22 +128,18 @@ check = "tcp"
 		return strings.Contains(reason(), "way to 203.0.113.11 on 10.0.0.22 by dsr")
 	})
 	var flows admin.Flows
-	if err := c.Get(t.Context(), "/v1/flows", &flows); err != nil || !flows.More {
-		t.Errorf("flows %+v, %v", flows, err)
-	}
+	err = c.Get(t.Context(), "/v1/flows", &flows)
+	must.True(t, err == nil && flows.More, "flows %+v, %v", flows, err)
 	var x lb.Explanation
 	path := "/v1/explain?client=198.51.100.7&to=203.0.113.10:80"
-	if err := c.Get(t.Context(), path, &x); err != nil || x.Reason != "test" {
-		t.Errorf("explanation %+v, %v", x, err)
-	}
+	err = c.Get(t.Context(), path, &x)
+	must.True(t, err == nil && x.Reason == "test", "explanation %+v, %v", x, err)
 	var drains lb.Drains
-	if err := c.Post(t.Context(), "/v1/drain?service=web", &drains); err != nil || len(drains.Services) != 1 {
-		t.Errorf("drains %+v, %v", drains, err)
-	}
+	err = c.Post(t.Context(), "/v1/drain?service=web", &drains)
+	must.True(t, err == nil && len(drains.Services) == 1, "drains %+v, %v", drains, err)
 	var reloaded admin.Reloaded
-	if err := c.Post(t.Context(), "/v1/reload", &reloaded); err != nil || reloaded.Config != a.reloader.file {
-		t.Errorf("reload %+v, %v", reloaded, err)
-	}
+	err = c.Post(t.Context(), "/v1/reload", &reloaded)
+	must.True(t, err == nil && reloaded.Config == a.reloader.file, "reload %+v, %v", reloaded, err)
 	metrics := scrape(t, socket)
 	for _, name := range []string{
 		"steelyard_test 0", "steelyard_engine_settled 1", "steelyard_engine_apply_duration_seconds_count{",
@@ -168,8 +162,7 @@ func scrape(t *testing.T, socket string) string {
 	}}
 	resp := must.Get(client.Get("http://agent/metrics"))(t)
 	defer resp.Body.Close()
-	text := must.Get(io.ReadAll(resp.Body))(t)
-	return string(text)
+	return string(must.Get(io.ReadAll(resp.Body))(t))
 }
 
 // What New has opened is closed when a later step fails.
@@ -197,9 +190,8 @@ func TestNewFails(t *testing.T) {
 		a, dp, err := newInMemory(t, tt.text, tt.change)
 		must.True(t, a == nil && err != nil && strings.Contains(err.Error(), tt.err),
 			"%s: agent %v, error %v; want %s", tt.name, a, err, tt.err)
-		if closed := len(dp.all()) == 1; closed != tt.closed {
-			t.Errorf("%s: datapath closed %t; want %t", tt.name, closed, tt.closed)
-		}
+		closed := len(dp.all()) == 1
+		must.True(t, closed == tt.closed, "%s: datapath closed %t; want %t", tt.name, closed, tt.closed)
 	}
 }
 
@@ -209,9 +201,8 @@ func TestUnreadableDrains(t *testing.T) {
 		must.Do(t, os.WriteFile(filepath.Join(o.StateDir, "drained.json"), []byte("x"), 0o600))
 	})
 	must.Do(t, err)
-	if p := lbtest.Texts(a.problems.findings()); len(p) != 1 || !strings.Contains(p[0], "read the drains from ") {
-		t.Errorf("problems %q", p)
-	}
+	p := lbtest.Texts(a.problems.findings())
+	must.True(t, len(p) == 1 && strings.Contains(p[0], "read the drains from "), "problems %q", p)
 }
 
 func TestNewLogsWarnings(t *testing.T) {
@@ -224,22 +215,13 @@ func TestNewLogsWarnings(t *testing.T) {
 
 // The parts of the cluster source that run depend on who the service proxy is and who assigns addresses.
 func TestClusterTasks(t *testing.T) {
-	kubeconfig := writeConfig(t, "", `
-apiVersion: v1
-kind: Config
-current-context: c
-clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]
-contexts: [{name: c, context: {cluster: c, user: u}}]
-users: [{name: u, user: {}}]
-`)
+	kubeconfig := kubeconfigOf(t, "http://127.0.0.1:1")
 	const pool = "[l2]\n[[pool]]\nname = \"a\"\naddresses = [\"203.0.113.0/30\"]\n"
 	for _, tt := range []struct{ keys, more, want string }{
 		{`proxy = "kube-proxy"`, "", "node health checks, addresses"},
 		{"", "", "health check node ports, node health checks, addresses"},
-		{
-			`proxy = "replace"`, "",
-			"health check node ports, health of the service proxy, node health checks, addresses",
-		},
+		{`proxy = "replace"`, "",
+			"health check node ports, health of the service proxy, node health checks, addresses"},
 		{`proxy = "kube-proxy"`, pool, "node health checks, addresses"},
 		{"proxy = \"kube-proxy\"\nallocate = false", pool, "node health checks"},
 	} {
@@ -251,15 +233,12 @@ users: [{name: u, user: {}}]
 			names = append(names, x.name)
 		}
 		want := "last known state of the cluster, " + tt.want
-		if got := strings.Join(names, ", "); got != want || c.source.name != "kubernetes" {
-			t.Errorf("%s: source %s, tasks %s; want %s", tt.keys, c.source.name, got, tt.want)
-		}
+		must.Row(t, tt.keys+": tasks", want, strings.Join(names, ", "))
+		must.Row(t, tt.keys+": source", "kubernetes", c.source.name)
 		if tt.more != "" {
 			cfg.Pools[0].ServiceSelector = "!!"
-			o := Options{Config: cfg, Log: discard, api: new(apiDialer)}
-			if _, err := newCluster(o, facts, nil, nil, nil, nil, nil); err == nil {
-				t.Errorf("%s: a wrong selector is accepted", tt.keys)
-			}
+			_, err := newCluster(o, facts, nil, nil, nil, nil, nil)
+			must.True(t, err != nil, "%s: a wrong selector is accepted", tt.keys)
 		}
 	}
 }
@@ -275,32 +254,22 @@ func TestNewClient(t *testing.T) {
 	})}
 	go server.Serve(l)
 	t.Cleanup(func() { close(stop); server.Close() })
-	kubeconfig := writeConfig(t, "", fmt.Sprintf(`
-apiVersion: v1
-kind: Config
-current-context: c
-clusters: [{name: c, cluster: {server: "http://%s"}}]
-contexts: [{name: c, context: {cluster: c, user: u}}]
-users: [{name: u, user: {}}]
-`, l.Addr()))
+	kubeconfig := kubeconfigOf(t, "http://"+l.Addr().String())
 	dialed := ""
 	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
 		dialed = address
 		return new(net.Dialer).DialContext(ctx, network, address)
 	}
 	client := must.Get(newClient(kubeconfig, "v1", time.Second, dial))(t)
-	if _, err := client.Discovery().ServerVersion(); err == nil || dialed != l.Addr().String() {
-		t.Errorf("a server without an answer: %v, dialed %q", err, dialed)
-	}
+	_, err := client.Discovery().ServerVersion()
+	must.True(t, err != nil && dialed == l.Addr().String(), "a server without an answer: %v, dialed %q", err, dialed)
 	h := <-header
 	must.Equal(t, "steelyard/v1", h.Get("User-Agent"))
-	if got := h.Get("Accept"); !strings.HasPrefix(got, "application/vnd.kubernetes.protobuf") {
-		t.Errorf("accepts %q", got)
-	}
+	got := h.Get("Accept")
+	must.True(t, strings.HasPrefix(got, "application/vnd.kubernetes.protobuf"), "accepts %q", got)
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	if _, err := newClient("", "v1", 0, nil); err == nil {
-		t.Error("outside of a pod: no error")
-	}
+	_, err = newClient("", "v1", 0, nil)
+	must.True(t, err != nil, "outside of a pod: no error")
 }
 
 // The default interface is that of the kernel's routes; a host without a default route has none.
@@ -310,9 +279,7 @@ func TestDefaultInterface(t *testing.T) {
 	for line := range strings.Lines(string(routes)) {
 		f := strings.Fields(line)
 		if f[1] == "00000000" && f[7] == "00000000" {
-			if err != nil || got != f[0] {
-				t.Errorf("%s, %v; want %s", got, err, f[0])
-			}
+			must.True(t, err == nil && got == f[0], "%s, %v; want %s", got, err, f[0])
 			return
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,16 +15,15 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // fakeHost has an interface eth0 with one address of each family, and a default route over it.
-type fakeHost struct {
-	noName, noRoute bool
-	noV4            bool
-}
+type fakeHost struct{ noName, noRoute, noV4 bool }
 
 func (h fakeHost) name() (string, error) {
 	if h.noName {
@@ -62,14 +63,10 @@ func TestDescribe(t *testing.T) {
 		want node
 		err  string
 	}{
-		{
-			name: "nothing configured",
-			want: node{"host", ip("192.0.2.1"), ip("192.0.2.1"), ip("2001:db8::1"), eth0, eth0},
-		},
-		{
-			name: "NODE_NAME before the host name", env: "pod-node",
-			want: node{"pod-node", ip("192.0.2.1"), ip("192.0.2.1"), ip("2001:db8::1"), eth0, eth0},
-		},
+		{name: "nothing configured",
+			want: node{"host", ip("192.0.2.1"), ip("192.0.2.1"), ip("2001:db8::1"), eth0, eth0}},
+		{name: "NODE_NAME before the host name", env: "pod-node",
+			want: node{"pod-node", ip("192.0.2.1"), ip("192.0.2.1"), ip("2001:db8::1"), eth0, eth0}},
 		{
 			name: "all configured", env: "pod-node", host: fakeHost{noName: true, noRoute: true},
 			cfg: config.Config{
@@ -81,33 +78,21 @@ func TestDescribe(t *testing.T) {
 				"n", ip("192.0.2.9"), ip("192.0.2.2"), ip("2001:db8::1"), []string{"eth0", "eth1"}, []string{"eth2"},
 			},
 		},
-		{
-			name: "IPv6 address configured, L2 on the uplinks",
+		{name: "IPv6 address configured, L2 on the uplinks",
 			cfg:  config.Config{Node: config.Node{Address: ip("2001:db8::2")}, L2: &config.L2{}},
-			want: node{"host", ip("192.0.2.1"), ip("192.0.2.1"), ip("2001:db8::2"), eth0, eth0},
-		},
-		{
-			name: "no IPv4, no BGP", host: fakeHost{noV4: true},
-			want: node{name: "host", address6: ip("2001:db8::1"), interfaces: eth0, l2Interfaces: eth0},
-		},
-		{
-			name: "no IPv4, BGP with a router ID", host: fakeHost{noV4: true},
+			want: node{"host", ip("192.0.2.1"), ip("192.0.2.1"), ip("2001:db8::2"), eth0, eth0}},
+		{name: "no IPv4, no BGP", host: fakeHost{noV4: true},
+			want: node{name: "host", address6: ip("2001:db8::1"), interfaces: eth0, l2Interfaces: eth0}},
+		{name: "no IPv4, BGP with a router ID", host: fakeHost{noV4: true},
 			cfg:  config.Config{BGP: bgp, Node: config.Node{RouterID: ip("192.0.2.9")}},
-			want: node{"host", ip("192.0.2.9"), netip.Addr{}, ip("2001:db8::1"), eth0, eth0},
-		},
-		{
-			name: "no IPv4, BGP", host: fakeHost{noV4: true}, cfg: config.Config{BGP: bgp},
-			err: "interface eth0 has no IPv4 address to use as BGP identifier; set node.router_id",
-		},
+			want: node{"host", ip("192.0.2.9"), netip.Addr{}, ip("2001:db8::1"), eth0, eth0}},
+		{name: "no IPv4, BGP", host: fakeHost{noV4: true}, cfg: config.Config{BGP: bgp},
+			err: "interface eth0 has no IPv4 address to use as BGP identifier; set node.router_id"},
 		{name: "no host name", host: fakeHost{noName: true}, err: "find the host name: no name; set node.name"},
-		{
-			name: "no default route", host: fakeHost{noRoute: true},
-			err: "find the uplink: no route; set datapath.interfaces",
-		},
-		{
-			name: "unknown interface", cfg: config.Config{Datapath: config.Datapath{Interfaces: []string{"eth9"}}},
-			err: "interface eth9: Link not found; name an interface of this machine",
-		},
+		{name: "no default route", host: fakeHost{noRoute: true},
+			err: "find the uplink: no route; set datapath.interfaces"},
+		{name: "unknown interface", cfg: config.Config{Datapath: config.Datapath{Interfaces: []string{"eth9"}}},
+			err: "interface eth9: Link not found; name an interface of this machine"},
 		{
 			name: "unknown first interface",
 			cfg:  config.Config{Datapath: config.Datapath{Interfaces: []string{"eth9", "eth0"}}},
@@ -139,24 +124,20 @@ func TestNodeAddress(t *testing.T) {
 		if v4 != "" {
 			n.address4 = ip(v4)
 		}
-		if got := n.address(); got != ip(tt.want) {
-			t.Errorf("%q: %s; want %s", tt.n, got, tt.want)
-		}
+		got := n.address()
+		must.True(t, got == ip(tt.want), "%q: %s; want %s", tt.n, got, tt.want)
 	}
 }
 
 // The system itself is read without privileges: the loopback interface has no global address.
 func TestThisHost(t *testing.T) {
 	v4, v6, err := thisHost{}.addresses("lo")
-	if err != nil || v4.IsLoopback() || v6.IsLoopback() || v6.IsLinkLocalUnicast() {
-		t.Errorf("lo: %s, %s, %v", v4, v6, err)
-	}
+	must.True(t, err == nil && !v4.IsLoopback() && !v6.IsLoopback() && !v6.IsLinkLocalUnicast(),
+		"lo: %s, %s, %v", v4, v6, err)
 	_, _, err = thisHost{}.addresses("no-such-link")
-	must.True(t, err != nil && strings.HasPrefix(err.Error(), "interface no-such-link: "),
-		"unknown interface: %v", err)
-	if name, err := (thisHost{}).name(); err != nil || name == "" {
-		t.Errorf("host name %q, %v", name, err)
-	}
+	must.True(t, err != nil && strings.HasPrefix(err.Error(), "interface no-such-link: "), "unknown interface: %v", err)
+	name, err := (thisHost{}).name()
+	must.True(t, err == nil && name != "", "host name %q, %v", name, err)
 }
 
 // A node has the peers whose node_selector matches its labels, follows changes of both, and has them when it starts
@@ -249,9 +230,148 @@ func TestEngineHealth(t *testing.T) {
 		}
 		h := engineHealth{p}
 		got, err := h.behind()
-		if !got.Equal(since) || !errors.Is(err, tt.want) || h.applied() != p.state.Applied {
-			t.Errorf("an event waits for %s: behind %s, %v, applied %t", tt.waiting, got, err, h.applied())
-		}
+		must.True(t, got.Equal(since) && errors.Is(err, tt.want) && h.applied() == p.state.Applied,
+			"an event waits for %s: behind %s, %v, applied %t", tt.waiting, got, err, h.applied())
 		must.True(t, h.inForce("default/web") && !h.inForce("default/db"), "in force is wrong")
+	}
+}
+
+// Interfaces of the file that do not exist: check names each with its line, and the start of the agent warns.
+func TestMissingInterfacesAreReported(t *testing.T) {
+	const text = "[datapath]\ninterfaces = [\"none-0\", \"lo\",\n  \"none-1\"]\n"
+	path := writeConfig(t, "", text+`[bgp]
+asn = 64512
+peers = [{ address = "192.0.2.1", asn = 64500 }]
+[node]
+router_id = "192.0.2.2"
+`+webTOML)
+	want := []string{
+		":2: datapath.interfaces[0]: there is no interface none-0; name an interface of this machine",
+		":3: datapath.interfaces[2]: there is no interface none-1; name an interface of this machine",
+	}
+	_, err := Check(path, false)
+	cfg, started := load(path)
+	must.Need(t, err != nil && started == nil && len(cfg.Warnings) == len(want),
+		"Check: %v; load: %+v, %v", err, cfg, started)
+	for i, line := range strings.Split(err.Error(), "\n") {
+		must.True(t, strings.HasSuffix(line, want[i]) && strings.Contains(cfg.Warnings[i], want[i]),
+			"%s, warning %s; want %s", line, cfg.Warnings[i], want[i])
+	}
+}
+
+// Without any interface of the file the agent waits. It starts when the first of them exists, and attaches the others
+// when they exist: a card that is slow or broken does not stop the others.
+func TestStartsWithTheInterfacesThatExist(t *testing.T) {
+	labtest.Root(t)
+	self := must.Get(os.Executable())(t)
+	l := labtest.New(t)
+	h, peer := labtest.Host(t, l, "lb"), labtest.Host(t, l, "peer")
+	connect := func(name, prefix string) {
+		t.Helper()
+		at := lab.End{Host: h, Name: name, Addresses: []netip.Prefix{netip.MustParsePrefix(prefix)}}
+		must.Do(t, l.Link(at, lab.End{Host: peer, Name: name}, lab.LinkOptions{}))
+	}
+	cfg := lab.AgentConfig{Name: "lb1", Mode: "tc", Interfaces: []string{"eth0", "eth1"}}
+	agent, err := lab.StartAgent(h, lab.AgentOptions{Binary: self, Config: cfg.TOML()}) // it will not be ready
+	must.Do(t, err)
+	state := func(what string, verdict admin.Verdict, reasons ...string) {
+		t.Helper()
+		labtest.Until(t, stepTimeout, what, func() error {
+			var i admin.Info
+			if err := agent.Get(t.Context(), "/v1/status", &i); err != nil {
+				return err
+			}
+			for _, r := range reasons {
+				if !strings.Contains(strings.Join(i.Reasons, "; "), r) {
+					return fmt.Errorf("reasons %q; want %q", i.Reasons, r)
+				}
+			}
+			if i.Verdict != verdict {
+				return fmt.Errorf("%s, %q; want %s", i.Verdict, i.Reasons, verdict)
+			}
+			if i.Waiting == "" && strings.Contains(strings.Join(i.Warnings, "\n"), "there is no interface eth1") {
+				return fmt.Errorf("warnings %q about an interface that exists", i.Warnings)
+			}
+			return nil
+		})
+	}
+	state("it waits", admin.Down, "waiting for the network: interface eth0: Link not found")
+	connect("eth1", "192.0.2.1/24")
+	state("it works by the second interface", admin.Degraded, "interface eth0: interface not found")
+	connect("eth0", "198.51.100.1/24")
+	state("it works by both", admin.OK)
+	must.Do(t, agent.Terminate(t.Context(), stepTimeout))
+}
+
+// A BGP peer with an address of this machine: check refuses it with its line. The start of the agent warns: an address
+// that the machine has got later ends no agent.
+func TestPeerOfThisMachine(t *testing.T) {
+	path := writeConfig(t, "", `[datapath]
+interfaces = ["lo"]
+[node]
+router_id = "192.0.2.11"
+[bgp]
+asn = 64512
+peers = [{ address = "127.0.0.1", asn = 64500 }]
+`+webTOML)
+	checkedNotAtStart(t, path, ":7: bgp.peers[0].address: 127.0.0.1 is the address of lo; write that of the router")
+}
+
+// Members of [l2] that this machine cannot reach: the same.
+func TestMembersOfAnotherFamily(t *testing.T) {
+	path := writeConfig(t, "", `[node]
+address = "192.0.2.11"
+[datapath]
+interfaces = ["lo"]
+[l2]
+unencrypted = true
+members = ["2001:db8::12"]
+`)
+	checkedNotAtStart(t, path, ":7: l2.members[0]: 2001:db8::12 has no effect: this node is a member by")
+}
+
+// reloadFile is reload of a file.
+func reloadFile(path string) (*config.Config, error) {
+	text, err := config.Read(path)
+	if err != nil {
+		return nil, err
+	}
+	return reload(path, text)
+}
+
+// checkedNotAtStart fails the test unless check and a reload refuse a file with an error that contains want, and the
+// start of the agent only warns.
+func checkedNotAtStart(t *testing.T, path, want string) {
+	t.Helper()
+	if _, err := Check(path, false); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("Check: %v; want %s", err, want)
+	}
+	if _, err := reloadFile(path); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("reload: %v; want %s", err, want)
+	}
+	cfg, err := load(path)
+	if err != nil || !slices.ContainsFunc(cfg.Warnings, func(w string) bool { return strings.Contains(w, want) }) {
+		t.Errorf("load: %v, %+v; want a warning %s", err, cfg, want)
+	}
+	must.Get(Check(path, true))(t)
+}
+
+// A source of a BGP session that the machine does not have is a warning of check, of a reload and of the start.
+func TestSourceOfAnotherMachine(t *testing.T) {
+	path := writeConfig(t, "", `[datapath]
+interfaces = ["lo"]
+[node]
+router_id = "192.0.2.11"
+[bgp]
+asn = 64512
+peers = [{ address = "192.0.2.1", asn = 64500, source = "192.0.2.99" }]
+`+webTOML)
+	const want = ":7: bgp.peers[0].source: no interface has 192.0.2.99"
+	for name, f := range map[string]func(string) (*config.Config, error){
+		"load": load, "reload": reloadFile, "check": func(p string) (*config.Config, error) { return Check(p, false) },
+	} {
+		cfg, err := f(path)
+		must.True(t, err == nil && len(cfg.Warnings) == 1 && strings.Contains(cfg.Warnings[0], want),
+			"%s: %v, %+v; want a warning %s", name, err, cfg, want)
 	}
 }

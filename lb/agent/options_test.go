@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -8,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -31,8 +31,7 @@ var facts = node{
 // parse returns the configuration of a TOML text.
 func parse(t *testing.T, text string) *config.Config {
 	t.Helper()
-	cfg := must.Get(config.Parse("test.toml", []byte(text)))(t)
-	return cfg
+	return must.Get(config.Parse("test.toml", []byte(text)))(t)
 }
 
 func TestBGPOptions(t *testing.T) {
@@ -88,20 +87,14 @@ addresses = ["198.51.100.128/28"]
 				BFD:    bgp.BFD{Interval: 100 * time.Millisecond, Multiplier: 3, Multihop: true, MinTTL: 253},
 				Source: ip("192.0.2.1"), LocalASN: 64999, Passive: true, Retry: 7 * time.Second, Keepalive: time.Second,
 			},
-			{
-				Address: ip("2001:db8::fe"), ASN: 64501, Port: 179, HoldTime: cfg.BGP.Peers[1].HoldTime,
+			{Address: ip("2001:db8::fe"), ASN: 64501, Port: 179, HoldTime: cfg.BGP.Peers[1].HoldTime,
 				MaxReceived: 1000, Retry: 2 * time.Second,
-				TTLSecurity: true, GracefulRestart: true,
-			},
-			{
-				Interface: "eth2", ASN: 64500, Port: 179, HoldTime: cfg.BGP.Peers[1].HoldTime, MaxReceived: 1000,
-				GracefulRestart: true, Retry: 2 * time.Second,
-			},
-			{
-				ListenRange: netip.MustParsePrefix("192.0.2.0/24"), ASN: 64500, Port: 179,
+				TTLSecurity: true, GracefulRestart: true},
+			{Interface: "eth2", ASN: 64500, Port: 179, HoldTime: cfg.BGP.Peers[1].HoldTime, MaxReceived: 1000,
+				GracefulRestart: true, Retry: 2 * time.Second},
+			{ListenRange: netip.MustParsePrefix("192.0.2.0/24"), ASN: 64500, Port: 179,
 				HoldTime: cfg.BGP.Peers[1].HoldTime, MaxReceived: 1000, GracefulRestart: true, Retry: 2 * time.Second,
-				Device: "red",
-			},
+				Device: "red"},
 		},
 	}
 	got := bgpOptions(cfg, facts, nil)
@@ -114,26 +107,21 @@ addresses = ["198.51.100.128/28"]
 
 func TestAnnouncers(t *testing.T) {
 	none, err := newAnnouncers(parse(t, ""), facts, "", prometheus.NewRegistry(), nil, discard)
-	if err != nil || len(none.tasks) != 0 || none.peers() != nil || none.all == nil {
-		t.Errorf("nothing configured: %+v, %v", none, err)
-	}
+	must.True(t, err == nil && len(none.tasks) == 0 && none.peers() == nil && none.all != nil,
+		"nothing configured: %+v, %v", none, err)
 	both := parse(t, "[l2]\n[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.254\", asn = 64500 }]")
 	out, err := newAnnouncers(both, facts, "", prometheus.NewRegistry(), nil, discard)
-	if err != nil || len(out.tasks) != 2 || out.tasks[0].name != "bgp" || out.tasks[1].name != "l2" {
-		t.Fatalf("BGP and L2: %+v, %v", out.tasks, err)
-	}
-	if p := out.peers(); len(p) != 1 || p[0].Peer != ip("192.0.2.254") {
-		t.Errorf("peers %+v", p)
-	}
+	must.Need(t, err == nil && len(out.tasks) == 2 && out.tasks[0].name == "bgp" && out.tasks[1].name == "l2",
+		"BGP and L2: %+v, %v", out.tasks, err)
+	p := out.peers()
+	must.True(t, len(p) == 1 && p[0].Peer == ip("192.0.2.254"), "peers %+v", p)
 	all := []lb.AnnouncerKind{lb.AnnounceBGP, lb.AnnounceL2}
 	routes := out.judge([]lb.RouteStatus{
 		{Announced: true, State: lb.RouteAnnounced},
 		{Announced: true, State: lb.RouteAnnounced, By: all[:1]}, {State: lb.RouteWithheld},
 	})
 	for i, want := range [][]lb.AnnouncerKind{all, all[:1], nil} { // finding T10
-		if !slices.Equal(routes[i].By, want) {
-			t.Errorf("route %d is announced by %q; want %q", i, routes[i].By, want)
-		}
+		must.Row(t, fmt.Sprintf("route %d is announced by", i), want, routes[i].By)
 	}
 	both.BGP.ASN = 0
 	_, err = newAnnouncers(both, facts, "", prometheus.NewRegistry(), nil, discard)
@@ -182,14 +170,12 @@ tunnel_sources = ["192.0.2.0/24"]`)
 		routers bool
 	}{{nil, false}, {&config.BGP{}, false}, {&config.BGP{Peers: []config.Peer{{Interface: "eth3"}}}, true}} {
 		cfg.BGP = row.bgp
-		if got, err := datapathOptions(o, facts); err != nil || got.Routers != row.routers {
-			t.Errorf("%+v: routers %t, %v", row.bgp, got.Routers, err)
-		}
+		got, err := datapathOptions(o, facts)
+		must.True(t, err == nil && got.Routers == row.routers, "%+v: routers %t, %v", row.bgp, got.Routers, err)
 	}
 	cfg.Datapath.Mode = "dpdk"
-	if _, err := datapathOptions(o, facts); err == nil {
-		t.Error("an unknown mode is accepted")
-	}
+	_, err = datapathOptions(o, facts)
+	must.True(t, err != nil, "an unknown mode is accepted")
 }
 
 func TestKubeOptions(t *testing.T) {
@@ -215,10 +201,9 @@ proxy_healthz = "http://127.0.0.1:1/healthz"`)
 	}
 	must.Equal(t, want, kubeOptions(cfg, facts))
 	cfg.Kubernetes.ExcludeNodes, cfg.Kubernetes.Proxy = []string{config.NodeUnschedulable}, config.ProxyAuto
-	if o := kubeOptions(cfg, facts); o.NotReady || !o.Unschedulable || o.IsProxy {
-		t.Errorf("not ready %t, unschedulable %t, is proxy %t; want the second alone",
-			o.NotReady, o.Unschedulable, o.IsProxy)
-	}
+	o := kubeOptions(cfg, facts)
+	must.True(t, !o.NotReady && o.Unschedulable && !o.IsProxy,
+		"not ready %t, unschedulable %t, is proxy %t; want the second alone", o.NotReady, o.Unschedulable, o.IsProxy)
 }
 
 func TestPoolsOf(t *testing.T) {
@@ -237,31 +222,21 @@ service_selector = "tier=web"
 name = "b"
 addresses = ["2001:db8::1-2001:db8::9"]`)
 	pools, err := poolsOf(cfg)
-	if err != nil || len(pools) != 2 {
-		t.Fatalf("%v, %v", pools, err)
-	}
+	must.Need(t, err == nil && len(pools) == 2, "%v, %v", pools, err)
 	want := lb.Pool{
 		Name: "a", Ranges: []lb.AddrRange{{From: ip("203.0.113.0"), To: ip("203.0.113.3")}},
 		AvoidBuggy: true, AvoidAnycast: true, Priority: 7,
 		Announce: []lb.AnnouncerKind{lb.AnnounceL2},
 	}
 	must.Equal(t, want, pools[0].Pool)
-	if d := cmp.Diff([]string{"prod"}, pools[0].Namespaces); d != "" || pools[0].Selector.String() != "tier=web" {
-		t.Errorf("namespaces and selector: %s %v", d, pools[0].Selector)
-	}
+	must.Equal(t, []string{"prod"}, pools[0].Namespaces)
+	must.Equal(t, "tier=web", pools[0].Selector.String())
 	if p := pools[1]; p.Name != "b" || !p.AutoAssign || p.Selector != nil || p.Ranges[0].To != ip("2001:db8::9") {
 		t.Errorf("second pool %+v", p)
 	}
 	cfg.Pools[1].ServiceSelector = "!!"
-	if _, err := poolsOf(cfg); err == nil || !strings.HasPrefix(err.Error(), `pool "b": service_selector: `) {
-		t.Errorf("wrong selector: %v", err)
-	}
-}
-
-func TestClusterWithoutAPIServerFile(t *testing.T) {
-	cfg := parse(t, "[kubernetes]\nkubeconfig = \"/no/such/file\"")
-	_, err := newCluster(Options{Config: cfg, Log: discard}, facts, nil, nil, nil, nil, nil)
-	must.True(t, err != nil && strings.HasPrefix(err.Error(), "kubernetes: "), "error %v", err)
+	_, err = poolsOf(cfg)
+	must.Fail(t, err, `pool "b": service_selector: `)
 }
 
 type uplinks []datapath.InterfaceStatus

@@ -46,9 +46,8 @@ func TestReadersByTCPDisturbNoHealthCheck(t *testing.T) {
 	must.Do(t, site.Router.AddRoute(netip.PrefixFrom(vip, 32), b.V4))
 	sendFromEveryPort(t, client, vip, 53, 54)
 	var flows admin.Flows
-	if err := agent.Get(t.Context(), "/v1/flows?limit=100000", &flows); err != nil || !flows.More {
-		t.Fatalf("%d flows, %v", len(flows.Flows), err)
-	}
+	err := agent.Get(t.Context(), "/v1/flows?limit=100000", &flows)
+	must.Need(t, err == nil && flows.More, "%d flows, %v", len(flows.Flows), err)
 	flows = admin.Flows{}
 
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

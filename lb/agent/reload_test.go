@@ -3,6 +3,7 @@ package agent
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -73,9 +74,7 @@ func newTestReloader(t *testing.T, level *slog.LevelVar, log *slog.Logger) (*rel
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(stepTimeout); !f(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %s: %s", stepTimeout, what)
-		}
+		must.Need(t, !time.Now().After(deadline), "not within %s: %s", stepTimeout, what)
 	}
 }
 
@@ -84,14 +83,11 @@ func TestReloadConfiguresBGP(t *testing.T) {
 	l, _ := newTestReloader(t, new(slog.LevelVar), discard)
 	var asn []uint32
 	l.configure = func(c *config.Config) error { asn = append(asn, c.BGP.ASN); return nil }
-	for _, text := range []string{"[bgp]\nasn = 64512\n" +
-		"peers = [{ address = \"192.0.2.1\", asn = 64500 }]\n", ""} {
+	for _, text := range []string{"[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.1\", asn = 64500 }]\n", ""} {
 		writeConfig(t, l.file, text+webTOML)
 		must.Get(l.reload(""))(t)
 	}
-	if !slices.Equal(asn, []uint32{64512}) {
-		t.Errorf("configured with %d; want once, with 64512", asn)
-	}
+	must.Row(t, "configured with", []uint32{64512}, asn)
 }
 
 func TestReloadApplies(t *testing.T) {
@@ -102,22 +98,16 @@ func TestReloadApplies(t *testing.T) {
 	next := strings.Replace(webTOML, `"web"`, `"mail"`, 1) + "[log]\nlevel = \"debug\"\n[node]\nname = \"other\"\n"
 	writeConfig(t, l.file, next)
 	done := must.Get(l.reload(""))(t)
-	if done.Config != l.file || !done.Loaded.After(start.at) || !slices.Equal(done.NeedRestart, []string{"node"}) {
-		t.Errorf("answer %+v", done)
-	}
+	must.True(t, done.Config == l.file && done.Loaded.After(start.at) &&
+		slices.Equal(done.NeedRestart, []string{"node"}), "answer %+v", done)
 	eventually(t, "mail instead of web", func() bool { return services.has("mail") && !services.has("web") })
-	if level.Level() != slog.LevelDebug {
-		t.Errorf("level %s; want DEBUG", level)
-	}
-	if st := l.state.Load(); st.refused != "" || !st.at.Equal(done.Loaded) {
-		t.Errorf("state %+v", st)
-	}
+	must.True(t, level.Level() == slog.LevelDebug, "level %s; want DEBUG", level)
+	st := l.state.Load()
+	must.True(t, st.refused == "" && st.at.Equal(done.Loaded), "state %+v", st)
 	for _, want := range []string{
 		`msg="configuration reloaded"`, `msg="changed section takes effect at the next start" section=node`,
 	} {
-		if !strings.Contains(text.String(), want) {
-			t.Errorf("the log has no %s:\n%s", want, &text)
-		}
+		must.True(t, strings.Contains(text.String(), want), "the log has no %s:\n%s", want, &text)
 	}
 }
 
@@ -131,9 +121,8 @@ func TestReloadOfMaxFlows(t *testing.T) {
 		writeConfig(t, l.file, webTOML+tt.text)
 		done := must.Get(l.reload(""))(t)
 		got, status := strings.Join(done.Warnings, "; "), strings.Join(l.state.Load().warnings, "; ")
-		if strings.Contains(got, sizeKept) != tt.want || status != got {
-			t.Errorf("%s: warnings %q, in the status %q; want %q: %t", tt.text, got, status, sizeKept, tt.want)
-		}
+		must.True(t, strings.Contains(got, sizeKept) == tt.want && status == got,
+			"%s: warnings %q, in the status %q; want %q: %t", tt.text, got, status, sizeKept, tt.want)
 	}
 }
 
@@ -156,18 +145,14 @@ func TestReloadRefuses(t *testing.T) {
 			start := l.state.Load()
 			writeConfig(t, l.file, tt.text+"\n[log]\nlevel = \"debug\"\n")
 			_, err := l.reload("")
-			if err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Fatalf("error %v; want %q in it", err, tt.want)
-			}
+			must.Need(t, err != nil && strings.Contains(err.Error(), tt.want), "error %v; want %q in it", err, tt.want)
 			st := l.state.Load()
 			same := st.at.Equal(start.at) && level.Level() == slog.LevelInfo && services.has("web")
-			if st.refused != err.Error() || !same {
-				t.Errorf("state %+v, level %s; want the configuration of the start in force", st, level)
-			}
+			must.True(t, st.refused == err.Error() && same,
+				"state %+v, level %s; want the configuration of the start in force", st, level)
 			writeConfig(t, l.file, webTOML)
-			if _, err := l.reload(""); err != nil || l.state.Load().refused != "" {
-				t.Errorf("a valid file afterwards: %v, %q", err, l.state.Load().refused)
-			}
+			must.Get(l.reload(""))(t)
+			must.Row(t, "refused, after a valid file", "", l.state.Load().refused)
 		})
 	}
 }
@@ -181,16 +166,13 @@ func TestReloadRefusesEmptyFile(t *testing.T) {
 	for _, text := range []string{"", " \r\n\t\n", "\ufeff"} {
 		writeConfig(t, l.file, text)
 		_, err := l.reload("")
-		if err == nil || !strings.HasPrefix(err.Error(), want) || l.state.Load().refused != err.Error() {
-			t.Errorf("%q: error %v, state %+v", text, err, l.state.Load())
-		}
+		must.True(t, err != nil && strings.HasPrefix(err.Error(), want) && l.state.Load().refused == err.Error(),
+			"%q: error %v, state %+v", text, err, l.state.Load())
 		if err := a.restart(); err == nil || len(a.restarts) > 0 { // for want, or because there is no default route
 			t.Errorf("%q: restart: %v", text, err)
 		}
 	}
-	if !services.has("web") {
-		t.Error("the services are gone")
-	}
+	must.True(t, services.has("web"), "the services are gone")
 	writeConfig(t, l.file, "# none\n")
 	must.Get(l.reload(""))(t)
 	eventually(t, "no service", func() bool { return !services.has("web") })
@@ -199,9 +181,8 @@ func TestReloadRefusesEmptyFile(t *testing.T) {
 		ConfigFile: l.file, Config: parse(t, ""), Log: discard, Level: new(slog.LevelVar), KeepDir: t.TempDir(),
 	}
 	started := newReloader(o, file.New(nil, nil), newReadiness(systemd.New(discard)))
-	if _, err := started.reload(""); err != nil {
-		t.Errorf("an agent that started with an empty file: %v", err)
-	}
+	_, err := started.reload("")
+	must.True(t, err == nil, "an agent that started with an empty file: %v", err)
 }
 
 // The sections that the agent reads at its start only are named; the others are not.
@@ -221,29 +202,19 @@ func TestNeedRestart(t *testing.T) {
 		{"l2", base, strings.Replace(base, "[l2]", "[l2]\ninterfaces = [\"eth9\"]", 1), []string{"l2"}},
 		{"admin", base, base + "[admin]\nlisten = \"127.0.0.1:9\"\n", []string{"admin"}},
 		{"admin access", base, base + "[admin]\nallow = [\"192.0.2.0/24\"]\n", nil},
-		{
-			"kubernetes", base, strings.Replace(base, "[kubernetes]", "[kubernetes]\nallocate = false", 1),
-			[]string{"kubernetes"},
-		},
+		{"kubernetes", base, strings.Replace(base, "[kubernetes]", "[kubernetes]\nallocate = false", 1),
+			[]string{"kubernetes"}},
 		{"probe", base, base + "[probe]\nfall = 9\n", []string{"probe"}},
-		{
-			"pool of the cluster", base, strings.Replace(base, "/30", "/29", 1),
-			[]string{"pool, for Services of the cluster"},
-		},
-		{
-			"log, service", base, base + "[log]\nlevel = \"debug\"\n" +
-				strings.NewReplacer("\n[l2]", "", "113.10", "113.1").Replace(webTOML), nil,
-		},
-		{
-			"pool without a cluster", strings.TrimPrefix(base, "[kubernetes]\n"),
-			strings.TrimPrefix(strings.Replace(base, "/30", "/29", 1), "[kubernetes]\n"), nil,
-		},
+		{"pool of the cluster", base, strings.Replace(base, "/30", "/29", 1),
+			[]string{"pool, for Services of the cluster"}},
+		{"log, service", base, base + "[log]\nlevel = \"debug\"\n" +
+			strings.NewReplacer("\n[l2]", "", "113.10", "113.1").Replace(webTOML), nil},
+		{"pool without a cluster", strings.TrimPrefix(base, "[kubernetes]\n"),
+			strings.TrimPrefix(strings.Replace(base, "/30", "/29", 1), "[kubernetes]\n"), nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := needRestart(parse(t, tt.from), parse(t, tt.to))
-			if !slices.Equal(got, tt.want) {
-				t.Errorf("%q; want %q", got, tt.want)
-			}
+			must.Equal(t, tt.want, got)
 		})
 	}
 }
@@ -263,12 +234,8 @@ func TestPoolsAreReloaded(t *testing.T) {
 		var set []lb.AddrRange
 		l := &reloader{running: parse(t, tt.from), setPools: func(pools []kube.Pool) { set = pools[0].Ranges }}
 		next := parse(t, tt.to)
-		if err := l.usePools(next); err != nil {
-			t.Errorf("%s: %v", tt.name, err)
-		}
-		if got := fmt.Sprint(set, " ", needRestart(l.running, next)); got != tt.want {
-			t.Errorf("%s: %s; want %s", tt.name, got, tt.want)
-		}
+		must.Row(t, tt.name, nil, l.usePools(next))
+		must.Row(t, tt.name, tt.want, fmt.Sprint(set, " ", needRestart(l.running, next)))
 	}
 }
 
@@ -319,22 +286,76 @@ func TestReadiness(t *testing.T) {
 	next(t, lines, "READY=1")
 	r.reloading(func() { calls++; next(t, lines, "RELOADING=1") })
 	next(t, lines, "READY=1")
-	if calls != 2 {
-		t.Errorf("%d reloads; want 2", calls)
-	}
+	must.Row(t, "reloads", 2, calls)
 }
 
 func TestCompleteOptions(t *testing.T) {
 	path := writeConfig(t, "", webTOML)
 	o, err := Options{ConfigFile: path, Log: discard}.complete()
-	if err != nil || len(o.Config.Services) != 1 || o.Level == nil {
-		t.Errorf("%+v, %v", o, err)
-	}
-	if o.PinPath != "/sys/fs/bpf/steelyard" || o.StateDir != "/run/steelyard" {
-		t.Errorf("pin path %s, state directory %s", o.PinPath, o.StateDir)
-	}
+	must.True(t, err == nil && len(o.Config.Services) == 1 && o.Level != nil, "%+v, %v", o, err)
+	must.True(t, o.PinPath == "/sys/fs/bpf/steelyard" && o.StateDir == "/run/steelyard",
+		"pin path %s, state directory %s", o.PinPath, o.StateDir)
 	o, err = Options{Config: &config.Config{}, PinPath: "/p", StateDir: "/s", Log: discard}.complete()
-	if err != nil || o.PinPath != "/p" || o.StateDir != "/s" {
-		t.Errorf("%+v, %v", o, err)
+	must.True(t, err == nil && o.PinPath == "/p" && o.StateDir == "/s", "%+v, %v", o, err)
+}
+
+// lines returns changes as they are printed.
+func lines(changes []lb.Change) (all []string) {
+	for _, c := range changes {
+		all = append(all, c.String())
+	}
+	return all
+}
+
+const bgpTOML = `
+[bgp]
+asn = 64512
+peers = [{ address = "192.0.2.1", asn = 64500 }]
+[[pool]]
+name = "p"
+addresses = ["203.0.113.0/28"]
+`
+
+// diff says what a reload would change; the reload says the same, and afterwards there is no difference.
+func TestDiffIsWhatReloadChanges(t *testing.T) {
+	l, services := newTestReloader(t, new(slog.LevelVar), discard)
+	eventually(t, "web", func() bool { return services.has("web") })
+	l.flows = func(_ context.Context, want lb.FlowFilter) ([]lb.FlowStatus, bool, error) {
+		must.True(t, want.Service == "web" && want.State == lb.FlowEstablished, "asked for the flows %+v", want)
+		return make([]lb.FlowStatus, 41), false, nil
+	}
+	text := bgpTOML + strings.Replace(webTOML, "web", "mail", 1) + "[log]\nlevel = \"warn\"\n"
+	want := []string{
+		"+ [bgp]", "~ [log]", "+ peer 192.0.2.1", "+ pool p", "+ service mail: 203.0.113.10; 80/tcp; 1 backend",
+		"- service web: 203.0.113.10; 80/tcp; 1 backend; ends 41 connections",
+	}
+	then, err := l.diff(l.file, []byte(text))
+	if got := lines(then.Changes); err != nil || !slices.Equal(got, want) || !then.Loaded.IsZero() {
+		t.Errorf("diff of a text: %v, %q; want %q", err, got, want)
+	}
+	must.Equal(t, []string{"bgp"}, then.NeedRestart)
+	if then, err := l.diff("", nil); err != nil || len(then.Changes) > 0 || !services.has("web") {
+		t.Errorf("diff of the file: %v, %q; want nothing", err, lines(then.Changes))
+	}
+	writeConfig(t, l.file, text)
+	done, err := l.reload("")
+	got := lines(done.Changes)
+	must.True(t, err == nil && slices.Equal(got, want), "reload: %v, %q; want %q", err, got, want)
+	then, err = l.diff("", nil)
+	must.True(t, err == nil && len(then.Changes) == 0, "diff after the reload: %v, %q", err, lines(then.Changes))
+	then, err = l.diff("/x.toml", []byte("[nodes]"))
+	must.True(t, err != nil, "a bad text has the difference %q", lines(then.Changes))
+}
+
+// A reload that is refused after its plan was made changes no service.
+func TestRefusedReloadChangesNoService(t *testing.T) {
+	l, services := newTestReloader(t, new(slog.LevelVar), discard)
+	eventually(t, "web", func() bool { return services.has("web") })
+	l.setMembers = func(_, _ *config.Config) error { return errors.New("no") }
+	writeConfig(t, l.file, strings.Replace(webTOML, "web", "mail", 1))
+	_, err := l.reload("")
+	must.Need(t, err != nil, "the reload is not refused")
+	if then, err := l.diff("", nil); err != nil || len(then.Changes) != 2 || !services.has("web") {
+		t.Errorf("diff: %v, %q; want that mail replaces web", err, lines(then.Changes))
 	}
 }

@@ -3,14 +3,20 @@ package agent
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/file"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
@@ -44,9 +50,7 @@ func newFixture(t *testing.T) *fixture {
 		Datapath: memory, Announcer: memory, Prober: memory, Sources: []string{file.Name},
 		Settle: settleTimeout, Retry: retryDelay, Withdraw: withdrawTimeout, Log: discard,
 	}))(t)
-	o := Options{
-		ConfigFile: writeConfig(t, "", webTOML), Config: parse(t, webTOML), Log: discard, KeepDir: t.TempDir(),
-	}
+	o := Options{ConfigFile: writeConfig(t, "", webTOML), Config: parse(t, webTOML), Log: discard, KeepDir: t.TempDir()}
 	o = must.Get(o.complete())(t)
 	services := file.New(nil, nil)
 	must.Do(t, services.Use(o.Config))
@@ -93,9 +97,8 @@ func TestRunWithdrawsFirst(t *testing.T) {
 	must.Do(t, stop())
 	next(t, lines, "STOPPING=1")
 	must.Equal(t, 0, left)
-	if d := ended.Sub(stopped); d < withdrawGrace || !sourceEnded {
-		t.Errorf("the tasks ended after %s, source ended: %t; want at least %s, true", d, sourceEnded, withdrawGrace)
-	}
+	must.True(t, ended.Sub(stopped) >= withdrawGrace, "the tasks ended after %s", ended.Sub(stopped))
+	must.True(t, sourceEnded, "the source has not ended")
 	must.Equal(t, []string{"tasks ended", "datapath closed"}, f.log.all())
 }
 
@@ -141,4 +144,104 @@ func TestAlive(t *testing.T) {
 	stop := f.start(t)
 	must.Do(t, f.checkEngine())
 	must.Do(t, stop())
+}
+
+// A restart refuses what check refuses, with the same text, including what a starting agent would only wait for. A
+// reload warns about the interfaces, which it does not change.
+func TestRestartRefusesWhatCheckRefuses(t *testing.T) {
+	l, _ := newTestReloader(t, new(slog.LevelVar), discard)
+	a := &Agent{reloader: l, restarts: make(chan struct{}, 1)}
+	const uplink, missing = "[datapath]\ninterfaces = [\"lo\"]\n", "there is no interface none-0; name an interface of"
+	service := strings.TrimPrefix(webTOML, "\n[l2]\n")
+	for _, tt := range []struct {
+		text, want string
+		reloads    bool
+	}{
+		{"[l2]\n[datapath]\ninterfaces = [\"none-0\"]\n", "datapath.interfaces[0]: " + missing, true},
+		{uplink + "[l2]\ninterfaces = [\"lo\", \"none-0\"]\n", "l2.interfaces[1]: " + missing, true},
+		{uplink + "[node]\nrouter_id = \"192.0.2.11\"\n" +
+			"[bgp]\nasn = 64512\npeers = [{ address = \"127.0.0.1\", asn = 64500 }]\n",
+			"127.0.0.1 is the address of lo", false},
+	} {
+		writeConfig(t, l.file, tt.text+service)
+		_, refused := Check(l.file, false)
+		must.Fail(t, refused, tt.want)
+		if err := a.restart(); err == nil || err.Error() != refused.Error() || len(a.restarts) > 0 {
+			t.Errorf("restart: %v; want that of check: %v", err, refused)
+		}
+		done, err := l.reload("")
+		warned := strings.Contains(strings.Join(done.Warnings, "\n"), tt.want)
+		must.True(t, (err == nil) == tt.reloads && warned == tt.reloads,
+			"reload: %+v, %v; want a warning %s: %t", done, err, tt.want, tt.reloads)
+	}
+	writeConfig(t, l.file, uplink+webTOML)
+	err := a.restart()
+	must.True(t, err == nil && len(a.restarts) == 1, "a valid file: %v", err)
+}
+
+// A SIGTERM during a restart ends the agent: no new one follows.
+func TestStopDuringARestart(t *testing.T) {
+	labtest.Root(t)
+	self := must.Get(os.Executable())(t)
+	h := labtest.Host(t, labtest.New(t), "lb")
+	agent := labtest.Agent(t, h, self, lab.AgentConfig{Name: "lb1", Mode: "tc", Interfaces: []string{"lo"}})
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return h.Dial(ctx, "unix", lab.AgentSocketPath)
+		},
+	}}
+	resp, err := client.Post("http://agent/v1/restart", "", nil)
+	must.Need(t, err == nil && resp.StatusCode == http.StatusOK, "%v, %v", resp, err)
+	resp.Body.Close()
+	process := agent.Process()
+	// The end of the first agent takes withdrawGrace at least.
+	labtest.Until(t, stepTimeout, "it restarts", func() error {
+		log := process.Log.Tail(100)
+		return labtest.ErrorIf(!strings.Contains(log, "agent restarting"), "%s", log)
+	})
+	must.Do(t, process.Signal(syscall.SIGTERM))
+	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
+	defer cancel()
+	err = process.Wait(ctx)
+	must.True(t, err == nil, "%v\n%s", err, process.Log.Tail(20))
+	log := process.Log.Tail(100)
+	must.True(t, strings.Count(log, "agent started") == 1, "a new agent followed:\n%s", log)
+}
+
+// The status says when the file on disk is not the one in force, unless it was rejected, and what is in force is kept.
+func TestFileIsNotInForce(t *testing.T) {
+	l, _ := newTestReloader(t, new(slog.LevelVar), discard)
+	other := strings.Replace(webTOML, "web", "mail", 1)
+	for _, tt := range []struct {
+		name, text    string // "": the file is removed
+		reload        bool
+		want, inForce string // part of the finding; "": none
+	}{
+		{"at the start", webTOML, false, "", webTOML},
+		{"edited", other, false, "has changed since it was loaded", webTOML},
+		{"reloaded", other, true, "", other},
+		{"removed", "", false, "cannot be read: no such file", other},
+		{"rejected", "[no]", true, "", other},
+		{"edited after it was rejected", webTOML, false, "has changed since it was loaded", other},
+		{"as in force after it was rejected", other, false, "", other},
+		{"removed and rejected", "", true, "", other},
+	} {
+		if tt.text != "" {
+			writeConfig(t, l.file, tt.text)
+		} else if err := os.Remove(l.file); err != nil {
+			t.Fatal(err)
+		}
+		if tt.reload {
+			_, _ = l.reload("") // its error is the matter of other tests
+		}
+		found := l.findings()
+		if len(found) > 1 || (len(found) == 0) != (tt.want == "") ||
+			len(found) == 1 && (found[0].Code != "file-changed" || !strings.Contains(found[0].Text, tt.want)) {
+			t.Errorf("%s: %+v; want %q", tt.name, found, tt.want)
+		}
+		last, _, err := l.history.Last()
+		must.True(t, l.text() == tt.inForce && last == tt.inForce && err == nil,
+			"%s: in force is %q, kept is %q, %v; want %q", tt.name, l.text(), last, err, tt.inForce)
+	}
 }

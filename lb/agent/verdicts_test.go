@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -10,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
@@ -55,9 +58,7 @@ check = { type = "tcp", interval = "1h", fall = 3 }
 	run(func(ctx context.Context, c *admin.Client) {
 		var i admin.Info
 		eventually(t, "settled", func() bool { return c.Get(ctx, "/v1/status", &i) == nil && i.Settled })
-		if got := state(ctx, c); got != "healthy" {
-			t.Errorf("after the restart the backend is %s; want healthy", got)
-		}
+		must.Row(t, "after the restart the backend is", "healthy", state(ctx, c))
 	})
 }
 
@@ -86,17 +87,14 @@ func TestVerdictStore(t *testing.T) {
 	v := openVerdictStore(dir, discard, p)
 	for _, want := range list {
 		got, ok := v.health(want.Key)
-		if !ok || !got.At.Equal(want.At) || got.State != want.State || got.Reason != want.Reason ||
-			got.Weight != want.Weight || got.Key != want.Key {
-			t.Errorf("%+v, %t; want %+v", got, ok, want)
-		}
+		must.True(t, ok && got.At.Equal(want.At) && got.State == want.State && got.Reason == want.Reason &&
+			got.Weight == want.Weight && got.Key == want.Key, "%+v, %t; want %+v", got, ok, want)
 	}
 	if h, ok := v.health(failed); ok { // it may have recovered since
 		t.Errorf("%+v is unhealthy from the start", h)
 	}
-	if _, ok := v.health(lb.CheckKey{Service: "web"}); ok {
-		t.Error("a result of a check that had none")
-	}
+	_, ok := v.health(lb.CheckKey{Service: "web"})
+	must.True(t, !ok, "a result of a check that had none")
 
 	// An old, damaged or missing file has no results.
 	old := savedVerdicts{Written: time.Now().Add(-verdictsMaxAge - time.Second)}
@@ -109,9 +107,8 @@ func TestVerdictStore(t *testing.T) {
 		if err := spoil(); err != nil && name != "missing" {
 			t.Fatal(err)
 		}
-		if v := openVerdictStore(dir, discard, p); len(v.earlier) > 0 {
-			t.Errorf("%s: results %v", name, v.earlier)
-		}
+		v := openVerdictStore(dir, discard, p)
+		must.True(t, len(v.earlier) == 0, "%s: results %v", name, v.earlier)
 	}
 
 	// A folder that cannot be written is a problem in the status, until it can be.
@@ -119,10 +116,118 @@ func TestVerdictStore(t *testing.T) {
 	must.Do(t, os.WriteFile(blocked, nil, 0o600))
 	must.Do(t, openVerdictStore(blocked, discard, p).run(ended, list))
 	got := lbtest.Texts(p.findings())
-	if len(got) != 1 || !strings.Contains(got[0], "health check results not stored") {
-		t.Errorf("problems %q", got)
+	must.True(t, len(got) == 1 && strings.Contains(got[0], "health check results not stored"), "problems %q", got)
+	err := openVerdictStore(dir, discard, p).run(ended, list)
+	must.True(t, err == nil && len(lbtest.Texts(p.findings())) == 0, "problems %q, %v", lbtest.Texts(p.findings()), err)
+}
+
+// fakeEngine has one service, web.
+type fakeEngine struct {
+	drains []lb.Drains
+	err    error
+}
+
+func (e *fakeEngine) Status(context.Context) (lb.Status, error) {
+	return lb.Status{Services: []lb.ServiceStatus{{Service: "web"}}}, e.err
+}
+
+func (e *fakeEngine) Drain(d lb.Drains) { e.drains = append(e.drains, d) }
+
+func TestDrainStore(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state") // does not exist before the first drain
+	e := new(fakeEngine)
+	store, err := openDrainStore(dir, e, newProblems(discard))
+	must.Need(t, err == nil && len(e.drains) == 0, "without a file: %v, engine %v", err, e.drains)
+	for _, tt := range []struct {
+		service string
+		on      bool
+		want    lb.Drains
+	}{
+		{"web", true, lb.Drains{Services: []string{"web"}}},
+		{"", true, lb.Drains{Node: true, Services: []string{"web"}}},
+		{"web", false, lb.Drains{Node: true, Services: []string{}}},
+	} {
+		got, err := store.set(t.Context(), tt.service, tt.on)
+		d := cmp.Diff(tt.want, got)
+		must.True(t, d == "" && err == nil, "%q %t: %v, -want +got:\n%s", tt.service, tt.on, err, d)
+		must.Row(t, fmt.Sprintf("%q %t: the engine has", tt.service, tt.on), tt.want, e.drains[len(e.drains)-1])
+		// A later agent starts with the same drains.
+		next := new(fakeEngine)
+		_, err = openDrainStore(dir, next, newProblems(discard))
+		must.True(t, err == nil && len(next.drains) == 1 && cmp.Diff(tt.want, next.drains[0]) == "",
+			"%q %t: a later agent: %v, %v", tt.service, tt.on, err, next.drains)
 	}
-	if err := openVerdictStore(dir, discard, p).run(ended, list); err != nil || len(lbtest.Texts(p.findings())) > 0 {
-		t.Errorf("problems %q, %v", lbtest.Texts(p.findings()), err)
+	if files, err := os.ReadDir(dir); err != nil || len(files) != 1 || files[0].Name() != "drained.json" {
+		t.Errorf("files: %v, %v; want drained.json alone", files, err)
 	}
+}
+
+// A drain that is refused changes neither the file nor the engine.
+func TestDrainStoreRefuses(t *testing.T) {
+	dir := t.TempDir()
+	e := new(fakeEngine)
+	store := must.Get(openDrainStore(dir, e, newProblems(discard)))(t)
+	refused := func(what, want string) {
+		t.Helper()
+		got, err := store.set(t.Context(), strings.Fields(what)[0], true)
+		changed := len(got.Services) > 0 || got.Node || len(e.drains) > 0
+		must.True(t, err != nil && strings.HasPrefix(err.Error(), want) && !changed,
+			"%s: %v, %v, engine %v; want error %s…", what, got, err, e.drains, want)
+	}
+	const noMail = `there is no service "mail"; see "steelyard services"`
+	refused("mail", noMail)
+	_, err := store.set(t.Context(), "mail", false)
+	must.True(t, err != nil && err.Error() == noMail, "undrained: %v; want %s", err, noMail)
+	store.waiting = func() []lb.ServiceStatus { return []lb.ServiceStatus{{Service: "default/new"}} }
+	refused("default/new", `service "default/new" has no address yet, so there is nothing to drain`)
+	refused("new", `there is no service "new"; did you mean "default/new"?`)
+	e.err = errors.New("no answer")
+	refused("web", "no answer")
+	e.err = nil
+	files, err := os.ReadDir(dir)
+	must.True(t, err == nil && len(files) == 0, "files: %v, %v; want none", files, err)
+}
+
+// A drain that cannot be stored is in force, is a problem in the status, and is stored when that is possible.
+func TestDrainThatCannotBeStored(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "drained.json")
+	e, p := new(fakeEngine), newProblems(discard)
+	store := must.Get(openDrainStore(dir, e, p))(t)
+	store.kept.interval = 5 * time.Millisecond
+	go store.kept.run(t.Context())
+	must.Do(t, os.Mkdir(path, 0o700))
+	want := lb.Drains{Services: []string{"web"}}
+	got, err := store.set(t.Context(), "web", true)
+	must.Need(t, err == nil && cmp.Diff(want, got) == "" && len(e.drains) == 1 && cmp.Diff(want, e.drains[0]) == "",
+		"%v, %v, engine %v; want %v in force", got, err, e.drains, want)
+	problem := []string{
+		"drains not stored, a restart of the agent undoes the last change: write " + path + ": file exists",
+	}
+	must.Equal(t, problem, lbtest.Texts(p.findings()))
+	_, err = openDrainStore(dir, e, p)
+	must.Fail(t, err, "read the drains from "+dir)
+	must.Do(t, os.Remove(path))
+	eventually(t, "no problem", func() bool { return len(lbtest.Texts(p.findings())) == 0 })
+	next := new(fakeEngine)
+	_, err = openDrainStore(dir, next, p)
+	must.True(t, err == nil && len(next.drains) == 1 && cmp.Diff(want, next.drains[0]) == "",
+		"a later agent: %v, %v; want %v", err, next.drains, want)
+}
+
+func TestDrainStoreOfWrongFile(t *testing.T) {
+	dir := t.TempDir()
+	must.Do(t, os.WriteFile(filepath.Join(dir, "drained.json"), []byte("{"), 0o600))
+	e := new(fakeEngine)
+	_, err := openDrainStore(dir, e, newProblems(discard))
+	must.True(t, err != nil && len(e.drains) == 0, "error %v, engine %v; want an error and no drain", err, e.drains)
+}
+
+// A drained service that was deleted since can be undrained.
+func TestUndrainDeleted(t *testing.T) {
+	e := new(fakeEngine)
+	store := must.Get(openDrainStore(t.TempDir(), e, newProblems(discard)))(t)
+	store.current = lb.Drains{Services: []string{"deleted"}}
+	got, err := store.set(t.Context(), "deleted", false)
+	must.True(t, err == nil && len(got.Services) == 0, "%v, %v; want no drains", got, err)
 }

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"testing"
@@ -46,33 +47,25 @@ func TestTaken(t *testing.T) {
 		"2001:db8::1": "the gateway of a route", "2001:db8::": "", "192.0.2.12": "",
 		"203.0.113.10": "", // kube-proxy's
 	} {
-		if got := n.Taken(netip.MustParseAddr(text)); got != want {
-			t.Errorf("%s is %q; want %q", text, got, want)
-		}
+		must.Row(t, text+" is", want, n.Taken(netip.MustParseAddr(text)))
 	}
 	for text, want := range map[string]string{
 		"192.0.2.11": "the address of eth0", "192.0.2.1": "", "192.0.2.12": "",
 		"192.0.2.255": "the broadcast address of 192.0.2.0/24 on eth0",
 	} {
-		if got := n.NoHost(netip.MustParseAddr(text)); got != want {
-			t.Errorf("no host: %s is %q; want %q", text, got, want)
-		}
+		must.Row(t, fmt.Sprintf("no host: %s is", text), want, n.NoHost(netip.MustParseAddr(text)))
 	}
 	for text, want := range map[string]bool{
 		"192.0.2.11": true, "fe80::1": true, "192.0.2.1": false, "192.0.2.12": false, "192.0.2.255": false,
 	} {
-		if got := n.Own(netip.MustParseAddr(text)); got != want {
-			t.Errorf("%s is an address of this machine: %t", text, got)
-		}
+		must.Row(t, text+" is an address of this machine", want, n.Own(netip.MustParseAddr(text)))
 	}
 	r := lb.AddrRange{From: netip.MustParseAddr("192.0.2.2"), To: netip.MustParseAddr("192.0.2.20")}
-	if a, what := n.TakenIn(r); a.String() != "192.0.2.2" || what != "the gateway of a route" {
-		t.Errorf("%s, %q", a, what)
-	}
+	a, what := n.TakenIn(r)
+	must.True(t, a.String() == "192.0.2.2" && what == "the gateway of a route", "%s, %q", a, what)
 	r.From = netip.MustParseAddr("192.0.2.12")
-	if a, what := n.TakenIn(r); what != "" {
-		t.Errorf("%s, %q", a, what)
-	}
+	a, what = n.TakenIn(r)
+	must.True(t, what == "", "%s, %q", a, what)
 }
 
 func TestLinks(t *testing.T) {
@@ -81,16 +74,13 @@ func TestLinks(t *testing.T) {
 	for text, want := range map[string]string{
 		"192.0.2.200": "eth0", "2001:db8::7": "eth0", "198.51.100.9": "", "203.0.113.1": "", "fe80::2": "",
 	} {
-		if got := n.OnLink(netip.MustParseAddr(text)); got != want {
-			t.Errorf("%s is on %q; want %q", text, got, want)
-		}
+		must.Row(t, text+" is on", want, n.OnLink(netip.MustParseAddr(text)))
 	}
 	tun := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tun0", EncapType: "none"}}
 	eth := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "eth0", EncapType: "ether"}}
 	n = New([]netlink.Link{tun, eth}, nil, nil)
-	if is := n.NotEthernet("tun0"); is != "none" || n.NotEthernet("eth0") != "" || n.NotEthernet("eth9") != "" {
-		t.Errorf("tun0 is %q", is)
-	}
+	is := n.NotEthernet("tun0")
+	must.True(t, is == "none" && n.NotEthernet("eth0") == "" && n.NotEthernet("eth9") == "", "tun0 is %q", is)
 	n = network(t)
 	must.True(t, n.Equal(network(t)) && !n.Equal(nil) && !n.Equal(New(nil, nil, nil)), "Equal")
 }

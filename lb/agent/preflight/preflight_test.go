@@ -65,13 +65,9 @@ backends = ["10.0.0.1"]
 		"f:8: service[0].address (service \"web\"): 192.0.2.11 is the address of eth0; use another address",
 		"f:14: service[1].address[1] (service \"mail\"): 192.0.2.11 is the address of eth0; use another address",
 	}
-	if err == nil || len(strings.Split(err.Error(), "\n")) != len(want) {
-		t.Fatalf("%v", err)
-	}
+	must.Need(t, err != nil && len(strings.Split(err.Error(), "\n")) == len(want), "%v", err)
 	for i, line := range strings.Split(err.Error(), "\n") {
-		if !strings.HasPrefix(line, want[i]) {
-			t.Errorf("%s; want %s", line, want[i])
-		}
+		must.True(t, strings.HasPrefix(line, want[i]), "%s; want %s", line, want[i])
 	}
 	cfg, err := config.Parse("f", []byte(text), Taken(lan{}, (*config.Report).Warnf))
 	if err != nil || len(cfg.Warnings) != len(want)+1 { // and [bgp] without peers
@@ -96,8 +92,7 @@ address = "192.0.2.11"
 		"%v; want %s", err, want)
 	for _, daemon := range []string{"listen_port = -1\n", "listen_port = 1179\n"} {
 		text := []byte(fmt.Sprintf(text, daemon))
-		if _, err := config.Parse("f", text, NoPeers(lan{}, (*config.Report).Errorf)); err != nil {
-			t.Errorf("%s: %v", daemon, err)
-		}
+		_, err := config.Parse("f", text, NoPeers(lan{}, (*config.Report).Errorf))
+		must.True(t, err == nil, "%s: %v", daemon, err)
 	}
 }
