@@ -50,14 +50,11 @@ func TestToken(t *testing.T) {
 		if w.Code != tt.want || tt.want == 401 && w.Header().Get("WWW-Authenticate") != "Bearer" {
 			t.Errorf("%s with %q: %d, %v; want %d", tt.path, tt.authorization, w.Code, w.Header(), tt.want)
 		}
-		if isPage := strings.Contains(w.Body.String(), `<form id="login"`); isPage != (tt.path == "/") {
-			t.Errorf("%s with %q: %s", tt.path, tt.authorization, w.Body)
-		}
+		isPage := strings.Contains(w.Body.String(), `<form id="login"`)
+		must.True(t, isPage == (tt.path == "/"), "%s with %q: %s", tt.path, tt.authorization, w.Body)
 	}
 	s.SetAccess(Access{Token: "another"})
-	if w := get("/v1/status", "Bearer another"); w.Code != 200 {
-		t.Errorf("the token of a reload: %d", w.Code)
-	}
+	must.Row(t, "the token of a reload", 200, get("/v1/status", "Bearer another").Code)
 }
 
 // A browser runs the script and the style of the page only, and shows it in no other page.
@@ -76,9 +73,8 @@ func TestContentSecurityPolicy(t *testing.T) {
 			"%s: headers %v", path, w.Header())
 	}
 	for _, tag := range []string{"<script", "<style", "</script", "</style"} {
-		if n := strings.Count(page, tag); n != 1 {
-			t.Errorf("the page has %d of %s; the policy has a hash of one", n, tag)
-		}
+		n := strings.Count(page, tag)
+		must.True(t, n == 1, "the page has %d of %s; the policy has a hash of one", n, tag)
 	}
 	must.True(t, !strings.Contains(page, " style=") && !strings.Contains(page, " onclick="),
 		"the page has attributes that the policy does not allow")
@@ -90,9 +86,7 @@ type pairs struct{ cert, key string }
 func (p pairs) write(t *testing.T, serial int64) {
 	t.Helper()
 	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Hour),
-	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Hour)}
 	cert := must.Get(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
 	private := must.Get(x509.MarshalPKCS8PrivateKey(key))(t)
 	for name, block := range map[string]*pem.Block{
@@ -153,9 +147,8 @@ func TestTLSAndSources(t *testing.T) {
 	wait("the third certificate", serves(3))
 
 	s.SetAccess(Access{Allow: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}})
-	if _, err := served(); err == nil {
-		t.Error("a source that is not allowed is served")
-	}
+	_, err := served()
+	must.True(t, err != nil, "a source that is not allowed is served")
 	s.SetAccess(Access{Allow: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}})
 	must.Get(served())(t)
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -17,9 +16,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
@@ -38,8 +35,9 @@ func status(context.Context) (lb.Status, error) {
 			Backends: []lb.BackendStatus{b}, State: lb.StateHealthy, Announced: true,
 		}},
 		Backends: []lb.BackendStatus{b},
-		Routes: []lb.RouteStatus{{Address: vip, Services: []string{"web"}, Announced: true,
-			State: lb.RouteAnnounced}},
+		Routes: []lb.RouteStatus{
+			{Address: vip, Services: []string{"web"}, Announced: true, State: lb.RouteAnnounced},
+		},
 	}, nil
 }
 
@@ -79,8 +77,19 @@ func options(t *testing.T) Options {
 	}
 }
 
+// ask returns the answer of a server, for its socket if writable, to one request.
+func ask(o Options, writable bool, method, path, body string) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	New(o).Handler(writable).ServeHTTP(w, httptest.NewRequest(method, path, strings.NewReader(body)))
+	return w
+}
+
+// compact is the body of an answer without white space.
+func compact(w *httptest.ResponseRecorder) string {
+	return strings.Join(strings.Fields(w.Body.String()), "")
+}
+
 func TestAPI(t *testing.T) {
-	h := New(options(t)).Handler(true)
 	for _, tt := range []struct {
 		path string
 		code int
@@ -113,22 +122,18 @@ func TestAPI(t *testing.T) {
 		{"/healthz", 200, `{"healthy":true,"settled":true}`},
 	} {
 		t.Run(tt.path, func(t *testing.T) {
-			w := httptest.NewRecorder()
-			h.ServeHTTP(w, httptest.NewRequest("GET", tt.path, nil))
+			w := ask(options(t), true, "GET", tt.path, "")
 			var got, want any
 			must.Do(t, json.Unmarshal(w.Body.Bytes(), &got))
 			must.Do(t, json.Unmarshal([]byte(tt.want), &want))
-			if d := cmp.Diff(want, got); d != "" || w.Code != tt.code {
-				t.Errorf("code %d, want %d; diff (-want +got):\n%s", w.Code, tt.code, d)
-			}
+			d := cmp.Diff(want, got)
+			must.True(t, d == "" && w.Code == tt.code, "code %d, want %d; diff (-want +got):\n%s", w.Code, tt.code, d)
 		})
 	}
 }
 
 func TestOnlyGET(t *testing.T) {
-	w := httptest.NewRecorder()
-	New(options(t)).Handler(true).ServeHTTP(w, httptest.NewRequest("POST", "/v1/status", nil))
-	must.Equal(t, http.StatusMethodNotAllowed, w.Code)
+	must.Equal(t, http.StatusMethodNotAllowed, ask(options(t), true, "POST", "/v1/status", "").Code)
 }
 
 // Requests that change something are served on the socket only.
@@ -148,11 +153,9 @@ func TestDrain(t *testing.T) {
 		{true, "/v1/drain?service=gone", 400, `{"error":"thereisnoservice\"gone\""}`},
 		{false, "/v1/drain?service=web", 404, "404pagenotfound"},
 	} {
-		w := httptest.NewRecorder()
-		New(options(t)).Handler(tt.writable).ServeHTTP(w, httptest.NewRequest("POST", tt.path, nil))
-		if got := strings.Join(strings.Fields(w.Body.String()), ""); w.Code != tt.code || got != tt.want {
-			t.Errorf("POST %s, writable %t: %d %s; want %d %s", tt.path, tt.writable, w.Code, got, tt.code, tt.want)
-		}
+		w := ask(options(t), tt.writable, "POST", tt.path, "")
+		must.True(t, w.Code == tt.code && compact(w) == tt.want,
+			"POST %s, writable %t: %d %s; want %d %s", tt.path, tt.writable, w.Code, w.Body, tt.code, tt.want)
 	}
 }
 
@@ -170,11 +173,9 @@ func TestReload(t *testing.T) {
 		want     string
 		calls    int
 	}{
-		{
-			"in force", true, "POST", nil, 200,
+		{"in force", true, "POST", nil, 200,
 			`{"config":"/etc/x.toml","loaded":"2026-01-02T03:04:05Z","changes":[],"warnings":["w"],` +
-				`"need_restart":["bgp"]}`, 1,
-		},
+				`"need_restart":["bgp"]}`, 1},
 		{"refused", true, "POST", errors.New("a:1: x\na:2: y"), 422, `{"error":"a:1:x\na:2:y"}`, 1},
 		{"read-only listener", false, "POST", nil, 404, "404pagenotfound", 0},
 		{"GET", true, "GET", nil, 405, "MethodNotAllowed", 0},
@@ -182,11 +183,9 @@ func TestReload(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			o, calls := options(t), 0
 			o.Reload = func(string) (Reloaded, error) { calls++; return now, tt.err }
-			w := httptest.NewRecorder()
-			New(o).Handler(tt.writable).ServeHTTP(w, httptest.NewRequest(tt.method, "/v1/reload", nil))
-			got := strings.NewReplacer(" ", "", "\n", "").Replace(w.Body.String())
-			must.True(t, w.Code == tt.code && got == tt.want && calls == tt.calls,
-				"%d %s, %d calls; want %d %s, %d", w.Code, got, calls, tt.code, tt.want, tt.calls)
+			w := ask(o, tt.writable, tt.method, "/v1/reload", "")
+			must.True(t, w.Code == tt.code && compact(w) == tt.want && calls == tt.calls,
+				"%d %s, %d calls; want %d %s, %d", w.Code, w.Body, calls, tt.code, tt.want, tt.calls)
 		})
 	}
 }
@@ -218,20 +217,16 @@ func TestDiff(t *testing.T) {
 			}
 			return Reloaded{Changes: []lb.Change{{Op: lb.Changed, Object: "[log]"}}}, nil
 		}
-		w := httptest.NewRecorder()
-		New(o).Handler(tt.writable).ServeHTTP(w, httptest.NewRequest(tt.method, tt.path, strings.NewReader("body")))
-		got := strings.NewReplacer(" ", "", "\n", "").Replace(w.Body.String())
-		must.True(t, w.Code == tt.code && got == tt.want,
-			"%s %s: %d %s; want %d %s", tt.method, tt.path, w.Code, got, tt.code, tt.want)
+		w := ask(o, tt.writable, tt.method, tt.path, "body")
+		must.True(t, w.Code == tt.code && compact(w) == tt.want,
+			"%s %s: %d %s; want %d %s", tt.method, tt.path, w.Code, w.Body, tt.code, tt.want)
 	}
 }
 
 func TestDashboard(t *testing.T) {
-	w := httptest.NewRecorder()
-	New(options(t)).Handler(true).ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
-	body, _ := io.ReadAll(w.Body)
-	must.True(t, w.Code == 200 && strings.Contains(string(body), "<title>Steelyard</title>"),
-		"GET /: %d %.60s", w.Code, body)
+	w := ask(options(t), true, "GET", "/", "")
+	must.True(t, w.Code == 200 && strings.Contains(w.Body.String(), "<title>Steelyard</title>"),
+		"GET /: %d %.60s", w.Code, w.Body)
 }
 
 func TestStuckEngineIsUnhealthy(t *testing.T) {
@@ -239,9 +234,8 @@ func TestStuckEngineIsUnhealthy(t *testing.T) {
 	o.StatusOf = func(context.Context, netip.Addr) (lb.Status, error) {
 		return lb.Status{}, errors.New("ask the engine: no answer")
 	}
-	if code, body := get(t, o, "/healthz"); code != 503 || body != `{"error":"asktheengine:noanswer"}` {
-		t.Errorf("%d %s; want 503 with the reason", code, body)
-	}
+	code, body := get(t, o, "/healthz")
+	must.True(t, code == 503 && body == `{"error":"asktheengine:noanswer"}`, "%d %s; want the reason", code, body)
 }
 
 func TestServerAndClient(t *testing.T) {
@@ -257,28 +251,10 @@ func TestServerAndClient(t *testing.T) {
 		for c.Get(t.Context(), "/v1/status", &info) != nil && time.Now().Before(deadline) {
 			time.Sleep(5 * time.Millisecond)
 		}
-		if info.Node != "lb1" {
-			t.Fatalf("answer %+v; want node lb1", info)
-		}
+		must.Need(t, info.Node == "lb1", "answer %+v; want node lb1", info)
 		must.Equal(t, 0o660, must.Get(os.Stat(o.Socket))(t).Mode().Perm())
-		if _, err := listenUnix(o.Socket); err == nil || !strings.Contains(err.Error(), "another agent runs there") {
-			t.Errorf("second server: %v", err)
-		}
+		_, err := listenUnix(o.Socket)
+		must.True(t, err != nil && strings.Contains(err.Error(), "another agent runs there"), "second server: %v", err)
 		stop()
 	}
-}
-
-func TestMetrics(t *testing.T) {
-	m := NewCallMetrics()
-	m.Observe("datapath", time.Millisecond, errors.New("no"))
-	m.Observe("announcer", time.Millisecond, nil)
-	r := prometheus.NewRegistry()
-	r.MustRegister(m, NewStateMetrics(status))
-	problems, err := testutil.GatherAndLint(r)
-	must.True(t, err == nil && len(problems) == 0, "lint: %v %v", problems, err)
-	want := "# HELP steelyard_announce_vip_announced 1 while a VIP is announced, else 0.\n" +
-		"# TYPE steelyard_announce_vip_announced gauge\n" +
-		"steelyard_announce_vip_announced{vip=\"203.0.113.10\"} 1\n"
-	must.Do(t, testutil.GatherAndCompare(r, strings.NewReader(want), "steelyard_announce_vip_announced"))
-	must.Equal(t, 1, testutil.ToFloat64(m.errors.WithLabelValues("datapath")))
 }

@@ -62,9 +62,8 @@ func TestClientErrors(t *testing.T) {
 	err := c.Get(t.Context(), "/v1/x", nil)
 	must.True(t, err != nil && strings.HasPrefix(err.Error(), "request to the agent on x"),
 		"a path too long for a socket: %v", err)
-	if err := c.Get(t.Context(), "/%", nil); err == nil || !strings.HasPrefix(err.Error(), "request /%: ") {
-		t.Errorf("a wrong path: %v", err)
-	}
+	err = c.Get(t.Context(), "/%", nil)
+	must.True(t, err != nil && strings.HasPrefix(err.Error(), "request /%: "), "a wrong path: %v", err)
 }
 
 // A socket file without a listener is one that an agent left behind.
@@ -97,8 +96,7 @@ func TestClientTimeout(t *testing.T) {
 
 // bodies answers each request with a body that records its Close.
 type bodies struct {
-	code   int
-	closed int
+	code, closed int
 	io.Reader
 }
 
@@ -116,15 +114,14 @@ func TestClientClosesBody(t *testing.T) {
 		c := NewClient("s")
 		c.http.Transport = b
 		var v string
-		if err := c.Get(t.Context(), "/v1/x", &v); (err == nil) != (code == http.StatusOK) || b.closed != 1 {
-			t.Errorf("status %d: %v, closed %d times; want once", code, err, b.closed)
-		}
+		err := c.Get(t.Context(), "/v1/x", &v)
+		must.True(t, (err == nil) == (code == http.StatusOK) && b.closed == 1,
+			"status %d: %v, closed %d times", code, err, b.closed)
 	}
 }
 
 // The client keeps no connection, for a command sends one request.
 func TestClientKeepsNoConnection(t *testing.T) {
-	if transport := NewClient("s").http.Transport.(*http.Transport); !transport.DisableKeepAlives {
-		t.Error("connections are kept")
-	}
+	transport := NewClient("s").http.Transport.(*http.Transport)
+	must.True(t, transport.DisableKeepAlives, "connections are kept")
 }

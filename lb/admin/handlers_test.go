@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"testing"
@@ -22,10 +21,9 @@ import (
 // get returns the code and the body, without white space, of a GET of path. The body must be one JSON value.
 func get(t *testing.T, o Options, path string) (code int, body string) {
 	t.Helper()
-	w := httptest.NewRecorder()
-	New(o).Handler(true).ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	w := ask(o, true, http.MethodGet, path, "")
 	must.True(t, json.Valid(w.Body.Bytes()), "%s: not JSON: %s", path, w.Body)
-	return w.Code, strings.Join(strings.Fields(w.Body.String()), "")
+	return w.Code, compact(w)
 }
 
 func TestExplainHandler(t *testing.T) {
@@ -42,9 +40,8 @@ func TestExplainHandler(t *testing.T) {
 	} {
 		o := options(t)
 		o.Explain = func(q lb.Question) (lb.Explanation, error) {
-			if q.Client.Addr() != netip.MustParseAddr("198.51.100.7") || q.To.Port() != 53 || q.Protocol != lb.UDP {
-				t.Errorf("question %+v", q)
-			}
+			must.True(t, q.Client.Addr() == netip.MustParseAddr("198.51.100.7") && q.To.Port() == 53 &&
+				q.Protocol == lb.UDP, "question %+v", q)
 			return lb.Explanation{Reason: "no_backend"}, tt.err
 		}
 		if code, body := get(t, o, "/v1/explain?"+tt.query); code != tt.code || !strings.Contains(body, tt.want) {
@@ -64,16 +61,14 @@ func TestEmptyLists(t *testing.T) {
 		"/v1/services": "[]", "/v1/backends": "[]", "/v1/routes": "[]", "/v1/peers": "[]",
 		"/v1/routes?peer=192.0.2.1": "[]", "/v1/flows": `{"flows":[],"more":false}`,
 	} {
-		if code, body := get(t, o, path); code != 200 || body != want {
-			t.Errorf("%s: %d %s; want %s", path, code, body, want)
-		}
+		code, body := get(t, o, path)
+		must.True(t, code == 200 && body == want, "%s: %d %s; want %s", path, code, body, want)
 	}
 	o.Flows = func(context.Context, lb.FlowFilter) ([]lb.FlowStatus, bool, error) {
 		return nil, false, errors.New("no map")
 	}
-	if code, body := get(t, o, "/v1/flows"); code != 500 || body != `{"error":"nomap"}` {
-		t.Errorf("failed list: %d %s", code, body)
-	}
+	code, body := get(t, o, "/v1/flows")
+	must.True(t, code == 500 && body == `{"error":"nomap"}`, "failed list: %d %s", code, body)
 }
 
 func TestInfoCounts(t *testing.T) {
@@ -89,9 +84,8 @@ func TestInfoCounts(t *testing.T) {
 		Routes: []lb.RouteStatus{{Announced: true}, {}, {}, {}, {}},
 	})
 	got := [8]int{i.Services, i.Healthy, i.Backends, i.BackendsUp, i.Routes, i.Announced, i.Peers, i.PeersUp}
-	if want := [8]int{3, 1, 4, 2, 5, 1, 3, 2}; got != want || i.Settled || !i.Behind.Equal(time.Unix(1, 0)) {
-		t.Errorf("%v; want %v; %+v", got, want, i)
-	}
+	want := [8]int{3, 1, 4, 2, 5, 1, 3, 2}
+	must.True(t, got == want && !i.Settled && i.Behind.Equal(time.Unix(1, 0)), "%v; want %v; %+v", got, want, i)
 	must.True(t, len(i.Interfaces) == 1, "interfaces %+v", i.Interfaces)
 }
 
@@ -120,9 +114,8 @@ func TestHandlersBoundTheirRequests(t *testing.T) {
 	o := options(t)
 	checkDeadline := func(ctx context.Context) {
 		t.Helper()
-		if at, ok := ctx.Deadline(); !ok || time.Until(at) > engineTimeout {
-			t.Errorf("deadline %s, %t", at, ok)
-		}
+		at, ok := ctx.Deadline()
+		must.True(t, ok && time.Until(at) <= engineTimeout, "deadline %s, %t", at, ok)
 	}
 	o.Status = func(ctx context.Context) (lb.Status, error) { checkDeadline(ctx); return status(ctx) }
 	o.StatusOf = func(ctx context.Context, _ netip.Addr) (lb.Status, error) { checkDeadline(ctx); return status(ctx) }
@@ -134,11 +127,9 @@ func TestHandlersBoundTheirRequests(t *testing.T) {
 	}
 	get(t, o, "/v1/status")
 	get(t, o, "/healthz")
-	w := httptest.NewRecorder()
-	New(o).Handler(true).ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/v1/drain?service=web", nil))
-	if h := w.Header(); h.Get("Content-Type") != "application/json" || h.Get("X-Content-Type-Options") != "nosniff" {
-		t.Errorf("header %v", h)
-	}
+	h := ask(o, true, http.MethodPost, "/v1/drain?service=web", "").Header()
+	must.True(t, h.Get("Content-Type") == "application/json" && h.Get("X-Content-Type-Options") == "nosniff",
+		"header %v", h)
 	must.True(t, drained != nil && drained.Err() != nil, "the context of the request is not ended with it")
 }
 
@@ -146,9 +137,8 @@ func TestStateMetrics(t *testing.T) {
 	backend := func(state lb.State) lb.BackendStatus { return lb.BackendStatus{Service: "web", State: state} }
 	var failure error
 	m := NewStateMetrics(func(ctx context.Context) (lb.Status, error) {
-		if _, ok := ctx.Deadline(); !ok {
-			t.Error("no deadline")
-		}
+		_, ok := ctx.Deadline()
+		must.True(t, ok, "no deadline")
 		return lb.Status{
 			Settled: true,
 			Services: []lb.ServiceStatus{
@@ -161,7 +151,7 @@ func TestStateMetrics(t *testing.T) {
 				backend(lb.StateHealthy), backend(lb.StateHealthy), backend(lb.StateUnhealthy),
 				backend(lb.StateDraining), backend(lb.StateUnknown),
 			},
-			Routes: []lb.RouteStatus{{Address: vip}},
+			Routes: []lb.RouteStatus{{Address: vip}, {Address: vip.Next(), Announced: true}},
 		}, failure
 	})
 	want := map[string]float64{
@@ -171,6 +161,7 @@ func TestStateMetrics(t *testing.T) {
 		"engine_backends idle unhealthy": 0, "engine_backends idle draining": 0,
 		"frontend_backends 80 tcp web 203.0.113.10": 1,
 		"engine_services": 2, "engine_settled": 1, "announce_vip_announced 203.0.113.10": 0,
+		"announce_vip_announced 203.0.113.11": 1,
 	}
 	must.Equal(t, want, gauges(t, m))
 	failure = errors.New("no answer")
@@ -205,18 +196,14 @@ steelyard_engine_apply_errors_total{consumer="datapath"} 1
 func TestMetricsHandler(t *testing.T) {
 	o := options(t)
 	o.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("up 1\n")) })
-	w := httptest.NewRecorder()
-	New(o).Handler(false).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	w := ask(o, false, http.MethodGet, "/metrics", "")
 	must.True(t, w.Code == http.StatusOK && w.Body.String() == "up 1\n", "%d %s", w.Code, w.Body)
 }
 
 // People read the API with curl: answers are indented.
 func TestAnswersAreIndented(t *testing.T) {
-	w := httptest.NewRecorder()
-	New(options(t)).Handler(true).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/healthz", nil))
-	if want := "{\n  \"healthy\": true,\n  \"settled\": true\n}\n"; w.Body.String() != want {
-		t.Errorf("%q; want %q", w.Body, want)
-	}
+	w := ask(options(t), true, http.MethodGet, "/healthz", "")
+	must.Equal(t, "{\n  \"healthy\": true,\n  \"settled\": true\n}\n", w.Body.String())
 }
 
 // A service without flows has an empty list, and one that does not exist an error. Flows of a deleted one are listed.
@@ -270,8 +257,7 @@ func TestFlowsAreLimited(t *testing.T) {
 			got = f
 			return nil, false, nil
 		}
-		New(o).Handler(tt.writable).ServeHTTP(httptest.NewRecorder(),
-			httptest.NewRequest(http.MethodGet, "/v1/flows"+tt.query, nil))
+		ask(o, tt.writable, http.MethodGet, "/v1/flows"+tt.query, "")
 		must.True(t, got.Limit == tt.want, "%+v: limit %d", tt, got.Limit)
 	}
 }
@@ -293,21 +279,18 @@ func TestServicesAreSorted(t *testing.T) {
 			"[{a 0} {b 443} {b 80} {b 0} {c 0} {d 0}]"},
 	} {
 		o.Waiting = waiting.rows
-		w := httptest.NewRecorder()
-		New(o).Handler(false).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/services", nil))
+		w := ask(o, false, http.MethodGet, "/v1/services", "")
 		var got []struct {
 			Service string
 			Port    int
 		}
-		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || fmt.Sprint(got) != waiting.want {
-			t.Errorf("%v %v; want %s", got, err, waiting.want)
-		}
+		err := json.Unmarshal(w.Body.Bytes(), &got)
+		must.True(t, err == nil && fmt.Sprint(got) == waiting.want, "%v %v; want %s", got, err, waiting.want)
 	}
 	o.Waiting = func() []lb.ServiceStatus { return nil }
 	o.Status = func(context.Context) (lb.Status, error) { return lb.Status{Services: []lb.ServiceStatus{}}, nil }
-	if code, body := get(t, o, "/v1/services"); code != http.StatusOK || body != "[]" {
-		t.Errorf("without services: %d %s", code, body)
-	}
+	code, body := get(t, o, "/v1/services")
+	must.True(t, code == http.StatusOK && body == "[]", "without services: %d %s", code, body)
 }
 
 func TestFindingMetrics(t *testing.T) {

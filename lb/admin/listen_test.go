@@ -43,14 +43,11 @@ func TestListeners(t *testing.T) {
 	var info Info
 	deadline := time.Now().Add(5 * time.Second)
 	for problem() == "" || NewClient(o.Socket).Get(t.Context(), "/v1/status", &info) != nil {
-		if time.Now().After(deadline) {
-			t.Fatalf("problem %q, answer %+v", problem(), info)
-		}
+		must.Need(t, !time.Now().After(deadline), "problem %q, answer %+v", problem(), info)
 		time.Sleep(5 * time.Millisecond)
 	}
-	if got := problem(); !strings.Contains(got, "address already in use") {
-		t.Errorf("problem %q", got)
-	}
+	got := problem()
+	must.True(t, strings.Contains(got, "address already in use"), "problem %q", got)
 	free.Close()
 
 	url := "http://" + o.Listen + "/v1/"
@@ -61,19 +58,15 @@ func TestListeners(t *testing.T) {
 			break
 		}
 	}
-	if err != nil || resp.StatusCode != http.StatusOK {
-		t.Fatalf("GET by TCP: %v, %v", resp, err)
-	}
+	must.Need(t, err == nil && resp.StatusCode == http.StatusOK, "GET by TCP: %v, %v", resp, err)
 	resp.Body.Close()
 	must.Equal(t, "", problem())
-	if resp, err = http.Post(url+"reload", "", nil); err != nil || resp.StatusCode != http.StatusNotFound {
-		t.Fatalf("POST by TCP: %v, %v; want 404", resp, err)
-	}
+	resp, err = http.Post(url+"reload", "", nil)
+	must.Need(t, err == nil && resp.StatusCode == http.StatusNotFound, "POST by TCP: %v, %v; want 404", resp, err)
 	resp.Body.Close()
 	var now Reloaded
-	if err := NewClient(o.Socket).Post(t.Context(), "/v1/reload", &now); err != nil || now.Config != "x" {
-		t.Errorf("POST by the socket: %+v, %v", now, err)
-	}
+	err = NewClient(o.Socket).Post(t.Context(), "/v1/reload", &now)
+	must.True(t, err == nil && now.Config == "x", "POST by the socket: %+v, %v", now, err)
 }
 
 // A socket that was removed while the agent runs is created again, but does not replace another agent's.
@@ -101,9 +94,7 @@ func TestSocketIsMadeAgain(t *testing.T) {
 	wait := func(what string, f func() bool) {
 		t.Helper()
 		for deadline := time.Now().Add(10 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("not within 10s: %s", what)
-			}
+			must.Need(t, !time.Now().After(deadline), "not within 10s: %s", what)
 		}
 	}
 	answers := func() bool {
@@ -115,9 +106,8 @@ func TestSocketIsMadeAgain(t *testing.T) {
 		must.Do(t, os.RemoveAll(path))
 		wait("an answer after the removal of "+path, answers)
 	}
-	if mu.Lock(); !failed["the socket was removed"] {
-		t.Errorf("problems %v", failed)
-	}
+	mu.Lock()
+	must.True(t, failed["the socket was removed"], "problems %v", failed)
 	mu.Unlock()
 
 	// The agent may make its socket again between the two calls.
@@ -131,9 +121,8 @@ func TestSocketIsMadeAgain(t *testing.T) {
 	own := must.Get(os.Lstat(o.Socket))(t)
 	wait("the problem", func() bool { return is("another agent runs there") })
 	stop()
-	if now, err := os.Lstat(o.Socket); err != nil || !os.SameFile(own, now) {
-		t.Errorf("the socket of the other agent is gone: %v", err)
-	}
+	now, err := os.Lstat(o.Socket)
+	must.True(t, err == nil && os.SameFile(own, now), "the socket of the other agent is gone: %v", err)
 	other.Close()
 }
 

@@ -1,14 +1,23 @@
 package admin
 
 import (
+	"bufio"
 	"context"
+	"errors"
+	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"os/exec"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
@@ -25,9 +34,7 @@ func TestWalksOfReadersAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := options(t)
 		o.Flows = func(ctx context.Context, want lb.FlowFilter) ([]lb.FlowStatus, bool, error) {
-			if want.Limit > flowLimit {
-				t.Errorf("limit %d", want.Limit)
-			}
+			must.True(t, want.Limit <= flowLimit, "limit %d", want.Limit)
 			<-ctx.Done()
 			return make([]lb.FlowStatus, 2), true, nil
 		}
@@ -41,10 +48,9 @@ func TestWalksOfReadersAreBounded(t *testing.T) {
 		must.True(t, second.Code == 503 && second.Header().Get("Retry-After") != "" && time.Since(start) == 0,
 			"the second walk: %d, %v, after %s", second.Code, second.Header(), time.Since(start))
 		<-done
-		if took := time.Since(start); first.Code != 200 || !strings.Contains(first.Body.String(), `"more": true`) ||
-			took != 200*time.Millisecond {
-			t.Errorf("the first walk: %d %s after %s", first.Code, first.Body, took)
-		}
+		took := time.Since(start)
+		must.True(t, first.Code == 200 && strings.Contains(first.Body.String(), `"more": true`) &&
+			took == 200*time.Millisecond, "the first walk: %d %s after %s", first.Code, first.Body, took)
 	})
 }
 
@@ -103,4 +109,63 @@ func TestReadersTakeTurns(t *testing.T) {
 		close(release)
 		all.Wait()
 	})
+}
+
+// fullEnv names the socket of the process in TestStatusWithoutDescriptors that has no descriptors left.
+const fullEnv = "STEELYARD_TEST_FULL"
+
+// An agent without descriptors answers by its socket, one client after the other.
+func TestStatusWithoutDescriptors(t *testing.T) {
+	if socket := os.Getenv(fullEnv); socket != "" {
+		serveWithoutDescriptors(t, socket)
+		return
+	}
+	socket := options(t).Socket
+	cmd := exec.Command(os.Args[0], "-test.run=^TestStatusWithoutDescriptors$")
+	cmd.Env, cmd.Stderr = append(os.Environ(), fullEnv+"="+socket), os.Stderr
+	in := must.Get(cmd.StdinPipe())(t)
+	out := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
+	lines := bufio.NewReader(out)
+	line, err := lines.ReadString('\n')
+	must.True(t, err == nil && line == "full\n", "%q, %v; want full", line, err)
+	c := NewClient(socket)
+	for n := range 3 {
+		var i Info
+		err := c.Get(t.Context(), "/v1/status", &i)
+		must.True(t, err == nil && i.Verdict != "", "request %d: %v, %+v", n, err, i)
+	}
+	in.Close()
+	rest, _ := io.ReadAll(lines)
+	err = cmd.Wait()
+	must.True(t, err == nil, "%v\n%s", err, rest)
+}
+
+// serveWithoutDescriptors takes all descriptors while the API is served, until stdin ends.
+func serveWithoutDescriptors(t *testing.T, socket string) {
+	o := options(t)
+	o.Socket = socket
+	open := make(chan bool, 2)
+	o.Problem = func(_ string, err error) { open <- err == nil }
+	server := New(o)
+	go server.Run(t.Context())
+	must.Need(t, <-open, "the socket is not open")
+	var limit unix.Rlimit
+	must.Do(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	limit.Cur = 64
+	must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+	var taken []*os.File
+	for {
+		f, err := os.Open(os.DevNull)
+		if errors.Is(err, syscall.EMFILE) {
+			break
+		}
+		must.Do(t, err)
+		taken = append(taken, f)
+	}
+	fmt.Println("full")
+	must.Get(io.Copy(io.Discard, os.Stdin))(t)
+	for _, f := range taken {
+		f.Close()
+	}
 }

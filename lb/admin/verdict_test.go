@@ -2,7 +2,6 @@ package admin
 
 import (
 	"net/netip"
-	"slices"
 	"testing"
 	"time"
 
@@ -32,8 +31,7 @@ func TestVerdict(t *testing.T) {
 		reasons []string
 	}{
 		{"nothing to do", Info{}, lb.Status{Settled: true}, nil, OK, nil},
-		{"all is well", Info{}, lb.Status{Settled: true, Routes: []lb.RouteStatus{up}}, []lb.PeerStatus{peer},
-			OK, nil},
+		{"all is well", Info{}, lb.Status{Settled: true, Routes: []lb.RouteStatus{up}}, []lb.PeerStatus{peer}, OK, nil},
 		{"starting", Info{}, lb.Status{Routes: []lb.RouteStatus{down}}, nil, Degraded,
 			[]string{"starting: the first health checks or the first sync of services is not complete"}},
 		{"waiting", Info{Waiting: "waiting for the network"}, lb.Status{}, nil, Down,
@@ -100,9 +98,9 @@ func TestVerdict(t *testing.T) {
 			Info: func() Info { return tt.i }, Peers: func() []lb.PeerStatus { return tt.peers },
 			Now: func() time.Time { return now },
 		}}
-		if got := s.info(tt.st); got.Verdict != tt.want || !slices.Equal(got.Reasons, tt.reasons) {
-			t.Errorf("%s: %s %q; want %s %q", tt.name, got.Verdict, got.Reasons, tt.want, tt.reasons)
-		}
+		got := s.info(tt.st)
+		must.Row(t, tt.name, tt.want, got.Verdict)
+		must.Row(t, tt.name, tt.reasons, got.Reasons)
 	}
 }
 
@@ -125,15 +123,12 @@ func TestAnAddressWithoutPacketsIsNamed(t *testing.T) {
 		row := lb.ServiceStatus{Address: a, Traffic: lb.Traffic{Last: now.Add(-tt.idle), Before: tt.rate}}
 		st := lb.Status{
 			Settled: true, Services: []lb.ServiceStatus{row, row, {Address: a}},
-			Routes: []lb.RouteStatus{{
-				Address: a, Announced: tt.announced, Intended: true, Since: now.Add(-tt.routed),
-			}},
+			Routes: []lb.RouteStatus{{Address: a, Announced: tt.announced, Intended: true, Since: now.Add(-tt.routed)}},
 		}
 		var i Info
 		i.judge(st, nil, now)
-		if got := i.Headline(); got != tt.want || i.Verdict != OK {
-			t.Errorf("%+v: %s %q", tt, i.Verdict, got)
-		}
+		got := i.Headline()
+		must.True(t, got == tt.want && i.Verdict == OK, "%+v: %s %q", tt, i.Verdict, got)
 	}
 }
 
