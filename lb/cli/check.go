@@ -8,7 +8,6 @@ import (
 	ucli "github.com/urfave/cli/v2"
 
 	"github.com/steelyard-lb/steelyard/config"
-	"github.com/steelyard-lb/steelyard/lb/printable"
 )
 
 // checked is the output of check -o json. The field names are a contract with users (docs/operation.md).
@@ -80,23 +79,15 @@ func (e *env) checkedJSON(name string, cfg *config.Config, errs config.Errors) e
 	if cfg != nil && cfg.Warnings != nil {
 		result.Warnings = cfg.Warnings
 	}
-	if err := e.writeJSON(result); err != nil {
+	to := json.NewEncoder(e.out)
+	to.SetIndent("", "  ")
+	if err := to.Encode(result); err != nil {
 		return err
 	}
 	if !result.OK {
 		return errReported
 	}
 	return nil
-}
-
-// writeJSON writes v to stdout, indented and printable.
-func (e *env) writeJSON(v any) error {
-	text, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Fprintln(e.out, string(printable.JSON(text)))
-	return err
 }
 
 func bgpPeers(cfg *config.Config) int {

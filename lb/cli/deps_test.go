@@ -3,6 +3,7 @@ package cli
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os/exec"
 	"slices"
@@ -20,15 +21,12 @@ func TestImports(t *testing.T) {
 	imports := listImports(t)
 	for pkg, deps := range imports {
 		for _, dep := range deps {
-			if reason := forbidden(pkg, dep); reason != "" {
-				t.Errorf("%s imports %s: %s", pkg, dep, reason)
-			}
+			must.Row(t, fmt.Sprintf("%s imports %s", pkg, dep), "", forbidden(pkg, dep))
 		}
 	}
 	for rule := range mayImport {
-		if _, ok := imports[rule]; !ok {
-			t.Errorf("the rule for %s is about a package that does not exist", rule)
-		}
+		_, ok := imports[rule]
+		must.True(t, ok, "the rule for %s is about a package that does not exist", rule)
 	}
 }
 
@@ -129,9 +127,7 @@ func TestMainLinksNoTestPrograms(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", main).Output()
 	must.Do(t, err)
 	deps := strings.Fields(string(out))
-	if !slices.Contains(deps, module+"e2e/lab") {
-		t.Fatalf("%s does not link e2e/lab", main)
-	}
+	must.Need(t, slices.Contains(deps, module+"e2e/lab"), "%s does not link e2e/lab", main)
 	for _, dep := range deps {
 		switch strings.TrimPrefix(dep, module) {
 		case "e2e", "e2e/lab/peers", "e2e/lab/kube", "e2e/lab/labtest":

@@ -26,9 +26,7 @@ func pages(t *testing.T) map[string]string {
 	out := map[string]string{}
 	for _, pattern := range []string{"*.md", "docs/*.md", "docs/development/*.md"} {
 		names, err := filepath.Glob("../../" + pattern)
-		if err != nil || len(names) == 0 {
-			t.Fatalf("%s: %d pages, %v", pattern, len(names), err)
-		}
+		must.Need(t, err == nil && len(names) != 0, "%s: %d pages, %v", pattern, len(names), err)
 		for _, name := range names {
 			text := must.Get(os.ReadFile(name))(t)
 			out[strings.TrimPrefix(name, "../../")] = string(text)
@@ -48,28 +46,23 @@ func TestDocumentsRun(t *testing.T) {
 			switch {
 			case line[0] == "make":
 				targets++
-				if err := makes(line[1:], string(makefile)); err != nil {
-					t.Errorf("%s: %s: %v", page, strings.Join(line, " "), err)
-				}
+				must.Row(t, fmt.Sprintf("%s: %s", page, strings.Join(line, " ")), nil,
+					makes(line[1:], string(makefile)))
 			case filepath.Base(line[0]) == "steelyard":
 				commands++
-				if err := parses(line[1:]); err != nil {
-					t.Errorf("%s: %s: %v", page, strings.Join(line, " "), err)
-				}
+				must.Row(t, fmt.Sprintf("%s: %s", page, strings.Join(line, " ")), nil, parses(line[1:]))
 			}
 		}
 		for _, block := range tomlBlock.FindAllStringSubmatch(text, -1) {
 			configurations++
 			text := strings.ReplaceAll(block[1], `"/etc/steelyard/`, `"`+secrets+`/`)
-			if _, err := config.Parse(page, []byte(text)); err != nil {
-				t.Errorf("%s has a configuration that is refused:\n%s\n%v", page, block[1], err)
-			}
+			_, err := config.Parse(page, []byte(text))
+			must.True(t, err == nil, "%s has a configuration that is refused:\n%s\n%v", page, block[1], err)
 		}
 	}
-	if commands < 100 || targets < 20 || configurations < 10 {
-		t.Errorf("found %d commands, %d targets and %d configurations: this test overlooks some",
-			commands, targets, configurations)
-	}
+	must.True(t, commands >= 100 && targets >= 20 && configurations >= 10,
+		"found %d commands, %d targets and %d configurations: this test overlooks some", commands, targets,
+		configurations)
 }
 
 // writeSecrets returns a directory with the secrets that the documents name.

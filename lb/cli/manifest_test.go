@@ -13,23 +13,20 @@ func TestManifestConfiguration(t *testing.T) {
 	for _, tt := range []struct{ flags, policy, want string }{
 		{"--l2 --pool 192.168.1.200-192.168.1.219", "['192.168.1.200/29', '192.168.1.208/29', '192.168.1.216/30']",
 			"    [l2]\n" + pool + "[\"192.168.1.200-192.168.1.219\"]\n---\n"},
-		{
-			"--bgp asn=64512,peer=192.0.2.1:64500,peer=[2001:db8::1]:4200000000 " +
-				"--pool 203.0.113.0/28 --pool 2001:db8:1::/112",
+		{"--bgp asn=64512,peer=192.0.2.1:64500,peer=[2001:db8::1]:4200000000 " +
+			"--pool 203.0.113.0/28 --pool 2001:db8:1::/112",
 			"['203.0.113.0/28', '2001:db8:1::/112']",
 			"    [bgp]\n    asn = 64512\n    peers = [{ address = \"192.0.2.1\", asn = 64500 }, " +
 				"{ address = \"2001:db8::1\", asn = 4200000000 }]\n" +
-				pool + "[\"203.0.113.0/28\", \"2001:db8:1::/112\"]\n---\n",
-		},
+				pool + "[\"203.0.113.0/28\", \"2001:db8:1::/112\"]\n---\n"},
 	} {
 		code, out, errOut := steelyard(t, strings.Fields("manifest --image x:1 "+tt.flags)...)
 		must.True(t, code == 0 && errOut == "" && strings.Contains(out, "nodes may not\n\n"+tt.want) &&
 			strings.Contains(out, "\n      expression: \""+tt.policy+"\"\n"),
 			"%s: code %d, %s\n%s", tt.flags, code, errOut, out)
 		_, plain, _ := steelyard(t, "manifest", "--image", "x:1")
-		if strings.Count(out, "\n---\n") != strings.Count(plain, "\n---\n") || strings.Contains(out, "# [[pool]]") {
-			t.Errorf("%s: other objects, or the example\n%s", tt.flags, out)
-		}
+		must.True(t, strings.Count(out, "\n---\n") == strings.Count(plain, "\n---\n") &&
+			!strings.Contains(out, "# [[pool]]"), "%s: other objects, or the example\n%s", tt.flags, out)
 	}
 	for _, tt := range []struct{ flags, want string }{
 		{"--l2", "addresses are announced with --l2 or --bgp, and --pool"},

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -47,7 +48,9 @@ func (e *env) diff(c *ucli.Context) error {
 		return e.rejected(err, "a reload would change nothing")
 	}
 	if asJSON {
-		return e.writeJSON(then)
+		to := json.NewEncoder(e.out)
+		to.SetIndent("", "  ")
+		return to.Encode(then)
 	}
 	e.difference(then)
 	if len(then.Changes) == 0 {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,21 +29,17 @@ func TestReload(t *testing.T) {
 		out, err string
 	}{
 		{"in force", admin.Reloaded{Config: "/etc/x.toml"}, nil, 0, "reloaded: /etc/x.toml\n", ""},
-		{
-			"warnings", admin.Reloaded{Config: "/etc/x.toml", Warnings: []string{"w"}, NeedRestart: []string{"bgp"}},
+		{"warnings", admin.Reloaded{Config: "/etc/x.toml", Warnings: []string{"w"}, NeedRestart: []string{"bgp"}},
 			nil, 0, "reloaded: /etc/x.toml\n",
-			"warning: w\nwarning: [bgp] has changed; the change takes effect at the next start\n",
-		},
+			"warning: w\nwarning: [bgp] has changed; the change takes effect at the next start\n"},
 		{
 			"changes", admin.Reloaded{Config: "/etc/x.toml", Changes: []lb.Change{
 				{Op: lb.Removed, Object: "service web", Connections: 2},
 				{Op: lb.Changed, Object: "pool \x1bp", Text: "x"},
 			}}, nil, 0, "- service web; ends 2 connections\n~ pool \ufffdp: x\nreloaded: /etc/x.toml\n", "",
 		},
-		{
-			"refused", admin.Reloaded{}, errors.New("x.toml:1: first\nx.toml:2: second"), 1, "",
-			"x.toml:1: first\nx.toml:2: second\nrejected; the running configuration stays in force\n",
-		},
+		{"refused", admin.Reloaded{}, errors.New("x.toml:1: first\nx.toml:2: second"), 1, "",
+			"x.toml:1: first\nx.toml:2: second\nrejected; the running configuration stays in force\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			socket := serve(t, lb.Status{}, func(o *admin.Options) {
@@ -52,9 +49,8 @@ func TestReload(t *testing.T) {
 			must.True(t, code == tt.code && out == tt.out && errOut == tt.err,
 				"code %d, stdout %q, stderr %q; want %+v", code, out, errOut, tt)
 			t.Setenv("STEELYARD_SOCKET", socket)
-			if code, out, _ := steelyard(t, "reload"); code != tt.code || out != tt.out {
-				t.Errorf("with STEELYARD_SOCKET: code %d, stdout %q", code, out)
-			}
+			code, out, _ = steelyard(t, "reload")
+			must.True(t, code == tt.code && out == tt.out, "with STEELYARD_SOCKET: code %d, stdout %q", code, out)
 		})
 	}
 }
@@ -63,12 +59,10 @@ func TestReload(t *testing.T) {
 func TestConfigShow(t *testing.T) {
 	const text = "# caf\u00e9 \u009b\n[log]\n\tlevel = \"info\"\n\n"
 	socket := serve(t, lb.Status{}, func(o *admin.Options) { o.Text = func() string { return text } })
-	if code, out, errOut := steelyard(t, "config", "show", "--socket", socket); code != 0 || out != text {
-		t.Errorf("code %d, stdout %q, stderr %q; want %q", code, out, errOut, text)
-	}
-	if code, _, errOut := steelyard(t, "config"); code != 2 || !strings.Contains(errOut, "steelyard config show") {
-		t.Errorf("config: code %d, %s", code, errOut)
-	}
+	code, out, errOut := steelyard(t, "config", "show", "--socket", socket)
+	must.True(t, code == 0 && out == text, "code %d, stdout %q, stderr %q; want %q", code, out, errOut, text)
+	code, _, errOut = steelyard(t, "config")
+	must.True(t, code == 2 && strings.Contains(errOut, "steelyard config show"), "config: code %d, %s", code, errOut)
 }
 
 // diff prints the difference to the file of the agent, or to the one that it names and sends.
@@ -92,20 +86,16 @@ func TestDiff(t *testing.T) {
 	}{
 		{nil, "no difference\n", "warning: [node] has changed; the change takes effect at the next start\n", " "},
 		{[]string{"x.toml"}, "+ service web\n", "", dir + "/x.toml text"},
-		{
-			[]string{"-o", "json", "x.toml"}, "{\n  \"config\": \"" + dir + "/x.toml\",\n  \"changes\": [\n    {\n" +
-				"      \"op\": \"+\",\n      \"object\": \"service web\"\n    }\n  ]\n}\n", "", dir + "/x.toml text",
-		},
+		{[]string{"-o", "json", "x.toml"}, "{\n  \"config\": \"" + dir + "/x.toml\",\n  \"changes\": [\n    {\n" +
+			"      \"op\": \"+\",\n      \"object\": \"service web\"\n    }\n  ]\n}\n", "", dir + "/x.toml text"},
 	} {
 		code, out, errOut := steelyard(t, append([]string{"diff", "--socket", socket}, tt.args...)...)
-		if code != 0 || out != tt.out || errOut != tt.err || sent != tt.sent {
-			t.Errorf("%v: code %d, stdout %q, stderr %q, sent %q; want %+v", tt.args, code, out, errOut, sent, tt)
-		}
+		must.True(t, code == 0 && out == tt.out && errOut == tt.err && sent == tt.sent,
+			"%v: code %d, stdout %q, stderr %q, sent %q; want %+v", tt.args, code, out, errOut, sent, tt)
 	}
-	if code, _, errOut := steelyard(t, "diff", "--socket", socket, "missing"); code != 1 ||
-		!strings.Contains(errOut, "missing: no such file") {
-		t.Errorf("a missing file: code %d, %s", code, errOut)
-	}
+	code, _, errOut := steelyard(t, "diff", "--socket", socket, "missing")
+	must.True(t, code == 1 && strings.Contains(errOut, "missing: no such file"),
+		"a missing file: code %d, %s", code, errOut)
 }
 
 // restart reports a configuration that would be rejected, and waits until the new agent is ready.
@@ -136,9 +126,8 @@ func TestRestart(t *testing.T) {
 		time.AfterFunc(300*time.Millisecond, func() { started.Store(2) })
 		return nil
 	})
-	if code, out, errOut := steelyard(t, "restart", "--socket", socket); code != 0 || out != "restarted: version v2\n" {
-		t.Errorf("code %d, stdout %q, stderr %q", code, out, errOut)
-	}
+	code, out, errOut := steelyard(t, "restart", "--socket", socket)
+	must.True(t, code == 0 && out == "restarted: version v2\n", "code %d, stdout %q, stderr %q", code, out, errOut)
 }
 
 // An agent of the first release does not know the request.
@@ -155,4 +144,64 @@ func TestRestartOfAnEarlierRelease(t *testing.T) {
 	code, _, errOut := steelyard(t, "restart", "--socket", socket)
 	const want = "the running agent (v0.1) is from an earlier release, which cannot replace itself: end it"
 	must.True(t, code == 1 && strings.Contains(errOut, want), "code %d, stderr %q; want %q", code, errOut, want)
+}
+
+// serve runs an API that answers with st, and returns its socket. change sets other options.
+func serve(t *testing.T, st lb.Status, change ...func(*admin.Options)) string {
+	socket := filepath.Join(t.TempDir(), "s")
+	o := admin.Options{
+		Socket:   socket,
+		Status:   func(context.Context) (lb.Status, error) { return st, nil },
+		StatusOf: func(context.Context, netip.Addr) (lb.Status, error) { return st, nil },
+		Peers: func() []lb.PeerStatus {
+			p := lb.PeerStatus{Peer: addr("192.0.2.1"), ASN: 64500, State: "active", LastError: "connection refused"}
+			return []lb.PeerStatus{p}
+		},
+		Sent: func(peer netip.Addr) ([]lb.SentRoute, bool) {
+			med := uint32(0)
+			return []lb.SentRoute{{
+				Prefix: netip.MustParsePrefix("203.0.113.10/32"), NextHop: addr("192.0.2.2"),
+				ASPath: []uint32{64512, 64512}, MED: &med, Communities: []string{"no-export"},
+				LargeCommunities: []string{"64512:1:2"}, Bandwidth: 375e6,
+			}}, peer == addr("192.0.2.1")
+		},
+		Drain: func(_ context.Context, service string, on bool) (lb.Drains, error) {
+			return lb.Drains{}.With(service, on), nil
+		},
+		Explain: func(q lb.Question) (lb.Explanation, error) {
+			return lb.Explanation{
+				Client: q.Client, Address: q.To.Addr(), Port: q.To.Port(), Protocol: q.Protocol,
+				Action: "drop", Reason: "no_backend", Steps: []string{"first", "then"},
+			}, nil
+		},
+		Flows: func(_ context.Context, want lb.FlowFilter) ([]lb.FlowStatus, bool, error) {
+			f := lb.FlowStatus{
+				Service: "web", Client: netip.MustParseAddrPort("198.51.100.11:40000"),
+				Address: addr("203.0.113.10"), Port: 80, Protocol: lb.TCP,
+				Backend: netip.MustParseAddrPort("10.0.0.21:8080"), Forward: lb.MethodNAT,
+				State: lb.FlowEstablished, Idle: 2.5,
+			}
+			if !want.Match(f) {
+				return nil, false, nil
+			}
+			return []lb.FlowStatus{f}, want.Limit == 1, nil
+		},
+		Info: func() admin.Info { return admin.Info{Node: "lb1"} }, Metrics: http.NotFoundHandler(), Log: discard,
+	}
+	for _, f := range change {
+		f(&o)
+	}
+	s := admin.New(o)
+	l, err := net.Listen("unix", socket) // here, not in Server.Run: clients can connect from now on
+	must.Do(t, err)
+	server := &http.Server{Handler: s.Handler(true)}
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Close()
+		if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
+	})
+	return socket
 }

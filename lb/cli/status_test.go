@@ -1,17 +1,19 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
 	"unicode"
 
-	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/events"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
@@ -87,10 +89,9 @@ func TestStatusOfLeader(t *testing.T) {
 		`{"cluster":{}}`:              "cluster  connected\n",
 	} {
 		var out strings.Builder
-		if err := statusTable(&out, []byte(text)); err != nil ||
-			!strings.Contains(strings.ReplaceAll(out.String(), "   ", "  "), want) {
-			t.Errorf("%s: %v\n%s", text, err, out.String())
-		}
+		err := statusTable(&out, []byte(text))
+		must.True(t, err == nil && strings.Contains(strings.ReplaceAll(out.String(), "   ", "  "), want),
+			"%s: %v\n%s", text, err, out.String())
 	}
 }
 
@@ -108,10 +109,9 @@ func TestFlowsOfNothing(t *testing.T) {
 		{"--address 203.0.113.99", 0, "SERVICE  CLIENT", ""},
 	} {
 		code, out, errOut := steelyard(t, append([]string{"flows", "--socket", socket}, strings.Fields(tt.args)...)...)
-		if code != tt.code || !strings.HasPrefix(out, tt.out) || !strings.Contains(errOut, tt.err) ||
-			strings.Count(out, "\n") != min(len(tt.out), 1) {
-			t.Errorf("flows %s: code %d, stdout %q, stderr %q; want %+v", tt.args, code, out, errOut, tt)
-		}
+		must.True(t, code == tt.code && strings.HasPrefix(out, tt.out) && strings.Contains(errOut, tt.err) &&
+			strings.Count(out, "\n") == min(len(tt.out), 1),
+			"flows %s: code %d, stdout %q, stderr %q; want %+v", tt.args, code, out, errOut, tt)
 	}
 }
 
@@ -128,16 +128,9 @@ func TestOutputIsPrintable(t *testing.T) {
 			Algorithm: lb.AlgorithmMaglev, Backends: []lb.BackendStatus{b}, Reason: hostile,
 		}},
 		Routes: []lb.RouteStatus{{Address: vip, Services: []string{"web"}, Reason: hostile}},
-	}, func(o *admin.Options) {
-		o.Diff = func(string, []byte) (admin.Reloaded, error) {
-			return admin.Reloaded{Changes: []lb.Change{{Op: lb.Added, Object: hostile}}}, nil
-		}
 	})
-	for _, command := range []string{"status", "services", "backends", "routes", "diff"} {
+	for _, command := range []string{"status", "services", "backends", "routes"} {
 		for _, format := range []string{"table", "json"} {
-			if command == "diff" && format == "table" {
-				format = "text"
-			}
 			code, out, errOut := steelyard(t, command, "-o", format, "--socket", socket)
 			plain := strings.ReplaceAll(out+errOut, "\n", "")
 			must.True(t, code == 0 && !strings.ContainsFunc(plain, func(r rune) bool { return !unicode.IsPrint(r) }),
@@ -146,14 +139,8 @@ func TestOutputIsPrintable(t *testing.T) {
 				"%s -o %s: the text has a line of its own:\n%s", command, format, out)
 		}
 	}
-	p := programs
-	p.Check = func(string, bool) (*config.Config, error) { return nil, config.Errors{{Problem: hostile}} }
-	var out strings.Builder
-	Main(t.Context(), []string{"check", "-o", "json"}, &out, io.Discard, p)
-	must.True(t, strings.Contains(out.String(), `\u009b`), "check: %s", &out)
-	if _, _, errOut := steelyard(t, "services", "--socket", "/\x1b[2J"); !strings.Contains(errOut, "/�[2J") {
-		t.Errorf("an error: %q", errOut)
-	}
+	_, _, errOut := steelyard(t, "services", "--socket", "/\x1b[2J")
+	must.True(t, strings.Contains(errOut, "/�[2J"), "an error: %q", errOut)
 }
 
 // Without an agent status says what still forwards.
@@ -172,10 +159,9 @@ func TestStatusSaysWhatStillForwards(t *testing.T) {
 		var out, errOut strings.Builder
 		code := Main(t.Context(), []string{"status", "--check", "--socket", "/nowhere.sock"}, &out, &errOut, p)
 		first, rest, _ := strings.Cut(out.String(), "\n")
-		if code != 2 || !strings.HasPrefix(first, "DOWN: no agent listens on") || !strings.HasPrefix(rest, tt.want) ||
-			(rest == "") != (tt.want == "") {
-			t.Errorf("code %d, stdout %q; want %q", code, &out, tt.want)
-		}
+		must.True(t, code == 2 && strings.HasPrefix(first, "DOWN: no agent listens on") &&
+			strings.HasPrefix(rest, tt.want) && (rest == "") == (tt.want == ""),
+			"code %d, stdout %q; want %q", code, &out, tt.want)
 	}
 }
 
@@ -187,9 +173,8 @@ func TestStatusOfDrainedServices(t *testing.T) {
 	} {
 		want = "services  " + want
 		var out strings.Builder
-		if err := statusTable(&out, []byte(text)); err != nil || !strings.Contains(out.String(), want+"\n") {
-			t.Errorf("%s: %v\n%s", text, err, out.String())
-		}
+		err := statusTable(&out, []byte(text))
+		must.True(t, err == nil && strings.Contains(out.String(), want+"\n"), "%s: %v\n%s", text, err, out.String())
 	}
 }
 
@@ -273,8 +258,58 @@ error        1h31m ago: bfd session down
 	} {
 		answer := must.Get(json.Marshal([]lb.PeerStatus{p}))(t)
 		var out strings.Builder
-		if err := peerDetails(&out, answer); err != nil || out.String() != want {
-			t.Errorf("%v:\n%s\nwant:\n%s", err, out.String(), want)
-		}
+		err := peerDetails(&out, answer)
+		must.True(t, err == nil && out.String() == want, "%v:\n%s\nwant:\n%s", err, out.String(), want)
 	}
+}
+
+// firstLine ends a context with the first line that has this text.
+type firstLine struct {
+	strings.Builder
+	text string
+	end  func()
+}
+
+func (f *firstLine) Write(p []byte) (int, error) {
+	if strings.Contains(string(p), f.text) {
+		f.end()
+	}
+	return f.Builder.Write(p)
+}
+
+// events prints the history, follows it, and reads the files without an agent. A drain is in it, with the user.
+func TestEvents(t *testing.T) {
+	dir := t.TempDir()
+	h := must.Get(events.Open(dir))(t)
+	log := slog.New(h.Handler(slog.NewTextHandler(io.Discard, nil)))
+	socket := serve(t, lb.Status{}, func(o *admin.Options) {
+		o.Events, o.Log = h.After, log.With("component", "admin")
+	})
+	log.Warn("backend unhealthy", "component", "health", "service", "web", "reason", "HTTP 503, want 200-399\x1b[2J")
+	const line = `  warn   health      backend unhealthy  reason="HTTP 503, want 200-399�[2J"  service=web` + "\n"
+	for _, args := range [][]string{nil, {"--since", "1h"}, {"--service", "web"}, {"--kind", "health"}} {
+		code, out, errOut := steelyard(t, append([]string{"events", "--socket", socket}, args...)...)
+		must.True(t, code == 0 && strings.HasSuffix(out, line) && strings.Count(out, "\n") == 1,
+			"%v: %d %q %q", args, code, out, errOut)
+	}
+	_, dns, errOut := steelyard(t, "events", "--socket", socket, "--service", "dns")
+	must.Row(t, "another service", "", dns+errOut)
+	ctx, end := context.WithCancel(t.Context())
+	defer end()
+	out := &firstLine{text: "asked to drain", end: end}
+	go func() {
+		var drained any
+		admin.NewClient(socket).Post(ctx, "/v1/drain?service=web", &drained) // the result does not matter
+	}()
+	must.Equal(t, 0, Main(ctx, []string{"events", "--socket", socket, "-f"}, out, io.Discard, programs))
+	got := out.String()
+	must.True(t, strings.Contains(got, line) && strings.Contains(got, "service=web  user="), "-f: %q", got)
+	must.Do(t, h.Flush())
+	alone := programs
+	alone.Events = func(f events.Filter) ([]events.Event, error) { return events.Read(dir, f) }
+	var stored strings.Builder
+	args := []string{"events", "--socket", "/nowhere.sock", "--kind", "health"}
+	code := Main(t.Context(), args, &stored, io.Discard, alone)
+	must.True(t, code == 0 && strings.HasSuffix(stored.String(), line),
+		"without an agent: %d %q", code, stored.String())
 }
