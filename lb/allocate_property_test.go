@@ -111,9 +111,8 @@ func TestLargePool(t *testing.T) {
 	a := NewAllocator([]Pool{pool("v6", "2001:db8::", "2001:db8::ffff:ffff:ffff:ffff")})
 	for i := range 1000 {
 		want := netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 14: byte(i >> 8), 15: byte(i)})
-		if got := outcome(a.Assign(request(fmt.Sprint(i), "", "6"))); got != fmt.Sprint([]netip.Addr{want}) {
-			t.Fatalf("address %d: %s; want %s", i, got, want)
-		}
+		got := outcome(a.Assign(request(fmt.Sprint(i), "", "6")))
+		must.Need(t, got == fmt.Sprint([]netip.Addr{want}), "address %d: %s; want %s", i, got, want)
 	}
 	a.Release("700")
 	a.Release("300")
@@ -220,8 +219,7 @@ func TestSeveralAtRandom(t *testing.T) {
 		if want := min(max(r.PerFamily, 1), usable); len(got) != want {
 			t.Fatalf("step %d: %s has %v; want %d of %d usable ones", step, r.Service, got, want, usable)
 		}
-		if once := slices.Compact(slices.SortedFunc(slices.Values(got), netip.Addr.Compare)); len(once) != len(got) {
-			t.Fatalf("step %d: %s has %v", step, r.Service, got)
-		}
+		once := slices.Compact(slices.SortedFunc(slices.Values(got), netip.Addr.Compare))
+		must.Need(t, len(once) == len(got), "step %d: %s has %v", step, r.Service, got)
 	}
 }

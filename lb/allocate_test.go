@@ -43,13 +43,12 @@ func TestAllocate(t *testing.T) {
 	ranges := pool("v4", "203.0.113.9", "203.0.113.9")
 	ranges.Ranges = append(ranges.Ranges, AddrRange{v6.Ranges[0].From, v6.Ranges[0].To}, v4.Ranges[0])
 	for _, tt := range []struct {
-		name     string
-		taken    []netip.Addr
-		pool     string
-		families string
-		pools    []Pool
-		want     []netip.Addr
-		err      string
+		name           string
+		taken          []netip.Addr
+		pool, families string
+		pools          []Pool
+		want           []netip.Addr
+		err            string
 	}{
 		{"lowest free address", nil, "v4", "4", []Pool{v4}, addrs("203.0.113.0"), ""},
 		{"taken ones are skipped", addrs("203.0.113.0"), "v4", "4", []Pool{v4}, addrs("203.0.113.1"), ""},
@@ -75,9 +74,8 @@ func TestAllocate(t *testing.T) {
 			a := NewAllocator(tt.pools)
 			a.Take(Holder{Service: "other"}, tt.taken)
 			got, err := a.Assign(request("web", tt.pool, tt.families))
-			if msg := errText(err); msg != tt.err || !slices.Equal(got, tt.want) {
-				t.Errorf("Assign = %v, %q; want %v, %q", got, msg, tt.want, tt.err)
-			}
+			must.Row(t, "error", tt.err, errText(err))
+			must.Equal(t, tt.want, got)
 			must.Equal(t, tt.want, a.Given("web"))
 		})
 	}
@@ -119,24 +117,18 @@ func TestKeep(t *testing.T) {
 		holder string // another one of the address
 		want   string
 	}{
-		"no longer auto_assign": {func(r *Request) {}, "", "[192.0.2.5]"},
-		"named":                 {func(r *Request) { r.Pool = "manual" }, "", "[192.0.2.5]"},
-		"another pool is named": {func(r *Request) { r.Pool = "auto" }, "", "[203.0.113.1]"},
-		"no longer allowed":     {func(r *Request) { r.Allows = autoOnly }, "", "[192.0.2.5]"},
-		"nothing is allowed":    {func(r *Request) { r.Allows = denied }, "", "[192.0.2.5]"},
-		"not allowed, another holder": {func(r *Request) {
-			r.Allows = denied
-		}, "other", "[192.0.2.5]"},
-		"not allowed, two of a family": {func(r *Request) {
-			r.Allows, r.PerFamily = autoOnly, 2
-		}, "", "[192.0.2.5]"},
+		"no longer auto_assign":        {func(r *Request) {}, "", "[192.0.2.5]"},
+		"named":                        {func(r *Request) { r.Pool = "manual" }, "", "[192.0.2.5]"},
+		"another pool is named":        {func(r *Request) { r.Pool = "auto" }, "", "[203.0.113.1]"},
+		"no longer allowed":            {func(r *Request) { r.Allows = autoOnly }, "", "[192.0.2.5]"},
+		"nothing is allowed":           {func(r *Request) { r.Allows = denied }, "", "[192.0.2.5]"},
+		"not allowed, another holder":  {func(r *Request) { r.Allows = denied }, "other", "[192.0.2.5]"},
+		"not allowed, two of a family": {func(r *Request) { r.Allows, r.PerFamily = autoOnly, 2 }, "", "[192.0.2.5]"},
 		"the named is not allowed": {func(r *Request) {
 			r.Allows, r.Pool = denied, "auto"
 		}, "", `the pool "auto" is not for this service`},
-		"another holder": {func(r *Request) {}, "other", "[192.0.2.5]"},
-		"the other family": {func(r *Request) {
-			r.Families[0].Family = IPv6
-		}, "", "no free IPv6 address in auto"},
+		"another holder":   {func(r *Request) {}, "other", "[192.0.2.5]"},
+		"the other family": {func(r *Request) { r.Families[0].Family = IPv6 }, "", "no free IPv6 address in auto"},
 	} {
 		a := NewAllocator([]Pool{pool("auto", "203.0.113.1", "203.0.113.9"), manual})
 		a.Take(Holder{Service: "web"}, addrs("192.0.2.5"))
@@ -152,9 +144,7 @@ func TestKeep(t *testing.T) {
 // wantAssigned fails the test unless an Allocator gives a Request these addresses or this error.
 func wantAssigned(t *testing.T, a *Allocator, what string, r Request, want string) {
 	t.Helper()
-	if got := outcome(a.Assign(r)); got != want {
-		t.Errorf("%s: %s has %s; want %s", what, r.Service, got, want)
-	}
+	must.Row(t, fmt.Sprintf("%s: %s has", what, r.Service), want, outcome(a.Assign(r)))
 }
 
 func outcome(got []netip.Addr, err error) string {
@@ -238,9 +228,8 @@ func TestOptionalFamily(t *testing.T) {
 func TestFailureChangesNothing(t *testing.T) {
 	a := NewAllocator([]Pool{pool("v4", "203.0.113.1", "203.0.113.2")})
 	a.Assign(request("web", "", "4"))
-	if _, err := a.Assign(request("web", "", "46")); err == nil {
-		t.Fatal("an IPv6 address from an IPv4 pool")
-	}
+	_, err := a.Assign(request("web", "", "46"))
+	must.Need(t, err != nil, "an IPv6 address from an IPv4 pool")
 	must.Equal(t, addrs("203.0.113.1"), a.Given("web"))
 	wantAssigned(t, a, "a new one", request("b", "", "4"), "[203.0.113.2]")
 }
@@ -291,9 +280,7 @@ func TestShare(t *testing.T) {
 	wantAssigned(t, a, "after a release", sharer("g", "x", 80), "[203.0.113.1]")
 	wantAssigned(t, a, "with another key", sharer("b", "z", 443, 8443), "[203.0.113.1]")
 	wantAssigned(t, a, "beside another key", sharer("h", "x", 9000), "[192.0.2.1]")
-	if len(a.shared) == 0 {
-		t.Fatal("no address is shared")
-	}
+	must.Need(t, len(a.shared) != 0, "no address is shared")
 	for service := range a.assigned {
 		a.Release(service)
 	}

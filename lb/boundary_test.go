@@ -26,30 +26,24 @@ func TestBoundary(t *testing.T) {
 		b.Changed = func(x lb.Trouble) { told = append(told, fmt.Sprint(x.Part, " ", x.Object, " ", x.Reason)) }
 		panics := func() { panic("odd") }
 		for range 2 {
-			if b.Do(lb.PartService, "a/web", panics) || b.Do(lb.PartFrame, "eth0", panics) {
-				t.Fatal("a panic counts as success")
-			}
+			must.Need(t, !b.Do(lb.PartService, "a/web", panics) && !b.Do(lb.PartFrame, "eth0", panics),
+				"a panic counts as success")
 		}
-		if n := b.Panics(); n[lb.PartService] != 2 || n[lb.PartFrame] != 2 {
-			t.Errorf("panics %v; want 2 each", n)
-		}
+		n := b.Panics()
+		must.True(t, n[lb.PartService] == 2 && n[lb.PartFrame] == 2, "panics %v; want 2 each", n)
 		want := []string{"service a/web panic: odd", "frame eth0 panic: odd"}
 		must.Equal(t, want, told)
-		if n := strings.Count(text.String(), "stack="); n != 2 {
-			t.Errorf("%d stacks in the log; want one for each object:\n%s", n, text.String())
-		}
+		must.Row(t, "stacks in the log, one for each object", 2, strings.Count(text.String(), "stack="))
 		must.True(t, b.Do(lb.PartService, "a/web", func() {}) && b.Do(lb.PartFrame, "eth0", func() {}),
 			"no success after a panic")
 		must.Equal(t, []string{"frame eth0: panic: odd"}, b.Troubles())
-		if time.Sleep(11 * time.Minute); len(b.Troubles()) > 0 {
-			t.Errorf("troubles %q; want none after a while", b.Troubles())
-		}
+		time.Sleep(11 * time.Minute)
+		must.True(t, len(b.Troubles()) == 0, "troubles %q; want none after a while", b.Troubles())
 		for i := range 9 {
 			b.Report(lb.PartRoom, fmt.Sprint(i), "refused")
 		}
-		if got := b.Troubles(); len(got) != 4 || got[3] != "room: 6 more" {
-			t.Errorf("troubles %q; want three, and how many more", got)
-		}
+		got := b.Troubles()
+		must.True(t, len(got) == 4 && got[3] == "room: 6 more", "troubles %q; want three, and how many more", got)
 	})
 }
 
@@ -83,12 +77,10 @@ func TestPanicOfAPlan(t *testing.T) {
 		}
 		e.Complete("file")
 		wantAnnounced(t, fx, append([]netip.Addr{vip1}, others...)...)
-		if p, held := fx.Served(frontend(vip1)); !held || p != nil {
-			t.Errorf("the frontend of an earlier run is %+v, held %t; want it as it was", p, held)
-		}
-		if got := b.Troubles(); len(got) != 1 || !strings.Contains(got[0], "plan bad: panic: injected") {
-			t.Errorf("troubles %q", got)
-		}
+		p, held := fx.Served(frontend(vip1))
+		must.True(t, held && p == nil, "the frontend of an earlier run is %+v, held %t; want it as it was", p, held)
+		got := b.Troubles()
+		must.True(t, len(got) == 1 && strings.Contains(got[0], "plan bad: panic: injected"), "troubles %q", got)
 		on.Store(false)
 		changed := *bad
 		e.Put(&changed)
@@ -124,9 +116,8 @@ func TestFrozenServiceIsDeleted(t *testing.T) {
 		wantAnnounced(t, fx, vip1)
 		e.Delete("bad")
 		wantAnnounced(t, fx)
-		if _, held := fx.Served(frontend(vip1)); held {
-			t.Error("the frontend is still there")
-		}
+		_, held := fx.Served(frontend(vip1))
+		must.True(t, !held, "the frontend is still there")
 	})
 }
 

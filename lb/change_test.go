@@ -92,8 +92,7 @@ func TestChangeWithConnections(t *testing.T) {
 		0: "- service web", 1: "- service web; ends 1 connection", 41: "- service web; ends 41 connections",
 		ConnectionsMax: "- service web; ends 100000 connections or more",
 	} {
-		if c.Connections = n; c.String() != want {
-			t.Errorf("%q; want %q", c, want)
-		}
+		c.Connections = n
+		must.True(t, c.String() == want, "%q; want %q", c, want)
 	}
 }

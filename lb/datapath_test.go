@@ -48,15 +48,13 @@ func newTestState(held ...Frontend) *datapathState {
 func (d *datapathState) step(t *testing.T, now time.Time, want string, failed ...uint16) {
 	t.Helper()
 	delta, ok := d.next(now, true)
-	if got := deltaText(delta); got != want || ok != (want != "") {
-		t.Fatalf("delta %q, %t; want %q", got, ok, want)
-	}
+	got := deltaText(delta)
+	must.Need(t, got == want && ok == (want != ""), "delta %q, %t; want %q", got, ok, want)
 	if !ok {
 		return
 	}
-	if again, ok := d.next(now, true); ok {
-		t.Fatalf("delta %q while a call is in flight", deltaText(again))
-	}
+	again, ok := d.next(now, true)
+	must.Need(t, !ok, "delta %q while a call is in flight", deltaText(again))
 	errs := map[Frontend]error{}
 	for _, port := range failed {
 		errs[at(port)] = errTest
@@ -117,24 +115,21 @@ func TestDatapathStateRetries(t *testing.T) {
 		if got := d.retryAt(); !got.Equal(now.Add(delay)) {
 			t.Fatalf("retry after %s; want %s", got.Sub(now), delay)
 		}
-		if d.reason(at(81)) != errTest.Error() || d.reason(at(80)) != "" {
-			t.Errorf("reasons %q and %q; want one for port 81", d.reason(at(80)), d.reason(at(81)))
-		}
+		must.True(t, d.reason(at(81)) == errTest.Error() && d.reason(at(80)) == "",
+			"reasons %q and %q; want one for port 81", d.reason(at(80)), d.reason(at(81)))
 		d.step(t, now.Add(delay-1), "")
 		must.True(t, d.idle(now.Add(delay-1)), "not idle before the retry is due")
 		must.True(t, !d.idle(now.Add(delay)), "idle when the retry is due")
-		if got := d.behind; !got.Equal(testStart) {
-			t.Errorf("behind since %s; want %s", got, testStart)
-		}
+		got := d.behind
+		must.True(t, got.Equal(testStart), "behind since %s; want %s", got, testStart)
 		now = now.Add(delay)
 		d.step(t, now, "+81", 81)
 	}
 	d.want(testPlan("web", 2, 81))
 	d.step(t, now, "+81")
 	d.step(t, now, "")
-	if !d.behind.IsZero() || !d.retryAt().IsZero() || d.reason(at(81)) != "" {
-		t.Errorf("behind since %s, retry at %s, reason %q; want none", d.behind, d.retryAt(), d.reason(at(81)))
-	}
+	must.True(t, d.behind.IsZero() && d.retryAt().IsZero() && d.reason(at(81)) == "",
+		"behind since %s, retry at %s, reason %q; want none", d.behind, d.retryAt(), d.reason(at(81)))
 }
 
 // A plan equal to the one in force is not a delta; another one is.
@@ -152,28 +147,24 @@ func TestDatapathStateAppliesChangesOnly(t *testing.T) {
 func TestDatapathStateOfAnEarlierRun(t *testing.T) {
 	d := newTestState(at(80), at(81))
 	v := d.vips.get(testVIP)
-	if v.held != 2 || v.serving != 2 || !v.datapath.Surely() || !v.announce.Surely() {
-		t.Fatalf("VIP %+v; want served and announced", v)
-	}
+	must.Need(t, v.held == 2 && v.serving == 2 && v.datapath.Surely() && v.announce.Surely(),
+		"VIP %+v; want served and announced", v)
 	if delta, ok := d.next(testStart, false); ok {
 		t.Fatalf("delta %q before the engine has settled", deltaText(delta))
 	}
 	delta, _ := d.next(testStart, true)
-	if len(delta.Delete) != 1 {
-		t.Fatalf("delta %q; want one frontend deleted: the last one of an announced VIP stays", deltaText(delta))
-	}
+	must.Need(t, len(delta.Delete) == 1,
+		"delta %q; want one frontend deleted: the last one of an announced VIP stays", deltaText(delta))
 	d.complete(delta, nil, testStart)
 	if delta, ok := d.next(testStart, true); ok {
 		t.Fatalf("delta %q while the VIP is announced", deltaText(delta))
 	}
 	v.announce = Known{}
 	delta, _ = d.next(testStart, true)
-	if d.complete(delta, nil, testStart); len(d.held()) > 0 {
-		t.Errorf("held %v after the withdrawal; want none", d.held())
-	}
-	if d.next(testStart, true); len(d.vips.byAddr) > 0 {
-		t.Errorf("VIPs %v; want none", d.vips.byAddr)
-	}
+	d.complete(delta, nil, testStart)
+	must.True(t, len(d.held()) == 0, "held %v after the withdrawal; want none", d.held())
+	d.next(testStart, true)
+	must.True(t, len(d.vips.byAddr) == 0, "VIPs %v; want none", d.vips.byAddr)
 }
 
 // While a call is in flight a VIP is surely served only if that does not depend on the outcome.
@@ -201,16 +192,13 @@ func TestDatapathStateInFlight(t *testing.T) {
 			}
 			d.want(tt.next)
 			delta, ok := d.next(testStart, true)
-			if !ok || d.idle(testStart) {
-				t.Fatalf("delta: %t, idle: %t; want a call in flight", ok, d.idle(testStart))
-			}
+			must.Need(t, ok && !d.idle(testStart), "delta: %t, idle: %t; want a call in flight", ok, d.idle(testStart))
 			v := d.vips.get(testVIP)
 			must.Equal(t, tt.surely, v.datapath.Surely())
 			d.complete(delta, nil, testStart)
 			d.step(t, testStart, "")
-			if !d.idle(testStart) || v.datapath.Busy || v.datapath.Done != (v.serving > 0) {
-				t.Errorf("after the call: idle %t, %+v, %d serving", d.idle(testStart), v.datapath, v.serving)
-			}
+			must.True(t, d.idle(testStart) && !v.datapath.Busy && v.datapath.Done == (v.serving > 0),
+				"after the call: idle %t, %+v, %d serving", d.idle(testStart), v.datapath, v.serving)
 		})
 	}
 }
@@ -223,13 +211,11 @@ func TestVIPsAreOfOneTable(t *testing.T) {
 	for _, busy := range []vip{{wanted: 1}, {held: 1}, {announce: Known{Done: true}}, {datapath: Known{Done: true}}} {
 		busy.addr = testVIP
 		table.byAddr[testVIP] = &busy
-		if table.forget(&busy); table.byAddr[testVIP] == nil {
-			t.Errorf("%+v was forgotten", busy)
-		}
+		table.forget(&busy)
+		must.True(t, table.byAddr[testVIP] != nil, "%+v was forgotten", busy)
 	}
 	idle := &vip{addr: testVIP}
 	table.byAddr[testVIP] = idle
-	if table.forget(idle); table.byAddr[testVIP] != nil {
-		t.Error("an unused entry was not forgotten")
-	}
+	table.forget(idle)
+	must.True(t, table.byAddr[testVIP] == nil, "an unused entry was not forgotten")
 }

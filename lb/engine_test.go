@@ -37,16 +37,27 @@ func service(name string, vips []netip.Addr, backends ...string) *lb.Service {
 
 func frontend(vip netip.Addr) lb.Frontend { return lb.Frontend{VIP: vip, Port: 80, Protocol: lb.TCP} }
 
+// engineOptions are those of an engine with consumers in memory.
+func engineOptions(consumer consumers) lb.EngineOptions {
+	return lb.EngineOptions{
+		Datapath: consumer, Announcer: consumer, Prober: consumer, Sources: []string{"file"},
+		Settle: 10 * time.Second, Retry: 100 * time.Millisecond, Withdraw: 5 * time.Second,
+		Log: slog.New(slog.DiscardHandler),
+	}
+}
+
+type consumers interface {
+	lb.Datapath
+	lb.Announcer
+	lb.Prober
+}
+
 // inEngine runs f beside a running engine, in a synctest bubble. change sets other options.
 func inEngine(
 	t *testing.T, fx *lbtest.Fixture, f func(t *testing.T, e *lb.Engine), change ...func(*lb.EngineOptions),
 ) {
 	synctest.Test(t, func(t *testing.T) {
-		o := lb.EngineOptions{
-			Datapath: fx, Announcer: fx, Prober: fx, Sources: []string{"file"},
-			Settle: 10 * time.Second, Retry: 100 * time.Millisecond, Withdraw: 5 * time.Second,
-			Log: slog.New(slog.DiscardHandler),
-		}
+		o := engineOptions(fx)
 		for _, set := range change {
 			set(&o)
 		}
@@ -59,9 +70,7 @@ func inEngine(
 		if err := <-done; err != nil && fx.Fail == 0 {
 			t.Errorf("Run: %v", err)
 		}
-		if v := fx.Violations(); len(v) > 0 {
-			t.Errorf("order violated %d times, first: %s", len(v), v[0])
-		}
+		must.Row(t, "violations of the order", nil, fx.Violations())
 	})
 }
 
@@ -103,9 +112,8 @@ func TestServiceIsServedThenAnnouncedThenFollowsHealth(t *testing.T) {
 		e.Put(s)
 		e.Complete("file")
 		wantAnnounced(t, fx)
-		if _, ok := fx.Served(frontend(vip1)); ok {
-			t.Error("served before the first results of the checks")
-		}
+		_, ok := fx.Served(frontend(vip1))
+		must.True(t, !ok, "served before the first results of the checks")
 		answer(e, s, lb.StateHealthy)
 		wantAnnounced(t, fx, vip1)
 		wantTargets(t, fx, frontend(vip1), 2)
@@ -113,9 +121,8 @@ func TestServiceIsServedThenAnnouncedThenFollowsHealth(t *testing.T) {
 		answer(e, s, lb.StateUnhealthy, 1)
 		wantAnnounced(t, fx) // one healthy backend is fewer than min_healthy
 		wantTargets(t, fx, frontend(vip1), 1)
-		if p, _ := fx.Served(frontend(vip1)); len(p.Down) != 1 {
-			t.Errorf("down backends %v; want one", p.Down)
-		}
+		p, _ := fx.Served(frontend(vip1))
+		must.True(t, len(p.Down) == 1, "down backends %v; want one", p.Down)
 		st := must.Get(e.Status(t.Context()))(t)
 		must.Equal(t, "1 of 2 backends healthy, min_healthy is 2", st.Routes[0].Reason)
 		answer(e, s, lb.StateHealthy, 1)
@@ -123,9 +130,8 @@ func TestServiceIsServedThenAnnouncedThenFollowsHealth(t *testing.T) {
 
 		e.Delete("web")
 		wantAnnounced(t, fx)
-		if _, ok := fx.Served(frontend(vip1)); ok {
-			t.Error("still served after deletion")
-		}
+		_, ok = fx.Served(frontend(vip1))
+		must.True(t, !ok, "still served after deletion")
 		must.Equal(t, nil, fx.Checks("web"))
 	})
 }
@@ -173,9 +179,8 @@ func TestShutdownWithdraws(t *testing.T) {
 		wantAnnounced(t, fx, vip1)
 	})
 	must.Equal(t, nil, fx.Announced())
-	if _, ok := fx.Served(frontend(vip1)); !ok {
-		t.Error("no longer served after the end; flows would break")
-	}
+	_, ok := fx.Served(frontend(vip1))
+	must.True(t, ok, "no longer served after the end; flows would break")
 }
 
 func TestRestartKeepsWhatTheKernelHolds(t *testing.T) {
@@ -184,20 +189,16 @@ func TestRestartKeepsWhatTheKernelHolds(t *testing.T) {
 		s := service("web", []netip.Addr{vip1}, "10.0.0.1")
 		e.Put(s)
 		synctest.Wait()
-		if fx.Sets() > 0 {
-			t.Fatal("announced before the sources were complete: routers would drop the routes missing from the set")
-		}
+		must.Need(t, fx.Sets() == 0,
+			"announced before the sources were complete: routers would drop the routes missing from the set")
 		e.Complete("file")
 		synctest.Wait()
-		if fx.Sets() > 0 {
-			t.Fatal("announced before the first results of the checks")
-		}
+		must.Need(t, fx.Sets() == 0, "announced before the first results of the checks")
 		wantAnnounced(t, fx, vip1, vip2)
 		answer(e, s, lb.StateHealthy)
 		wantAnnounced(t, fx, vip1)
-		if _, ok := fx.Served(frontend(vip2)); ok {
-			t.Error("a frontend that no service wants was not removed")
-		}
+		_, ok := fx.Served(frontend(vip2))
+		must.True(t, !ok, "a frontend that no service wants was not removed")
 	})
 }
 
@@ -263,9 +264,8 @@ func TestDrain(t *testing.T) {
 		wantAnnounced(t, fx, vip1)
 		wantTargets(t, fx, lb.Frontend{VIP: vip2, Port: 81, Protocol: lb.TCP}, 1)
 		st, err := e.Status(t.Context())
-		if err != nil || st.Routes[1].Reason != "drained by the operator" || st.Services[0].State != lb.StateDraining {
-			t.Errorf("status: %v, %+v", err, st)
-		}
+		must.True(t, err == nil && st.Routes[1].Reason == "drained by the operator" &&
+			st.Services[0].State == lb.StateDraining, "status: %v, %+v", err, st)
 		e.Drain(d.With("", true))
 		wantAnnounced(t, fx)
 		e.Drain(lb.Drains{})
@@ -282,9 +282,7 @@ func TestBehind(t *testing.T) {
 			synctest.Wait()
 			st := must.Get(e.Status(t.Context()))(t)
 			since, err := e.Behind(t.Context())
-			if err != nil || !since.Equal(st.Behind) {
-				t.Errorf("Behind: %s, %v; Status says %s", since, err, st.Behind)
-			}
+			must.True(t, err == nil && since.Equal(st.Behind), "Behind: %s, %v; Status says %s", since, err, st.Behind)
 			if since.IsZero() {
 				return 0
 			}
@@ -295,9 +293,8 @@ func TestBehind(t *testing.T) {
 		fx.SetFail(1)
 		serve(e, service("web", []netip.Addr{vip1}, "10.0.0.1"))
 		time.Sleep(70 * time.Second)
-		if d := behind(); d < 69*time.Second || d > 71*time.Second {
-			t.Errorf("behind for %s after 70 s of failures", d)
-		}
+		d := behind()
+		must.True(t, d >= 69*time.Second && d <= 71*time.Second, "behind for %s after 70 s of failures", d)
 		fx.SetFail(0)
 		time.Sleep(time.Minute)
 		must.Equal(t, 0, behind())
@@ -346,9 +343,7 @@ func TestRandomChangesWithFailures(t *testing.T) {
 				wantAnnounced(t, fx, want...)
 				held := must.Get(fx.Held())(t)
 				gone := func(f lb.Frontend) bool { return !slices.Contains(want, f.VIP) }
-				if i := slices.IndexFunc(held, gone); i >= 0 {
-					t.Errorf("%s is still served", held[i])
-				}
+				must.True(t, !slices.ContainsFunc(held, gone), "still served: %v; want only %v", held, want)
 			})
 		})
 	}

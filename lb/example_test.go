@@ -110,18 +110,12 @@ func ExampleAllocator_Assign() {
 			Holder:   lb.Holder{Service: "web", ShareKey: "site", Ports: []lb.Port{{Port: 443, Protocol: lb.TCP}}},
 			Families: []lb.FamilyRequest{v4, v6},
 		},
-		{
-			Holder:   lb.Holder{Service: "mail"},
-			Families: []lb.FamilyRequest{v4},
-		},
+		{Holder: lb.Holder{Service: "mail"}, Families: []lb.FamilyRequest{v4}},
 		{
 			Holder:   lb.Holder{Service: "dns", ShareKey: "site", Ports: []lb.Port{{Port: 53, Protocol: lb.UDP}}},
 			Families: []lb.FamilyRequest{v4},
 		},
-		{
-			Holder:   lb.Holder{Service: "ftp"},
-			Families: []lb.FamilyRequest{v4},
-		},
+		{Holder: lb.Holder{Service: "ftp"}, Families: []lb.FamilyRequest{v4}},
 	} {
 		addrs, err := allocator.Assign(r)
 		fmt.Println(r.Service, addrs, err)

@@ -52,8 +52,7 @@ func TestSurround(t *testing.T) {
 		"is not announced: withheld: drained by the operator", "active, 0 routes: connection refused",
 	}
 	for i, text := range want {
-		must.True(t, i < len(e.Steps) && strings.Contains(e.Steps[i], text),
-			"step %d of %q; want %q", i, e.Steps, text)
+		must.True(t, i < len(e.Steps) && strings.Contains(e.Steps[i], text), "step %d of %q; want %q", i, e.Steps, text)
 	}
 }
 
@@ -83,9 +82,8 @@ func TestReasonBuildsNoPlan(t *testing.T) {
 		clear(e.stale)
 		step.change()
 		e.healthChanged(h, testStart)
-		if len(e.stale) != step.stale || e.services["web"].health[h.Key].Reason != h.Reason {
-			t.Errorf("step %d: %d stale plans, reason %q; want %d, %q", i, len(e.stale),
-				e.services["web"].health[h.Key].Reason, step.stale, h.Reason)
-		}
+		must.True(t, len(e.stale) == step.stale && e.services["web"].health[h.Key].Reason == h.Reason,
+			"step %d: %d stale plans, reason %q; want %d, %q", i, len(e.stale), e.services["web"].health[h.Key].Reason,
+			step.stale, h.Reason)
 	}
 }

@@ -51,9 +51,8 @@ func TestFirstHolderKeeps(t *testing.T) {
 		must.Row(t, tt.name, tt.denied, fmt.Sprint(a.Denied(first.Holder), a.Denied(second.Holder)))
 		third := sharer("third", "x", 443)
 		third.Addresses = addrs("203.0.113.1")
-		if got := outcome(a.Assign(third)); got == same {
-			t.Errorf("%s: a third one got %s with port 443", tt.name, got)
-		}
+		got := outcome(a.Assign(third))
+		must.True(t, got != same, "%s: a third one got %s with port 443", tt.name, got)
 	}
 }
 
@@ -66,14 +65,12 @@ func TestDeniedPortIsFreed(t *testing.T) {
 	first.Ports = append(first.Ports, Port{Port: 443, Protocol: TCP})
 	a.Assign(first)
 	a.Freed()
-	if a.Assign(first); a.Freed() {
-		t.Error("the same request again has freed something")
-	}
+	a.Assign(first)
+	must.True(t, !a.Freed(), "the same request again has freed something")
 	must.True(t, a.Shares("first") && !a.Shares("third"), "first shares its address, and third has none")
 	a.Release("second")
-	if !a.Freed() || len(a.Denied(first.Holder)) > 0 || a.Shares("first") {
-		t.Errorf("after the release: denied %v", a.Denied(first.Holder))
-	}
+	must.True(t, a.Freed() && len(a.Denied(first.Holder)) == 0 && !a.Shares("first"),
+		"after the release: denied %v", a.Denied(first.Holder))
 }
 
 // If two services both hold a port, it belongs to the one created first, then to the one with the lower ID, whichever
@@ -112,9 +109,8 @@ func TestReservationTakesNothing(t *testing.T) {
 	has, thief := aged("has", "", 2, 80), aged("thief", "", 1, 80)
 	a.Assign(has)
 	a.Reserve(thief.Holder, addrs("203.0.113.1", "203.0.113.2"))
-	if got := outcome(a.Assign(has)); got != "[203.0.113.1]" || len(a.Denied(has.Holder)) > 0 {
-		t.Errorf("beside a reservation: %s; want what it had", got)
-	}
+	wantAssigned(t, a, "beside a reservation", has, "[203.0.113.1]")
+	must.Row(t, "denied", nil, a.Denied(has.Holder))
 	has.Addresses = addrs("203.0.113.1")
 	wantAssigned(t, a, "asked for by name", has, "[203.0.113.1]")
 	wantAssigned(t, a, "a new one", aged("new", "", 0, 80), "[203.0.113.3]")

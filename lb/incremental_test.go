@@ -132,9 +132,8 @@ func TestIncrementalPlans(t *testing.T) {
 			in.tell(fresh)
 			time.Sleep(10 * time.Millisecond)
 			synctest.Wait()
-			if got, want := inForce(fx, in), inForce(ref, in); !slices.Equal(got, want) {
-				t.Fatalf("step %d:\n%s\nwant\n%s", step, got, want)
-			}
+			got, want := inForce(fx, in), inForce(ref, in)
+			must.Need(t, slices.Equal(got, want), "step %d:\n%s\nwant\n%s", step, got, want)
 			if got, want := status(e), status(fresh); !reflect.DeepEqual(got, want) {
 				t.Fatalf("step %d: status\n%+v\nwant\n%+v", step, got, want)
 			}

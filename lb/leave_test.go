@@ -2,7 +2,6 @@ package lb_test
 
 import (
 	"context"
-	"log/slog"
 	"net/netip"
 	"testing"
 	"testing/synctest"
@@ -19,11 +18,9 @@ func TestGracefulWithdrawal(t *testing.T) {
 	const grace = 2 * time.Second
 	synctest.Test(t, func(t *testing.T) {
 		fx := lbtest.New()
-		e := must.Get(lb.NewEngine(lb.EngineOptions{
-			Datapath: fx, Announcer: fx, Prober: fx, Sources: []string{"file"},
-			Settle: 10 * time.Second, Retry: 100 * time.Millisecond, Withdraw: 5 * time.Second,
-			Grace: func([]lb.AnnouncerKind) time.Duration { return grace }, Log: slog.New(slog.DiscardHandler),
-		}))(t)
+		o := engineOptions(fx)
+		o.Grace = func([]lb.AnnouncerKind) time.Duration { return grace }
+		e := must.Get(lb.NewEngine(o))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- e.Run(ctx) }()
@@ -74,8 +71,6 @@ func TestGracefulWithdrawal(t *testing.T) {
 		time.Sleep(2 * time.Millisecond)
 		lowered()
 		must.Do(t, <-done)
-		if v := fx.Violations(); len(v) > 0 {
-			t.Errorf("order violated %d times, first: %s", len(v), v[0])
-		}
+		must.Row(t, "violations of the order", nil, fx.Violations())
 	})
 }

@@ -125,9 +125,8 @@ func FuzzTables(f *testing.F) {
 				for _, f := range Build(s, states, Drains{}).Frontends {
 					table := f.Table()
 					for _, slot := range table {
-						if int(slot) >= len(f.Targets) {
-							t.Fatalf("%s: a slot of target %d of %d", algorithm, slot, len(f.Targets))
-						}
+						must.Need(t, int(slot) < len(f.Targets),
+							"%s: a slot of target %d of %d", algorithm, slot, len(f.Targets))
 					}
 					if len(f.Targets) > 0 && len(table) == 0 {
 						t.Fatalf("%s: no slots for %d targets", algorithm, len(f.Targets))

@@ -3,6 +3,8 @@ package lb
 import (
 	"math/rand/v2"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // model is one consumer of one VIP: the change happens at any step of a call, or not at all when the call fails.
@@ -59,18 +61,15 @@ func play(t *testing.T, seed uint64, serve func(bool, Known) bool, announce func
 		datapath.start(serve(want, announcer.Known))
 		announcer.start(announce(want, healthy, datapath.Known))
 	}
-	if announcer.real != (want && healthy) || datapath.real != want {
-		t.Errorf("seed %d: want %v healthy %v ended with served %v announced %v",
-			seed, want, healthy, datapath.real, announcer.real)
-	}
+	must.True(t, announcer.real == (want && healthy) && datapath.real == want,
+		"seed %d: want %v healthy %v ended with served %v announced %v", seed, want, healthy, datapath.real,
+		announcer.real)
 	return true
 }
 
 func TestOrderNeverAnnouncesWhatIsNotServed(t *testing.T) {
 	for seed := range uint64(20_000) {
-		if !play(t, seed, Serve, Announce) {
-			t.Fatalf("seed %d: announced without being served", seed)
-		}
+		must.Need(t, play(t, seed, Serve, Announce), "seed %d: announced without being served", seed)
 	}
 }
 
@@ -84,7 +83,5 @@ func TestOrderTestCanFail(t *testing.T) {
 			bad++
 		}
 	}
-	if bad == 0 {
-		t.Fatal("the naive rules passed; want violations")
-	}
+	must.True(t, bad != 0, "the naive rules passed; want violations")
 }

@@ -153,10 +153,9 @@ func TestBuildNodeForwarding(t *testing.T) {
 	decap, node := p.Frontends[0], p.Frontends[1]
 	must.True(t, len(decap.Allow) == 1 && decap.DropWhenEmpty && decap.Affinity == time.Hour,
 		"decap frontend %+v; want the list of sources, dropping, affinity", decap)
-	if len(node.Allow) != 1 || node.DropWhenEmpty || node.Affinity != time.Hour ||
-		node.Encap != EncapGUE || node.Algorithm != AlgorithmSourceHash {
-		t.Errorf("node frontend %+v; want the list of sources, GUE by the source's hash without affinity", node)
-	}
+	must.True(t, len(node.Allow) == 1 && !node.DropWhenEmpty && node.Affinity == time.Hour && node.Encap == EncapGUE &&
+		node.Algorithm == AlgorithmSourceHash,
+		"node frontend %+v; want the list of sources, GUE by the source's hash without affinity", node)
 }
 
 func TestUnrestrictedVIPs(t *testing.T) {
@@ -167,9 +166,8 @@ func TestUnrestrictedVIPs(t *testing.T) {
 		Allow:     []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}, Ports: PortsOn(nil, Port{80, 0, 80, TCP}),
 	}
 	p := Build(s, nil, Drains{})
-	if a, b := p.Frontends[0].Allow, p.Frontends[1].Allow; len(a) != 1 || len(b) != 0 {
-		t.Errorf("allowed sources %v and %v; want one prefix, and all for the unrestricted VIP", a, b)
-	}
+	must.Row(t, "allowed sources", s.Allow, p.Frontends[0].Allow)
+	must.Row(t, "of the unrestricted VIP", nil, p.Frontends[1].Allow)
 }
 
 // The weight that a backend reports replaces the configured one with the check of Kubernetes' node ports only, up to
@@ -263,10 +261,9 @@ func TestDrainingBackends(t *testing.T) {
 		for _, x := range p.Frontends[0].Targets {
 			to = append(to, x.Addr)
 		}
-		if fmt.Sprint(to) != tt.targets || len(p.Frontends[0].Down) != tt.down || p.VIPs[0].Reason != tt.reason {
-			t.Errorf("%s: targets %v, down %v, reason %q; want %s, %d, %q", tt.name, to, p.Frontends[0].Down,
-				p.VIPs[0].Reason, tt.targets, tt.down, tt.reason)
-		}
+		must.True(t, fmt.Sprint(to) == tt.targets && len(p.Frontends[0].Down) == tt.down &&
+			p.VIPs[0].Reason == tt.reason, "%s: targets %v, down %v, reason %q; want %s, %d, %q", tt.name, to,
+			p.Frontends[0].Down, p.VIPs[0].Reason, tt.targets, tt.down, tt.reason)
 	}
 }
 
@@ -299,9 +296,8 @@ func TestFrontendPlanEqual(t *testing.T) {
 		"down":            func(f *FrontendPlan) { f.Down = nil },
 	} {
 		f := full()
-		if change(f); f.Equal(full()) || full().Equal(f) {
-			t.Errorf("a plan with another %s is equal", name)
-		}
+		change(f)
+		must.True(t, !f.Equal(full()) && !full().Equal(f), "a plan with another %s is equal", name)
 	}
 }
 
@@ -320,25 +316,22 @@ func TestKeepAllDown(t *testing.T) {
 		}, Port{Port: 80, Target: 80, Protocol: TCP}),
 	}
 	for _, tt := range []struct {
-		results string
-		targets int
-		down    int
-		lower   string
+		results       string
+		targets, down int
+		lower         string
 	}{
 		{"hhhh", 2, 1, ""}, {"uhhh", 1, 2, "1 of 3 backends healthy, min_healthy is 2"},
 		{"uuuu", 2, 2, "0 of 3 backends healthy, min_healthy is 2"},
 	} {
 		p := Build(s, states(s, tt.results), Drains{})
 		f, v := p.Frontends[0], p.VIPs[0]
-		if len(f.Targets) != tt.targets || len(f.Down) != tt.down || v.Reason != "" || v.LowerPreference != tt.lower ||
-			v.Healthy < 1 {
-			t.Errorf("%s: targets %v, down %v, %+v", tt.results, f.Targets, f.Down, v)
-		}
+		must.True(t, len(f.Targets) == tt.targets && len(f.Down) == tt.down && v.Reason == "" &&
+			v.LowerPreference == tt.lower && v.Healthy >= 1,
+			"%s: targets %v, down %v, %+v", tt.results, f.Targets, f.Down, v)
 	}
 	s.KeepAllDown = false
-	if v := Build(s, states(s, "uuuu"), Drains{}).VIPs[0]; v.Reason == "" || v.LowerPreference != "" {
-		t.Errorf("without it: %+v", v)
-	}
+	v := Build(s, states(s, "uuuu"), Drains{}).VIPs[0]
+	must.True(t, v.Reason != "" && v.LowerPreference == "", "without it: %+v", v)
 }
 
 // Where each port is checked, the first port decides whether the VIP is announced.
@@ -361,9 +354,8 @@ func TestFirstPortDecides(t *testing.T) {
 			keyOf(s, s.Ports[0].Backends[0], web): {State: tt.first, Weight: -1},
 			keyOf(s, s.Ports[1].Backends[0], tls): {State: tt.second, Weight: -1},
 		}
-		if v := Build(s, states, Drains{}).VIPs[0]; (v.Reason == "") != tt.announced {
-			t.Errorf("%v, %v: %q; want announced %t", tt.first, tt.second, v.Reason, tt.announced)
-		}
+		reason := Build(s, states, Drains{}).VIPs[0].Reason
+		must.True(t, (reason == "") == tt.announced, "%v, %v: %q", tt.first, tt.second, reason)
 	}
 }
 
@@ -381,4 +373,23 @@ func TestRulePerVIP(t *testing.T) {
 	got := fmt.Sprintf("%q %q %q", plan.VIPs[0].Reason, plan.VIPs[1].Reason, plan.VIPs[2].Reason)
 	must.Equal(t, `"" "no pool" ""`, got)
 	must.Equal(t, "[bgp] [] [l2]", fmt.Sprint(s.announcers(a), s.announcers(b), s.announcers(c)))
+}
+
+// With KeepDown, an unhealthy backend keeps its flows, including those that an earlier agent left, until it is deleted.
+func TestKeepDown(t *testing.T) {
+	all := backends("10.0.0.1", "10.0.0.2", "10.0.0.3")
+	all[2].Deleted = true
+	s := &Service{
+		Name: "web", VIPs: []netip.Addr{testVIP}, KeepDown: true, Check: CheckSpec{Type: CheckTCP},
+		Ports: PortsOn(all, Port{Port: 80, Target: 80, Protocol: TCP}),
+	}
+	s.Ports[0].Kept = []netip.AddrPort{}
+	for keep, want := range map[bool]string{
+		true: "[10.0.0.1:80] [10.0.0.3:80]", false: "[] [10.0.0.1:80 10.0.0.3:80]",
+	} {
+		s.KeepDown = keep
+		f := Build(s, states(s, "uhh"), Drains{}).Frontends[0]
+		must.Row(t, fmt.Sprintf("KeepDown %t: kept and down", keep), want, fmt.Sprint(f.Kept, f.Down))
+		must.True(t, len(f.Targets) == 1, "KeepDown %t: targets %v", keep, f.Targets)
+	}
 }

@@ -23,12 +23,10 @@ func TestProgress(t *testing.T) {
 			t.Helper()
 			synctest.Wait()
 			p := e.Progress()
-			if p.Applied != applied || p.Behind.IsZero() == behind || !p.Waiting.IsZero() {
-				t.Errorf("%s: %+v; want applied %t, behind %t, nothing waiting", step, p, applied, behind)
-			}
-			if e.InForce("one") != one || e.InForce("two") != two {
-				t.Errorf("%s: in force %t, %t; want %t, %t", step, e.InForce("one"), e.InForce("two"), one, two)
-			}
+			must.True(t, p.Applied == applied && p.Behind.IsZero() != behind && p.Waiting.IsZero(),
+				"%s: %+v; want applied %t, behind %t, nothing waiting", step, p, applied, behind)
+			must.True(t, e.InForce("one") == one && e.InForce("two") == two,
+				"%s: in force %t, %t; want %t, %t", step, e.InForce("one"), e.InForce("two"), one, two)
 		}
 		one := service("one", []netip.Addr{vip1}, "10.0.0.1")
 		two := service("two", []netip.Addr{vip2}, "10.0.0.2")
@@ -59,16 +57,14 @@ func TestProgressOfAnEngineThatDoesNotRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fx := lbtest.New()
 		e := must.Get(lb.NewEngine(lb.EngineOptions{Datapath: fx, Announcer: fx, Prober: fx}))(t)
-		if p := e.Progress(); !p.Waiting.IsZero() {
-			t.Errorf("nothing posted: waiting since %s", p.Waiting)
-		}
+		p := e.Progress()
+		must.True(t, p.Waiting.IsZero(), "nothing posted: waiting since %s", p.Waiting)
 		first := time.Now()
 		e.Complete("file")
 		time.Sleep(time.Minute)
 		e.Complete("file")
-		if p := e.Progress(); !p.Waiting.Equal(first) || p.Applied {
-			t.Errorf("%+v; want waiting since %s", p, first)
-		}
+		p = e.Progress()
+		must.True(t, p.Waiting.Equal(first) && !p.Applied, "%+v; want waiting since %s", p, first)
 	})
 }
 
@@ -83,16 +79,14 @@ func TestStatusOfManyServices(t *testing.T) {
 		}
 		synctest.Wait()
 		st, err := e.Status(t.Context())
-		if err != nil || len(st.Services) != n || len(st.Backends) != n || len(st.Routes) != n {
-			t.Fatalf("%d services, %d backends, %d routes, %v; want %d of each",
-				len(st.Services), len(st.Backends), len(st.Routes), err, n)
-		}
+		must.Need(t, err == nil && len(st.Services) == n && len(st.Backends) == n && len(st.Routes) == n,
+			"%d services, %d backends, %d routes, %v; want %d of each", len(st.Services), len(st.Backends),
+			len(st.Routes), err, n)
 		for i := range byte(n) {
 			addr := netip.AddrFrom4([4]byte{203, 0, 113, i})
-			if st.Services[i].Address != addr || st.Backends[i].Service != st.Services[i].Service ||
-				st.Routes[i].Address != addr || !st.Routes[i].Announced {
-				t.Errorf("row %d: %+v, %+v, %+v", i, st.Services[i], st.Backends[i], st.Routes[i])
-			}
+			must.True(t, st.Services[i].Address == addr && st.Backends[i].Service == st.Services[i].Service &&
+				st.Routes[i].Address == addr && st.Routes[i].Announced,
+				"row %d: %+v, %+v, %+v", i, st.Services[i], st.Backends[i], st.Routes[i])
 		}
 	})
 }
@@ -121,19 +115,13 @@ func TestStatusOfAVIP(t *testing.T) {
 					func(s lb.ServiceStatus) bool { return isOther(s.Address) })
 				routes := slices.DeleteFunc(slices.Clone(all.Routes),
 					func(r lb.RouteStatus) bool { return isOther(r.Address) })
-				if !got.Settled || !reflect.DeepEqual(got.Services, services) {
-					t.Errorf("services of %s, settled %t:\n%+v\nwant\n%+v", vip(i), got.Settled, got.Services, services)
-				}
-				if !reflect.DeepEqual(got.Routes, routes) {
-					t.Errorf("routes of %s:\n%+v\nwant\n%+v", vip(i), got.Routes, routes)
-				}
+				must.True(t, got.Settled && reflect.DeepEqual(got.Services, services),
+					"services of %s, settled %t:\n%+v\nwant\n%+v", vip(i), got.Settled, got.Services, services)
+				must.Row(t, fmt.Sprintf("routes of %s", vip(i)), routes, got.Routes)
 			}
-			allocated[n] = testing.AllocsPerRun(10, func() {
-				must.Get(e.StatusOf(t.Context(), vip(0)))(t)
-			})
+			allocated[n] = testing.AllocsPerRun(10, func() { must.Get(e.StatusOf(t.Context(), vip(0)))(t) })
 		})
 	}
-	if allocated[1000] > 2*allocated[3] {
-		t.Errorf("%g allocations with 1,000 services, %g with 3", allocated[1000], allocated[3])
-	}
+	must.True(t, allocated[1000] <= 2*allocated[3],
+		"%g allocations with 1,000 services, %g with 3", allocated[1000], allocated[3])
 }

@@ -25,9 +25,8 @@ func TestRefuse(t *testing.T) {
 	got := s.Refuse(taken)
 	must.True(t, slices.Equal(got.VIPs, []netip.Addr{free}) && len(got.Refused) == 1 && len(s.VIPs) == 2,
 		"%v without %v", got.VIPs, got.Refused)
-	if same := got.Refuse(taken); same != got {
-		t.Error("a service was copied although it has no such address")
-	}
+	same := got.Refuse(taken)
+	must.True(t, same == got, "a service was copied although it has no such address")
 	const reason = "refused: 192.0.2.11 is the address of eth0"
 	out := Status{Routes: []RouteStatus{{Address: other}, {Address: free}}}
 	mail, wide := *got, *got
@@ -43,10 +42,9 @@ func TestRefuse(t *testing.T) {
 		len(many.Services), len(many.Routes))
 	must.True(t, len(out.Services) == 2 && out.Services[0].Address == own && out.Services[0].Reason == reason,
 		"services %+v", out.Services)
-	if r := out.Routes[0]; len(out.Routes) != 3 || r.Address != own || r.Reason != reason || r.Announced ||
-		!slices.Equal(r.Services, []string{"web", "mail"}) {
-		t.Errorf("routes %+v", out.Routes)
-	}
+	r := out.Routes[0]
+	must.True(t, len(out.Routes) == 3 && r.Address == own && r.Reason == reason && !r.Announced &&
+		slices.Equal(r.Services, []string{"web", "mail"}), "routes %+v", out.Routes)
 }
 
 // refuse takes the next delta, which must be want, and refuses all of it.
@@ -66,19 +64,16 @@ func TestRefusedFrontend(t *testing.T) {
 	d, now := newTestState(), testStart
 	d.want(testPlan("large", 3, 80))
 	d.refuse(t, now, "+80")
-	if d.step(t, now, ""); !d.behind.IsZero() {
-		t.Errorf("behind since %v", d.behind)
-	}
+	d.step(t, now, "")
+	must.True(t, d.behind.IsZero(), "behind since %v", d.behind)
 	d.step(t, now.Add(refusedFactor*time.Second-1), "")
 	d.refuse(t, now.Add(refusedFactor*time.Second), "+80")
 	d.want(testPlan("other", 1, 81))
-	if d.step(t, now, "+81", 81); d.behind.IsZero() {
-		t.Error("not behind after another error")
-	}
+	d.step(t, now, "+81", 81)
+	must.True(t, !d.behind.IsZero(), "not behind after another error")
 	d.step(t, now.Add(time.Minute), "+80 +81")
-	if d.step(t, now.Add(time.Minute), ""); !d.behind.IsZero() {
-		t.Errorf("behind since %v after success", d.behind)
-	}
+	d.step(t, now.Add(time.Minute), "")
+	must.True(t, d.behind.IsZero(), "behind since %v after success", d.behind)
 }
 
 // A frontend in force that grows too large keeps its targets, and loses those that fail.
@@ -99,18 +94,16 @@ func TestRefusedUpdateRemovesTargets(t *testing.T) {
 		t.Errorf("behind since %v, reason %q; want a reason only", d.behind, d.reason(at(80)))
 	}
 	d.step(t, now.Add(time.Minute), "+80")
-	if s := d.frontends[at(80)]; s.plan != s.want {
-		t.Error("not as wanted when there is room")
-	}
+	s := d.frontends[at(80)]
+	must.True(t, s.plan == s.want, "not as wanted when there is room")
 	d.step(t, now.Add(time.Minute), "")
 	restricted := testPlan("web", 5, 80)
 	restricted.Frontends[0].Allow = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
 	restricted.Frontends[0].Needs.Sources = 1
 	d.want(restricted)
 	d.refuse(t, now.Add(time.Minute), "+80")
-	if f := d.frontends[at(80)].fitting(); f != nil {
-		t.Errorf("a change without the refused sources: %+v", f)
-	}
+	f := d.frontends[at(80)].fitting()
+	must.True(t, f == nil, "a change without the refused sources: %+v", f)
 }
 
 // Of many elements, few are sorted: the engine finds the next frontends among 100,000 again and again.
@@ -151,10 +144,7 @@ func TestSlices(t *testing.T) {
 	must.True(t, !d.behind.IsZero(), "not behind while targets are left")
 	d.step(t, now.Add(time.Minute), "+81")
 	d.step(t, now.Add(2*time.Minute), "+82")
-	if got := d.behind.Sub(now); got != time.Minute { // since the last call that put something
-		t.Errorf("behind since %v after the start", got)
-	}
-	if d.step(t, now, ""); !d.behind.IsZero() {
-		t.Errorf("behind since %v", d.behind)
-	}
+	must.Row(t, "behind since the last call that put something", time.Minute, d.behind.Sub(now))
+	d.step(t, now, "")
+	must.True(t, d.behind.IsZero(), "behind since %v", d.behind)
 }

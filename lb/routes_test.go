@@ -69,20 +69,17 @@ func (fx *routesFixture) step(t *testing.T, want string, err error) {
 	for _, a := range set {
 		got = append(got, fmt.Sprintf("%s*%d%v", a.VIP, a.Weight, a.By))
 	}
-	if text := strings.Join(got, " "); text != want || !ok {
-		t.Fatalf("set %q, %t; want %q", text, ok, want)
-	}
-	if _, ok := fx.next(fx.now); ok {
-		t.Fatal("a second set while a call is in flight")
-	}
+	text := strings.Join(got, " ")
+	must.Need(t, text == want && ok, "set %q, %t; want %q", text, ok, want)
+	_, ok = fx.next(fx.now)
+	must.Need(t, !ok, "a second set while a call is in flight")
 	fx.complete(err, fx.now)
 }
 
 func (fx *routesFixture) none(t *testing.T) {
 	t.Helper()
-	if set, ok := fx.next(fx.now); ok {
-		t.Fatalf("set %v; want none", set)
-	}
+	set, ok := fx.next(fx.now)
+	must.True(t, !ok, "set %v; want none", set)
 }
 
 // The route of a VIP is logged when it changes, not with every call.
@@ -133,13 +130,11 @@ func TestRoutesAfterErrors(t *testing.T) {
 		fx.step(t, "2001:db8::10*1[]", errTest)
 		fx.wantLog(t, "msg=\"could not update all routes\" err=injected\n")
 		for _, addr := range []netip.Addr{testVIP, testVIP6} {
-			if k := fx.vips.get(addr).announce; !k.Maybe() || k.Busy {
-				t.Errorf("%s: %+v; want it to count as announced", addr, k)
-			}
+			k := fx.vips.get(addr).announce
+			must.True(t, k.Maybe() && !k.Busy, "%s: %+v; want it to count as announced", addr, k)
 		}
-		if got := fx.status(testVIP6); got.Announced || got.Reason != "injected" {
-			t.Errorf("status %+v; want the error", got)
-		}
+		got := fx.status(testVIP6)
+		must.True(t, !got.Announced && got.Reason == "injected", "status %+v; want the error", got)
 		must.Equal(t, delay*time.Second, fx.retryAt.Sub(fx.now))
 		fx.now = fx.retryAt.Add(-1)
 		fx.none(t)
@@ -162,9 +157,8 @@ func TestRoutesOfSeveralServices(t *testing.T) {
 	fx.put("c", 0, nil, testVIP)
 	fx.step(t, "203.0.113.10*5[bgp l2]", nil)
 	got := fx.status(testVIP)
-	if !slices.Equal(got.Services, []string{"a", "b", "c"}) || !slices.Equal(got.By, []AnnouncerKind{"bgp", "l2"}) {
-		t.Errorf("status %+v; want three services, bgp and l2", got)
-	}
+	must.True(t, slices.Equal(got.Services, []string{"a", "b", "c"}) &&
+		slices.Equal(got.By, []AnnouncerKind{"bgp", "l2"}), "status %+v; want three services, bgp and l2", got)
 	fx.adopt(b, nil)
 	fx.step(t, "203.0.113.10*2[l2]", nil)
 	fx.put("d", 1, l2, testVIP)
@@ -209,9 +203,8 @@ func TestLowerPreference(t *testing.T) {
 		if tt.want {
 			reason = "with a lower preference: p"
 		}
-		if st := r.status(testVIP); !st.Announced || st.Reason != reason {
-			t.Errorf("%q: status %+v", tt.lower, st)
-		}
+		st := r.status(testVIP)
+		must.True(t, st.Announced && st.Reason == reason, "%q: status %+v", tt.lower, st)
 	}
 }
 
@@ -244,12 +237,10 @@ func TestRoutesAfterErrorsOfVIPs(t *testing.T) {
 	fx.put("six", 1, nil, testVIP6)
 	fx.step(t, "203.0.113.10*1[] 2001:db8::10*1[]", VIPErrors{testVIP6: errTest})
 	fx.logged()
-	if got := fx.status(testVIP); !got.Announced {
-		t.Errorf("status %+v; want announced", got)
-	}
-	if got := fx.status(testVIP6); got.Announced || got.Reason != "injected" {
-		t.Errorf("status %+v; want the error", got)
-	}
+	got := fx.status(testVIP)
+	must.True(t, got.Announced, "status %+v; want announced", got)
+	got = fx.status(testVIP6)
+	must.True(t, !got.Announced && got.Reason == "injected", "status %+v; want the error", got)
 	four, six := fx.vips.get(testVIP).announce, fx.vips.get(testVIP6).announce
 	must.True(t, four.Surely() && six.Maybe(), "known: %+v, %+v", four, six)
 
@@ -259,9 +250,8 @@ func TestRoutesAfterErrorsOfVIPs(t *testing.T) {
 	fx.step(t, "", VIPErrors{testVIP: errTest})
 	must.True(t, fx.vips.get(testVIP).announce.Maybe() && !fx.vips.get(testVIP6).announce.Maybe(),
 		"want the first VIP announced, the second withdrawn")
-	if got := fx.status(testVIP); !got.Announced {
-		t.Errorf("status %+v; want announced", got)
-	}
+	got = fx.status(testVIP)
+	must.True(t, got.Announced, "status %+v; want announced", got)
 	fx.now = fx.retryAt
 	fx.step(t, "", nil)
 	must.True(t, !fx.vips.get(testVIP).announce.Maybe(), "the withdrawal was not retried")
@@ -293,14 +283,12 @@ func TestFaultsWithdraw(t *testing.T) {
 	fx.faultsChanged(map[vipKey]string{testVIP: "eth0 is down"})
 	fx.step(t, "2001:db8::10*1[]", nil)
 	fx.wantLog(t, "msg=\"route withdrawn\" vip=203.0.113.10 services=web reason=\"eth0 is down\"\n")
-	if s := fx.status(testVIP); s.Announced || s.State != RouteWithheld || s.Reason != "eth0 is down" {
-		t.Errorf("status %+v", s)
-	}
+	s := fx.status(testVIP)
+	must.True(t, !s.Announced && s.State == RouteWithheld && s.Reason == "eth0 is down", "status %+v", s)
 	fx.faultsChanged(map[vipKey]string{testVIP: ""})
 	fx.step(t, "203.0.113.10*1[] 2001:db8::10*1[]", nil)
-	if s := fx.status(testVIP); s.State != RouteAnnounced || len(fx.faults) > 0 {
-		t.Errorf("status %+v, faults %v", s, fx.faults)
-	}
+	s = fx.status(testVIP)
+	must.True(t, s.State == RouteAnnounced && len(fx.faults) == 0, "status %+v, faults %v", s, fx.faults)
 }
 
 // A route that nobody receives is offered and not announced, and its services say so.
@@ -313,13 +301,10 @@ func TestMarkOffered(t *testing.T) {
 		Services: []ServiceStatus{{Address: testVIP, Announced: true}, {Address: testVIP6, Reason: "drained"}},
 	}
 	s.MarkOffered(func(r RouteStatus) string { return "no peer" })
-	if r := s.Routes[0]; r.Announced || r.State != RouteOffered || r.Reason != "no peer" {
-		t.Errorf("route %+v", r)
-	}
-	if r := s.Routes[1]; r.State != RouteWithheld || r.Reason != "drained" {
-		t.Errorf("withdrawn route %+v", r)
-	}
-	if x := s.Services; x[0].Announced || x[0].Reason != "no peer" || x[1].Reason != "drained" {
-		t.Errorf("services %+v", x)
-	}
+	r := s.Routes[0]
+	must.True(t, !r.Announced && r.State == RouteOffered && r.Reason == "no peer", "route %+v", r)
+	r = s.Routes[1]
+	must.True(t, r.State == RouteWithheld && r.Reason == "drained", "withdrawn route %+v", r)
+	x := s.Services
+	must.True(t, !x[0].Announced && x[0].Reason == "no peer" && x[1].Reason == "drained", "services %+v", x)
 }

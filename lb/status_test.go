@@ -198,10 +198,8 @@ func TestQueriesEndWithTheirContext(t *testing.T) {
 	e := must.Get(lb.NewEngine(lb.EngineOptions{Datapath: fx, Announcer: fx, Prober: fx}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := e.Behind(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("Behind: %v; want canceled", err)
-	}
-	if _, err := e.Status(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("Status: %v; want canceled", err)
-	}
+	_, err := e.Behind(ctx)
+	must.True(t, errors.Is(err, context.Canceled), "Behind: %v; want canceled", err)
+	_, err = e.Status(ctx)
+	must.True(t, errors.Is(err, context.Canceled), "Status: %v; want canceled", err)
 }

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -60,14 +59,11 @@ func TestHistoryKeepsTheLog(t *testing.T) {
 		{Filter{Kind: "health"}, []string{down}},
 		{Filter{Since: time.Now().Add(time.Hour)}, nil},
 	} {
-		if got := texts(h, tt.f); !slices.Equal(got, tt.want) {
-			t.Errorf("%+v: %q, want %q", tt.f, got, tt.want)
-		}
+		must.Row(t, tt.f, tt.want, texts(h, tt.f))
 	}
 	list, err := Read(dir, Filter{Kind: "health"})
-	if err != nil || len(list) != 1 || list[0].Level != "warn" || len(list[0].Fields["err"]) > 300 {
-		t.Errorf("in the files: %+v, %v", list, err)
-	}
+	must.True(t, err == nil && len(list) == 1 && list[0].Level == "warn" && len(list[0].Fields["err"]) <= 300,
+		"in the files: %+v, %v", list, err)
 }
 
 // Neither memory nor disk grows beyond the last 10,000. A reader that follows misses none.
@@ -86,12 +82,10 @@ func TestHistoryIsBounded(t *testing.T) {
 	}
 	must.Equal(t, 3*most, seen)
 	list, err := Read(dir, Filter{})
-	if err != nil || len(list) < most/2 || len(list) > most || list[len(list)-1].Text != fmt.Sprint(3*most-1) {
-		t.Errorf("%d events in the files, %v", len(list), err)
-	}
-	if n := len(texts(h, Filter{})); n > most {
-		t.Errorf("%d events in memory", n)
-	}
+	must.True(t, err == nil && len(list) >= most/2 && len(list) <= most &&
+		list[len(list)-1].Text == fmt.Sprint(3*most-1), "%d events in the files, %v", len(list), err)
+	n = len(texts(h, Filter{}))
+	must.True(t, n <= most, "%d events in memory", n)
 }
 
 // Failing to write, as on a full disk, is a problem until a write succeeds.
@@ -101,9 +95,8 @@ func TestHistoryWithoutDisk(t *testing.T) {
 	log.Info("first")
 	problems := make(chan error, 100)
 	go h.Run(t.Context(), func(err error) { problems <- err })
-	if err := <-problems; err == nil {
-		t.Fatal("no problem without a directory")
-	}
+	err := <-problems
+	must.Need(t, err != nil, "no problem without a directory")
 	must.Do(t, os.Mkdir(dir, 0o700))
 	for err := range problems {
 		if err == nil {

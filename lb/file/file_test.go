@@ -84,9 +84,8 @@ func TestTranslatedShape(t *testing.T) {
 		"ports = [\"53/udp\", \"80:8080\"]\nbackends = [\"10.0.0.1\", \"10.0.0.2\"]\n"), lb.NewAllocator(nil))
 	must.Equal(t, nil, errs)
 	s := services[0]
-	if len(s.Ports) != 2 || s.Ports[0].Name() != "53/udp" || s.Ports[1].Name() != "80/tcp" {
-		t.Fatalf("ports %+v; want 53/udp and 80/tcp", s.Ports)
-	}
+	must.Need(t, len(s.Ports) == 2 && s.Ports[0].Name() == "53/udp" && s.Ports[1].Name() == "80/tcp",
+		"ports %+v; want 53/udp and 80/tcp", s.Ports)
 	if a, b := s.Ports[0].Backends, s.Ports[1].Backends; len(a) != 2 || &a[0] != &b[0] || len(a) != len(b) {
 		t.Errorf("backends %v and %v; want one shared list of two", a, b)
 	}
@@ -160,9 +159,8 @@ func TestAddressPerNode(t *testing.T) {
 	}
 	s = New(nil, nil)
 	must.Do(t, s.Use(parse(t, text)))
-	if got := (<-s.next)[0].VIPs; len(got) != 3 {
-		t.Errorf("%v of a pool of eight addresses beside five other services", got)
-	}
+	got := (<-s.next)[0].VIPs
+	must.True(t, len(got) == 3, "%v of a pool of eight addresses beside five other services", got)
 }
 
 // Services of two machines get the same addresses, whatever the order of their files is.
@@ -177,9 +175,7 @@ func TestAddressesDoNotDependOnTheOrder(t *testing.T) {
 				text += pooled(names[i])
 			}
 			services, _, errs := translate(parse(t, text), lb.NewAllocator(nil))
-			if errs != nil {
-				t.Fatal(errs)
-			}
+			must.Need(t, errs == nil, "%v", errs)
 			got, taken := map[string]string{}, map[string]bool{}
 			for _, s := range services {
 				got[s.Name] = fmt.Sprint(s.VIPs)
@@ -205,17 +201,14 @@ func TestAddressesOutliveTheAgent(t *testing.T) {
 		store := &memory{}
 		must.Do(t, New(nil, store).Use(parse(t, pool+pooled(name))))
 		had := store.saved
-		if len(had) != 1 || len(had[name]) != 1 {
-			t.Fatalf("saved %v", had)
-		}
+		must.Need(t, len(had) == 1 && len(had[name]) == 1, "saved %v", had)
 		for _, other := range []string{"a", "b", "c", "d"} {
 			if other == name {
 				continue
 			}
 			must.Do(t, New(had, store).Use(parse(t, pool+pooled(other)+pooled(name))))
-			if got := store.saved; !slices.Equal(got[name], had[name]) || slices.Equal(got[other], had[name]) {
-				t.Errorf("%s had %v, and with %s it has %v", name, had, other, got)
-			}
+			must.Row(t, name, had[name], store.saved[name])
+			must.True(t, !slices.Equal(store.saved[other], had[name]), "%s has what %s had", other, name)
 		}
 	}
 }

@@ -74,9 +74,8 @@ func TestRequestsStay(t *testing.T) {
 	c := must.Get(net.Dial("tcp", addr))(t)
 	defer c.Close()
 	c.SetReadDeadline(time.Now().Add(10 * time.Second))
-	if _, err := c.Read(make([]byte, 1)); err != io.EOF {
-		t.Errorf("the second connection: %v; want it closed", err)
-	}
+	_, err := c.Read(make([]byte, 1))
+	must.True(t, err == io.EOF, "the second connection: %v; want it closed", err)
 	close(release)
 	<-done
 }
@@ -124,9 +123,8 @@ func TestPanicOfARequest(t *testing.T) {
 	})).ServeHTTP)
 	for path, want := range map[string]int{"/bad": 500, "/good": 200} {
 		resp := must.Get(http.Get("http://" + addr + path))(t)
-		if resp.Body.Close(); resp.StatusCode != want {
-			t.Errorf("%s: status %d; want %d", path, resp.StatusCode, want)
-		}
+		resp.Body.Close()
+		must.True(t, resp.StatusCode == want, "%s: status %d; want %d", path, resp.StatusCode, want)
 	}
 	must.Equal(t, 1, b.Panics()[lb.PartHTTP])
 }

@@ -28,9 +28,8 @@ func TestNeverBlocks(t *testing.T) {
 	for n := range lines {
 		fmt.Fprintf(q, "%0*d\n", 99, n)
 	}
-	if p := fmt.Sprint(q.Problems()); !strings.HasSuffix(p, " lines of the log were lost]") {
-		t.Errorf("problem %q", p)
-	}
+	p := fmt.Sprint(q.Problems())
+	must.True(t, strings.HasSuffix(p, " lines of the log were lost]"), "problem %q", p)
 	go func() { q.Flush(); fmt.Fprintln(q, "last"); q.Flush(); w.Close() }()
 	next, lost := 0, 0
 	for s := bufio.NewScanner(r); s.Scan(); {
@@ -38,14 +37,11 @@ func TestNeverBlocks(t *testing.T) {
 		case s.Text() == "last":
 		case strings.Contains(s.Text(), "lost"):
 			_, err := fmt.Sscanf(s.Text(), "%d lines of the log were lost", &lost)
-			if err != nil || s.Text() != q.Problems()[0] {
-				t.Errorf("report %q, problem %q, %v", s.Text(), q.Problems(), err)
-			}
+			must.True(t, err == nil && s.Text() == q.Problems()[0],
+				"report %q, problem %q, %v", s.Text(), q.Problems(), err)
 			next += lost
 		default:
-			if s.Text() != fmt.Sprintf("%0*d", 99, next) {
-				t.Fatalf("line %s; want %d", s.Text(), next)
-			}
+			must.Need(t, s.Text() == fmt.Sprintf("%0*d", 99, next), "line %s; want %d", s.Text(), next)
 			next++
 		}
 	}
@@ -77,7 +73,6 @@ func TestRefusedLinesAreReported(t *testing.T) {
 	q.Flush()
 	must.Equal(t, Lost(2)+"\n3\n", out.String())
 	q.lostAt = q.lostAt.Add(-recent)
-	if p := q.Problems(); p != nil {
-		t.Errorf("problem %q after %s", p, recent)
-	}
+	p := q.Problems()
+	must.True(t, p == nil, "problem %q after %s", p, recent)
 }

@@ -25,12 +25,10 @@ func TestText(t *testing.T) {
 }
 
 func TestCut(t *testing.T) {
-	if s := strings.Repeat("é", Max); Cut(s) != s || Cut(s+"\n") != s {
-		t.Errorf("%d runes are cut", Max)
-	}
-	if got := Cut(strings.Repeat("é", 1<<20)); got != strings.Repeat("é", Max)+"…" {
-		t.Errorf("%d runes", utf8.RuneCountInString(got))
-	}
+	s := strings.Repeat("é", Max)
+	must.True(t, Cut(s) == s && Cut(s+"\n") == s, "%d runes are cut", Max)
+	got := Cut(strings.Repeat("é", 1<<20))
+	must.True(t, got == strings.Repeat("é", Max)+"…", "%d runes", utf8.RuneCountInString(got))
 }
 
 // FuzzText: the result is printable, on one line, and not longer than the text. Making it printable again changes
@@ -39,20 +37,16 @@ func FuzzText(f *testing.F) {
 	f.Add("\x1b[2J\u009b\U000e0001 \u00a0\xff\n�")
 	f.Fuzz(func(t *testing.T, s string) {
 		for _, out := range []string{Text(s), Cut(s)} {
-			if i := strings.IndexFunc(out, func(r rune) bool { return !unicode.IsPrint(r) }); i >= 0 {
-				t.Errorf("%q: %q", s, out)
-			}
-			if n := utf8.RuneCountInString(out); n > utf8.RuneCountInString(s) || Text(out) != out {
-				t.Errorf("%q: %q, then %q", s, out, Text(out))
-			}
+			i := strings.IndexFunc(out, func(r rune) bool { return !unicode.IsPrint(r) })
+			must.True(t, i < 0, "%q: %q", s, out)
+			n := utf8.RuneCountInString(out)
+			must.True(t, n <= utf8.RuneCountInString(s) && Text(out) == out, "%q: %q, then %q", s, out, Text(out))
 		}
 		b := must.Get(json.Marshal(s))(t)
 		var was, is string
-		if json.Unmarshal(b, &was) != nil || json.Unmarshal(JSON(b), &is) != nil || was != is {
-			t.Errorf("%q: JSON %q has %q", s, JSON(b), is)
-		}
-		if strings.ContainsFunc(string(JSON(b)), func(r rune) bool { return !unicode.IsPrint(r) }) {
-			t.Errorf("%q: JSON %q", s, JSON(b))
-		}
+		must.True(t, json.Unmarshal(b, &was) == nil && json.Unmarshal(JSON(b), &is) == nil && was == is,
+			"%q: JSON %q has %q", s, JSON(b), is)
+		must.True(t, !strings.ContainsFunc(string(JSON(b)), func(r rune) bool { return !unicode.IsPrint(r) }),
+			"%q: JSON %q", s, JSON(b))
 	})
 }

@@ -15,14 +15,12 @@ import (
 func TestSaveAndLoad(t *testing.T) {
 	f := New(filepath.Join(t.TempDir(), "new"), "things", 1)
 	var got map[string]int
-	if found, err := f.Load(&got); found || err != nil {
-		t.Errorf("no file: %t, %v", found, err)
-	}
+	found, err := f.Load(&got)
+	must.True(t, !found && err == nil, "no file: %t, %v", found, err)
 	for _, want := range []int{1, 2} {
 		must.Do(t, f.Save(map[string]int{"a": want}))
-		if found, err := f.Load(&got); !found || err != nil || got["a"] != want {
-			t.Errorf("%t, %v, %v", found, err, got)
-		}
+		found, err := f.Load(&got)
+		must.True(t, found && err == nil && got["a"] == want, "%t, %v, %v", found, err, got)
 	}
 }
 
@@ -47,12 +45,10 @@ func TestDamagedFilesAreNotLoaded(t *testing.T) {
 	}
 	number := New(t.TempDir(), "things", 1)
 	must.Do(t, number.Save(1))
-	if found, err := number.Load(new([]string)); found || !errors.Is(err, ErrDamaged) {
-		t.Errorf("another type: %t, %v", found, err)
-	}
-	if err := New("/proc/none", "things", 1).Save(1); err == nil {
-		t.Error("a file was saved where none can be")
-	}
+	found, err := number.Load(new([]string))
+	must.True(t, !found && errors.Is(err, ErrDamaged), "another type: %t, %v", found, err)
+	err = New("/proc/none", "things", 1).Save(1)
+	must.True(t, err != nil, "a file was saved where none can be")
 }
 
 func TestPrivate(t *testing.T) {
@@ -98,9 +94,8 @@ func TestPrivate(t *testing.T) {
 // The last ten texts are kept, each once in a row, in files that nobody else can read.
 func TestHistory(t *testing.T) {
 	h := NewHistory(filepath.Join(t.TempDir(), "texts"), ".toml")
-	if _, found, err := h.Last(); found || err != nil {
-		t.Errorf("an empty history: %t, %v", found, err)
-	}
+	_, found, err := h.Last()
+	must.True(t, !found && err == nil, "an empty history: %t, %v", found, err)
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for n := range 12 {
 		text := fmt.Sprint("text ", n)
@@ -109,15 +104,13 @@ func TestHistory(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if last, found, err := h.Last(); last != text || !found || err != nil {
-			t.Errorf("the last text is %q, %t, %v; want %q", last, found, err, text)
-		}
+		last, found, err := h.Last()
+		must.True(t, last == text && found && err == nil, "the last text is %q, %t, %v", last, found, err)
 	}
 	names, err := h.names()
 	must.True(t, err == nil && len(names) == historyMax && names[9] == "000012-20260102T025305Z.toml",
 		"files %q, %v", names, err)
 	must.Equal(t, 0o600, must.Get(os.Stat(filepath.Join(h.dir, names[0])))(t).Mode().Perm())
-	if err := NewHistory("/proc/none", ".toml").Add("x", at); err == nil {
-		t.Error("a text was kept where none can be")
-	}
+	err = NewHistory("/proc/none", ".toml").Add("x", at)
+	must.True(t, err != nil, "a text was kept where none can be")
 }
