@@ -25,9 +25,8 @@ import (
 
 func TestEveryTypeHasAChecker(t *testing.T) {
 	for _, typ := range lb.CheckTypes {
-		if _, ok := checkers[typ]; ok == (typ == lb.CheckNone) {
-			t.Errorf("%s: has a checker: %v", typ, ok)
-		}
+		_, ok := checkers[typ]
+		must.True(t, ok != (typ == lb.CheckNone), "%s: has a checker: %v", typ, ok)
 	}
 }
 
@@ -57,9 +56,8 @@ func probeOnce(t *testing.T, c lb.Check) string {
 	defer cancel()
 	start := time.Now()
 	r, err := checkers[c.Spec.Type](target{Check: c}).Probe(ctx)
-	if took := time.Since(start); took > c.Spec.Timeout+200*time.Millisecond {
-		t.Errorf("took %s; the timeout is %s", took, c.Spec.Timeout)
-	}
+	took := time.Since(start)
+	must.True(t, took <= c.Spec.Timeout+200*time.Millisecond, "took %s; the timeout is %s", took, c.Spec.Timeout)
 	if err != nil {
 		return reason(err, c.Spec.Timeout)
 	}
@@ -170,9 +168,7 @@ func TestHTTP(t *testing.T) {
 		{"node port, no JSON", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/?x", Body: "default/api"},
 			fmt.Sprintf(`HTTP 200, the response is about another service: "host=%s agent=steelyard-health q=x"`, at)},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			wantProbe(t, lb.Check{Target: tt.at, Spec: tt.spec}, tt.want)
-		})
+		t.Run(tt.name, func(t *testing.T) { wantProbe(t, lb.Check{Target: tt.at, Spec: tt.spec}, tt.want) })
 	}
 }
 
@@ -254,9 +250,8 @@ func TestDNS(t *testing.T) {
 	}
 	at, silent := udpServer(t, reply), udpServer(t, func([]byte) []byte { return nil })
 	for _, tt := range []struct {
-		at         netip.AddrPort
-		host, body string
-		want       string
+		at               netip.AddrPort
+		host, body, want string
 	}{
 		{at, "", "", "ok: DNS NOERROR"},
 		{at, "web.example", "192.0.2.7", "ok: DNS NOERROR"},

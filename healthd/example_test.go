@@ -24,9 +24,7 @@ func ExampleProber() {
 	backend := netip.MustParseAddrPort(l.Addr().String())
 
 	reports := make(chan lb.Health, 1)
-	p := healthd.New(healthd.Options{
-		Report: func(h lb.Health) { reports <- h }, Log: slog.New(slog.DiscardHandler),
-	})
+	p := healthd.New(healthd.Options{Report: func(h lb.Health) { reports <- h }, Log: slog.New(slog.DiscardHandler)})
 	p.Put("web", []lb.Check{{
 		Key: lb.CheckKey{Service: "web", Backend: backend}, Target: backend,
 		Spec: lb.CheckSpec{Type: lb.CheckTCP, Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3},

@@ -63,9 +63,8 @@ func (s *fuzzServer) probe(t *testing.T, kind lb.CheckType, body string) {
 	if err != nil {
 		r = Result{Reason: reason(err, timeout)}
 	}
-	if r.Reason == "" || printable.Cut(r.Reason) != r.Reason || r.Weight < -1 || r.Weight > lb.MaxWeight {
-		t.Errorf("%s: %+v, %v", kind, r, err)
-	}
+	must.True(t, r.Reason != "" && printable.Cut(r.Reason) == r.Reason && r.Weight >= -1 && r.Weight <= lb.MaxWeight,
+		"%s: %+v, %v", kind, r, err)
 	must.True(t, !isTimeout(err), "%s: waits for another answer", kind)
 }
 

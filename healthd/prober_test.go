@@ -37,7 +37,8 @@ func (f *fake) Probe(ctx context.Context) (Result, error) {
 	return Result{Reason: "fine", Weight: -1}, err
 }
 
-func (f *fake) set(err error) { f.mu.Lock(); f.err = err; f.mu.Unlock() }
+func (f *fake) set(err error)        { f.mu.Lock(); f.err = err; f.mu.Unlock() }
+func (f *fake) take(d time.Duration) { f.mu.Lock(); f.took = d; f.mu.Unlock() }
 
 func spec() lb.CheckSpec {
 	return lb.CheckSpec{Type: lb.CheckTCP, Interval: time.Second, Timeout: 500 * time.Millisecond, Rise: 2, Fall: 3}
@@ -46,6 +47,14 @@ func spec() lb.CheckSpec {
 func check(i int, s lb.CheckSpec) lb.Check {
 	at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i / 250), byte(i % 250)}), 80)
 	return lb.Check{Key: lb.CheckKey{Service: "web", Backend: at}, Target: at, Spec: s}
+}
+
+// checks returns n checks of different backends.
+func checks(n int, s lb.CheckSpec) (all []lb.Check) {
+	for i := range n {
+		all = append(all, check(i, s))
+	}
+	return all
 }
 
 // bubble runs f beside a running Prober whose probes are those of checker. reports returns the reports so far.
@@ -102,30 +111,19 @@ func TestFailureIsReportedInTime(t *testing.T) {
 	bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
 		p.Put("web", []lb.Check{check(1, spec())})
 		time.Sleep(10 * time.Second)
-		f.mu.Lock()
-		f.took = time.Hour // hangs: every probe takes its whole timeout
-		f.mu.Unlock()
+		f.take(time.Hour)                                // hangs: every probe takes its whole timeout
 		time.Sleep(3*time.Second + 500*time.Millisecond) // fall × interval + timeout
-		want := []string{"healthy: fine", "unhealthy: no response within 500ms"}
-		wantReports(t, reports, want...)
+		wantReports(t, reports, "healthy: fine", "unhealthy: no response within 500ms")
 	})
 }
 
 func TestProbesSpreadAndDoNotOverlap(t *testing.T) {
 	f := &fake{took: 400 * time.Millisecond}
 	bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
-		var all []lb.Check
-		for i := range 1000 {
-			all = append(all, check(i, spec()))
-		}
-		p.Put("web", all)
+		p.Put("web", checks(1000, spec()))
 		time.Sleep(990 * time.Millisecond)
-		f.mu.Lock()
-		first := slices.Clone(f.started)
-		f.mu.Unlock()
-		if len(first) < 1000 {
-			t.Fatalf("%d first probes in a second; want 1000", len(first))
-		}
+		first := f.startTimes()
+		must.Need(t, len(first) >= 1000, "%d first probes in a second; want 1000", len(first))
 		same := 0
 		for _, at := range first[:1000] {
 			if at.Sub(first[0]) < time.Millisecond {
@@ -134,9 +132,7 @@ func TestProbesSpreadAndDoNotOverlap(t *testing.T) {
 		}
 		must.True(t, same <= 50, "%d of 1000 checks fired in the same millisecond", same)
 		time.Sleep(9 * time.Second)
-		f.mu.Lock()
-		n := len(f.started)
-		f.mu.Unlock()
+		n := len(f.startTimes())
 		must.True(t, n >= 9500 && n <= 11000, "%d probes in ten seconds of 1000 checks a second; want about 10,300", n)
 	})
 }
@@ -150,10 +146,7 @@ func TestPut(t *testing.T) {
 		time.Sleep(100 * time.Millisecond)
 		p.Put("web", []lb.Check{c}) // unchanged: no new first probe
 		time.Sleep(10 * time.Millisecond)
-		f.mu.Lock()
-		n := len(f.started)
-		f.mu.Unlock()
-		must.Equal(t, 1, n)
+		must.Equal(t, 1, len(f.startTimes()))
 		f.set(nil)
 		c.Spec.Rise = 1
 		p.Put("web", []lb.Check{c})
@@ -163,18 +156,14 @@ func TestPut(t *testing.T) {
 		f.set(errors.New("broken"))
 		before := len(reports())
 		time.Sleep(time.Minute)
-		if got := reports(); len(got) != before {
-			t.Errorf("reports after the end: %q", got[before:])
-		}
+		got := reports()
+		must.True(t, len(got) == before, "reports after the end: %q", got[before:])
 	})
 }
 
 func BenchmarkPut10000(b *testing.B) {
 	p := New(Options{Log: slog.New(slog.DiscardHandler)})
-	var all []lb.Check
-	for i := range 10_000 {
-		all = append(all, check(i, spec()))
-	}
+	all := checks(10_000, spec())
 	for b.Loop() {
 		p.Put("web", all)
 	}
@@ -197,14 +186,12 @@ func TestPanicOfAProbe(t *testing.T) {
 		f.set(errors.New("odd"))
 		time.Sleep(10 * time.Second)
 		wantReports(t, reports, "healthy: fine", "healthy: fine", "unhealthy: odd")
-		if got := p.o.Boundary.Troubles(); len(got) != 1 || !strings.HasPrefix(got[0], "probe "+bad) {
-			t.Errorf("troubles %q", got)
-		}
+		got := p.o.Boundary.Troubles()
+		must.True(t, len(got) == 1 && strings.HasPrefix(got[0], "probe "+bad), "troubles %q", got)
 		on.Store(false)
 		time.Sleep(10 * time.Second)
-		if got := reports(); len(got) != 4 || got[3] != "unhealthy: odd" {
-			t.Errorf("reports %q; want both unhealthy", got)
-		}
+		got = reports()
+		must.True(t, len(got) == 4 && got[3] == "unhealthy: odd", "reports %q; want both unhealthy", got)
 	})
 }
 
@@ -242,9 +229,8 @@ func TestDrainingBackend(t *testing.T) {
 			if step.want != "" {
 				want = append(want, step.want)
 			}
-			if got := reports(); !slices.Equal(got, want) {
-				t.Fatalf("step %d: reports %q; want %q", i, got, want)
-			}
+			got := reports()
+			must.Need(t, slices.Equal(got, want), "step %d: reports %q; want %q", i, got, want)
 		}
 	})
 }

@@ -47,9 +47,8 @@ func TestPhaseOf(t *testing.T) {
 		phase := phaseOf(check(i, spec()).Key)
 		least, most = min(least, phase), max(most, phase)
 	}
-	if least < 0 || least > 0.05 || most < 0.95 || most >= 1 {
-		t.Errorf("phases from %f to %f; want them spread over [0, 1)", least, most)
-	}
+	must.True(t, least >= 0 && least <= 0.05 && most >= 0.95 && most < 1,
+		"phases from %f to %f; want them spread over [0, 1)", least, most)
 	a, b := check(1, spec()).Key, check(1, spec()).Key
 	b.Service = "api"
 	must.True(t, phaseOf(a) != phaseOf(b), "two services check one backend at the same phase")
@@ -62,19 +61,14 @@ func TestFirstProbesAreSpread(t *testing.T) {
 	} {
 		f := &fake{}
 		bubble(t, f, func(t *testing.T, p *Prober, _ func() []string) {
-			var all []lb.Check
-			for i := range 1000 {
-				s := spec()
-				s.Interval = interval
-				all = append(all, check(i, s))
-			}
+			s := spec()
+			s.Interval = interval
 			begin := time.Now()
-			p.Put("web", all)
+			p.Put("web", checks(1000, s))
 			time.Sleep(want)
 			times := f.startTimes() // some with their second probe, at their slot
-			if n := len(times); n < 1000 || n > 1200 {
-				t.Fatalf("%d probes in %s; want 1000 first ones", n, want)
-			}
+			n := len(times)
+			must.Need(t, n >= 1000 && n <= 1200, "%d probes in %s; want 1000 first ones", n, want)
 			slots := map[time.Duration]int{}
 			for _, at := range times {
 				slots[at.Sub(begin)/(want/10)]++
@@ -92,14 +86,10 @@ func TestFirstProbesAreSpread(t *testing.T) {
 func TestProbesStaySpread(t *testing.T) {
 	f := &fake{took: time.Millisecond}
 	bubble(t, f, func(t *testing.T, p *Prober, _ func() []string) {
-		var all []lb.Check
-		for i := range 1000 {
-			s := spec()
-			s.Interval = 2 * time.Second
-			all = append(all, check(i, s))
-		}
+		s := spec()
+		s.Interval = 2 * time.Second
 		begin := time.Now()
-		p.Put("web", all)
+		p.Put("web", checks(1000, s))
 		time.Sleep(60 * time.Second)
 		slots := map[time.Duration]int{}
 		for _, at := range f.startTimes() {
@@ -111,9 +101,8 @@ func TestProbesStaySpread(t *testing.T) {
 					n, slot*200*time.Millisecond, most)
 			}
 		}
-		if n := slots[60] + slots[61] + slots[62] + slots[63] + slots[64]; n < 400 {
-			t.Errorf("%d probes in one second; want about 500", n)
-		}
+		n := slots[60] + slots[61] + slots[62] + slots[63] + slots[64]
+		must.True(t, n >= 400, "%d probes in one second; want about 500", n)
 	})
 }
 
@@ -125,14 +114,11 @@ func TestOverrunIsNotMadeUp(t *testing.T) {
 		s.Timeout = 10 * time.Second
 		p.Put("web", []lb.Check{check(1, s)})
 		time.Sleep(time.Second)
-		f.mu.Lock()
-		f.took = 0
-		f.mu.Unlock()
+		f.take(0)
 		time.Sleep(5 * time.Second)
 		gaps := f.gaps()
-		if gaps[0] < 3500*time.Millisecond || gaps[0] > 4500*time.Millisecond {
-			t.Errorf("the next probe started after %s; want its next slot after 3.5 s", gaps[0])
-		}
+		must.True(t, gaps[0] >= 3500*time.Millisecond && gaps[0] <= 4500*time.Millisecond,
+			"the next probe started after %s; want its next slot after 3.5 s", gaps[0])
 		for _, gap := range gaps[2:] {
 			must.Equal(t, time.Second, gap)
 		}
@@ -149,17 +135,12 @@ func TestConcurrentProbesAreBounded(t *testing.T) {
 	})
 	bubble(t, slow, func(t *testing.T, p *Prober, reports func() []string) {
 		p.slots = newSlots(1024)
-		var all []lb.Check
-		for i := range 1100 {
-			all = append(all, check(i, spec()))
-		}
-		p.Put("web", all)
+		p.Put("web", checks(1100, spec()))
 		time.Sleep(350 * time.Millisecond)
 		must.Equal(t, 1024, running.Load())
 		time.Sleep(time.Second)
-		if got := len(reports()); got != 1100 || most.Load() != 1024 {
-			t.Errorf("%d checks reported, %d at most ran at once; want 1100 and 1024", got, most.Load())
-		}
+		must.Row(t, "checks that reported", 1100, len(reports()))
+		must.Row(t, "probes at once", 1024, most.Load())
 	})
 }
 
@@ -177,9 +158,8 @@ func TestWarningOfWeights(t *testing.T) {
 		} {
 			log.Reset()
 			p.warnOfWeight(l, tt.weight)
-			if got := strings.Contains(log.String(), "another weight"); got != tt.want {
-				t.Errorf("%d after %d: logged %t %q", tt.weight, l.health.Weight, got, log.String())
-			}
+			got := strings.Contains(log.String(), "another weight")
+			must.True(t, got == tt.want, "%d after %d: logged %t %q", tt.weight, l.health.Weight, got, log.String())
 			l.health.Weight = tt.weight
 			time.Sleep(30 * time.Second)
 		}
@@ -237,9 +217,8 @@ func TestRunWaitsForProbes(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		began := time.Now()
-		if err := p.Run(ctx); err != nil || time.Since(began) < 10*time.Second {
-			t.Errorf("Run returned %v after %s; want 10 s", err, time.Since(began))
-		}
+		must.Do(t, p.Run(ctx))
+		must.True(t, time.Since(began) >= 10*time.Second, "Run returned after %s", time.Since(began))
 	})
 }
 
@@ -260,9 +239,8 @@ func TestFailureHasNoWeight(t *testing.T) {
 		l := &loop{check: check(1, s), health: lb.Health{Weight: -1}}
 		p.probe(t.Context(), l, checker, time.Now())
 		p.probe(t.Context(), l, checker, time.Now())
-		if want := []int{3, -1}; !slices.Equal(got, want) || !errors.Is(l.health.Err, fails) {
-			t.Errorf("weights %v, error %v; want %v", got, l.health.Err, want)
-		}
+		must.Row(t, "weights", []int{3, -1}, got)
+		must.True(t, errors.Is(l.health.Err, fails), "error %v", l.health.Err)
 	})
 }
 
@@ -314,9 +292,7 @@ func TestMetrics(t *testing.T) {
 		const name = "steelyard_health_probes_total"
 		expect := func(lines, name string) {
 			t.Helper()
-			if err := testutil.GatherAndCompare(registry, strings.NewReader(lines), name); err != nil {
-				t.Error(err)
-			}
+			must.Do(t, testutil.GatherAndCompare(registry, strings.NewReader(lines), name))
 		}
 		expect(head+`steelyard_health_probes_total{result="failed",service="api"} 1
 steelyard_health_probes_total{result="ok",service="api"} 1

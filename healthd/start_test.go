@@ -86,12 +86,11 @@ func TestDeadBackendsDelayNoOthers(t *testing.T) {
 			})
 		}
 		must.Run(t, p.Run)
-		var checks []lb.Check
-		for i := range all {
-			checks = append(checks, check(i, s))
-			down[checks[i].Target] = i%2 == 0
+		list := checks(all, s)
+		for i, c := range list {
+			down[c.Target] = i%2 == 0
 		}
-		p.Put("web", checks)
+		p.Put("web", list)
 		time.Sleep(10 * time.Second)
 		turn := func(what string, value bool, within time.Duration, which func(i int) bool) {
 			mu.Lock()
@@ -99,7 +98,7 @@ func TestDeadBackendsDelayNoOthers(t *testing.T) {
 			begin := time.Now()
 			for i := range all {
 				if which(i) {
-					down[checks[i].Target] = value
+					down[list[i].Target] = value
 				}
 			}
 			mu.Unlock()
@@ -108,17 +107,13 @@ func TestDeadBackendsDelayNoOthers(t *testing.T) {
 			defer mu.Unlock()
 			var most time.Duration
 			for i := range all {
-				at, ok := changed[checks[i].Target]
-				if ok != which(i) {
-					t.Fatalf("%s: backend %d reported: %t; want %t", what, i, ok, which(i))
-				}
+				at, ok := changed[list[i].Target]
+				must.Need(t, ok == which(i), "%s: backend %d reported: %t; want %t", what, i, ok, which(i))
 				if ok {
 					most = max(most, at.Sub(begin))
 				}
 			}
-			if most > within {
-				t.Errorf("%s: the last report is after %s; want %s", what, most, within)
-			}
+			must.True(t, most <= within, "%s: the last report is after %s; want %s", what, most, within)
 		}
 		promise := time.Duration(s.Fall)*s.Interval + s.Timeout
 		turn("a quarter fails", true, promise, func(i int) bool { return i%4 == 1 })
@@ -132,21 +127,17 @@ func TestFailingProbesLeaveSlots(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	for range 2 {
-		if _, ok := s.take(t.Context(), true); !ok {
-			t.Fatal("no slot for a failing probe")
-		}
+		_, ok := s.take(t.Context(), true)
+		must.Need(t, ok, "no slot for a failing probe")
 	}
-	if _, ok := s.take(ended, true); ok {
-		t.Error("failing probes take more than half of the slots")
-	}
+	_, ok := s.take(ended, true)
+	must.True(t, !ok, "failing probes take more than half of the slots")
 	for range 2 {
-		if _, ok := s.take(t.Context(), false); !ok {
-			t.Fatal("no slot for another probe")
-		}
+		_, ok := s.take(t.Context(), false)
+		must.Need(t, ok, "no slot for another probe")
 	}
-	if _, ok := s.take(ended, false); ok {
-		t.Error("more slots than four")
-	}
+	_, ok = s.take(ended, false)
+	must.True(t, !ok, "more slots than four")
 }
 
 // A check whose port changes keeps the state of the backend.
@@ -162,9 +153,8 @@ func TestChangedPortKeepsTheState(t *testing.T) {
 		p.Put("web", []lb.Check{c})
 		time.Sleep(1900 * time.Millisecond)
 		wantReports(t, reports, "healthy: fine")
-		if h := p.Health(); len(h) != 1 || h[0].Key != c.Key {
-			t.Errorf("health %+v", h)
-		}
+		h := p.Health()
+		must.True(t, len(h) == 1 && h[0].Key == c.Key, "health %+v", h)
 	})
 }
 

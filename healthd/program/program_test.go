@@ -77,20 +77,17 @@ func TestFind(t *testing.T) {
 		must.True(t, strings.Contains(got, tt.want), "%s: %s; want %s", name, got, tt.want)
 	}
 	do(os.Symlink(good, filepath.Join(filepath.Dir(open), "link"))) // anybody can make it another one
-	if got, err := Find(filepath.Join(filepath.Dir(open), "link"), nobody); err == nil {
-		t.Errorf("a link that others can replace: %s", got)
-	}
+	got, err := Find(filepath.Join(filepath.Dir(open), "link"), nobody)
+	must.True(t, err != nil, "a link that others can replace: %s", got)
 }
 
 func TestLookup(t *testing.T) {
 	for name, want := range map[string]User{
 		"root": {"root", 0, 0}, "0": {"root", 0, 0}, "4000000": {"4000000", 4000000, 4000000}, "nobody": nobody,
 	} {
-		if got, err := Lookup(name); got != want || err != nil {
-			t.Errorf("%s: %+v, %v; want %+v", name, got, err, want)
-		}
+		got, err := Lookup(name)
+		must.True(t, got == want && err == nil, "%s: %+v, %v; want %+v", name, got, err, want)
 	}
-	if got, err := Lookup("no such user"); err == nil || !strings.Contains(err.Error(), `no user "no such user"`) {
-		t.Errorf("%+v, %v; want an error", got, err)
-	}
+	_, err := Lookup("no such user")
+	must.Fail(t, err, `no user "no such user"`)
 }
