@@ -30,8 +30,7 @@ func mustParse(t *testing.T, file string) *Config {
 
 func mustParseText(t *testing.T, text string) *Config {
 	t.Helper()
-	c := must.Get(Parse("steelyard.toml", []byte(strings.ReplaceAll(text, "/etc/steelyard/", secrets(t)+"/"))))(t)
-	return c
+	return must.Get(Parse("steelyard.toml", []byte(strings.ReplaceAll(text, "/etc/steelyard/", secrets(t)+"/"))))(t)
 }
 
 func TestEmptyFileIsDefault(t *testing.T) {
@@ -188,9 +187,8 @@ func TestForms(t *testing.T) {
 }
 
 func TestByteOrderMarkAndWindowsLines(t *testing.T) {
-	if c := mustParseText(t, "\xef\xbb\xbf[node]\r\nname = \"lb1\"\r\n"); c.Node.Name != "lb1" {
-		t.Errorf("got %+v", c.Node)
-	}
+	c := mustParseText(t, "\xef\xbb\xbf[node]\r\nname = \"lb1\"\r\n")
+	must.True(t, c.Node.Name == "lb1", "got %+v", c.Node)
 }
 
 func TestCheckDefaults(t *testing.T) {
@@ -322,9 +320,8 @@ func TestSNAT(t *testing.T) {
 
 func TestMinimal(t *testing.T) {
 	c := mustParse(t, "testdata/minimal.toml")
-	if len(c.Warnings) > 0 || len(c.Services) != 1 || len(c.Services[0].Backends) != 3 || len(c.BGP.Peers) != 1 {
-		t.Errorf("got %+v", c)
-	}
+	must.True(t, len(c.Warnings) == 0 && len(c.Services) == 1 && len(c.Services[0].Backends) == 3 &&
+		len(c.BGP.Peers) == 1, "got %+v", c)
 }
 
 func TestLoad(t *testing.T) {
@@ -335,9 +332,7 @@ func TestLoad(t *testing.T) {
 	must.True(t, err != nil && err.Error() == want.Error(), "got %v, want %v", err, want)
 	must.True(t, errors.Is(err, fs.ErrNotExist), "%v is not fs.ErrNotExist", err)
 	denied := unreadable("a.toml", &fs.PathError{Op: "open", Path: "a.toml", Err: syscall.EACCES})
-	if want := "a.toml: cannot be read: permission denied; use sudo"; denied.Error() != want {
-		t.Errorf("got %v, want %s", denied, want)
-	}
+	must.Equal(t, "a.toml: cannot be read: permission denied; use sudo", denied.Error())
 	// Secret files are looked for beside the configuration.
 	dir = secrets(t)
 	file := filepath.Join(dir, "steelyard.toml")
@@ -350,7 +345,6 @@ func TestLoad(t *testing.T) {
 // An endless file is an error, not a machine without memory.
 func TestEndlessFile(t *testing.T) {
 	want := "/dev/zero: cannot be read: it is larger than 64 MiB; name the file with -c"
-	if _, err := Load("/dev/zero"); err == nil || err.Error() != want {
-		t.Errorf("error %v; want %s", err, want)
-	}
+	_, err := Load("/dev/zero")
+	must.True(t, err != nil && err.Error() == want, "error %v; want %s", err, want)
 }

@@ -116,14 +116,10 @@ func TestLimits(t *testing.T) {
 			return err
 		}
 		for _, value := range c.ok {
-			if err := parse(value); err != nil {
-				t.Errorf("%s: %v", fmt.Sprintf(c.text, value), err)
-			}
+			must.Row(t, fmt.Sprintf(c.text, value), nil, parse(value))
 		}
 		for _, value := range c.broken {
-			if parse(value) == nil {
-				t.Errorf("%s: accepted", fmt.Sprintf(c.text, value))
-			}
+			must.True(t, parse(value) != nil, "%s: accepted", fmt.Sprintf(c.text, value))
 		}
 	}
 }
@@ -158,14 +154,11 @@ level = "warn"
 	p := c.BGP.Peers[0]
 	must.True(t, slices.Equal(c.Datapath.SNATPorts, []PortRange{{2000, 3000}}) && c.Datapath.TunnelPort == 1,
 		"datapath %+v", c.Datapath)
-	if c.BGP.ListenPort != -1 || c.BGP.Weighted != lb.WeightedNever || p.HoldTime != 0 || p.GracefulRestart ||
-		p.BFD != (BFD{Interval: 100 * time.Millisecond, Multiplier: 3}) {
-		t.Errorf("bgp %+v", c.BGP)
-	}
-	if c.Kubernetes.Allocate || c.Kubernetes.MaxEndpointsPerService != 7 || c.Kubernetes.PanicHold != 0 ||
-		c.Kubernetes.NodeProbe != 0 || !slices.Equal(c.Kubernetes.ExcludeNodes, []string{NodeUnschedulable}) {
-		t.Errorf("kubernetes %+v", c.Kubernetes)
-	}
+	must.True(t, c.BGP.ListenPort == -1 && c.BGP.Weighted == lb.WeightedNever && p.HoldTime == 0 &&
+		!p.GracefulRestart && p.BFD == (BFD{Interval: 100 * time.Millisecond, Multiplier: 3}), "bgp %+v", c.BGP)
+	must.True(t, !c.Kubernetes.Allocate && c.Kubernetes.MaxEndpointsPerService == 7 && c.Kubernetes.PanicHold == 0 &&
+		c.Kubernetes.NodeProbe == 0 && slices.Equal(c.Kubernetes.ExcludeNodes, []string{NodeUnschedulable}),
+		"kubernetes %+v", c.Kubernetes)
 	must.True(t, c.Admin.Listen == ":9911" && c.Log.Level.String() == "WARN", "admin %+v, log %+v", c.Admin, c.Log)
 }
 
@@ -193,9 +186,8 @@ func TestOverlap(t *testing.T) {
 		{"192.0.2.1-192.0.2.9", "::-ffff::", false},
 	} {
 		a, b := parse(c.a), parse(c.b)
-		if overlap(a, b) != c.want || overlap(b, a) != c.want {
-			t.Errorf("%s and %s: overlap %t, want %t", c.a, c.b, overlap(a, b), c.want)
-		}
+		must.True(t, overlap(a, b) == c.want && overlap(b, a) == c.want,
+			"%s and %s: overlap %t, want %t", c.a, c.b, overlap(a, b), c.want)
 	}
 	must.Equal(t, "0.0.0.0/0", formatRange(parse("0.0.0.0-255.255.255.255")))
 	must.Equal(t, "[192.0.2.1/32 192.0.2.2/31 192.0.2.4/30 192.0.2.8/31]",
@@ -251,9 +243,8 @@ func TestScanEndsAnywhere(t *testing.T) {
 
 func TestParentPath(t *testing.T) {
 	for path, want := range map[string]string{"a.b[1].c": "a.b[1]", "a.b[1]": "a.b", "a.b": "a", "a": "", "": ""} {
-		if got, ok := parentPath(path); got != want || ok != (want != "") {
-			t.Errorf("%q: %q, %t, want %q", path, got, ok, want)
-		}
+		got, ok := parentPath(path)
+		must.True(t, got == want && ok == (want != ""), "%q: %q, %t, want %q", path, got, ok, want)
 	}
 }
 
@@ -298,26 +289,18 @@ func TestSecretsOfMembers(t *testing.T) {
 func TestSecretLengths(t *testing.T) {
 	dir := t.TempDir()
 	for _, c := range []struct {
-		text string
-		size int
-		ok   bool
+		text        string
+		least, most int
 	}{
-		{"[l2]\nsecret_file = \"s\"", 15, false},
-		{"[l2]\nsecret_file = \"s\"", 16, true},
-		{"[l2]\nsecret_file = \"s\"", 80, true},
-		{"[l2]\nsecret_file = \"s\"", 81, false},
-		{"[datapath]\ntunnel_key_file = \"s\"", 15, false},
-		{"[datapath]\ntunnel_key_file = \"s\"", 16, true},
-		{"[datapath]\ntunnel_key_file = \"s\"", 4096, true},
-		{"[datapath]\ntunnel_key_file = \"s\"", 4097, false},
-		{fmt.Sprintf(withPeer, "password_file = \"s\""), 0, false},
-		{fmt.Sprintf(withPeer, "password_file = \"s\""), 1, true},
-		{fmt.Sprintf(withPeer, "password_file = \"s\""), 80, true},
-		{fmt.Sprintf(withPeer, "password_file = \"s\""), 81, false},
+		{"[l2]\nsecret_file = \"s\"", 16, 80},
+		{"[datapath]\ntunnel_key_file = \"s\"", 16, 4096},
+		{fmt.Sprintf(withPeer, "password_file = \"s\""), 1, 80},
 	} {
-		must.Do(t, os.WriteFile(filepath.Join(dir, "s"), []byte(strings.Repeat("x", c.size)), 0o600))
-		_, err := Parse(filepath.Join(dir, "steelyard.toml"), []byte(c.text))
-		must.True(t, (err == nil) == c.ok, "%d bytes in %q: %v, want accepted: %t", c.size, c.text, err, c.ok)
+		for size, ok := range map[int]bool{c.least - 1: false, c.least: true, c.most: true, c.most + 1: false} {
+			must.Do(t, os.WriteFile(filepath.Join(dir, "s"), []byte(strings.Repeat("x", size)), 0o600))
+			_, err := Parse(filepath.Join(dir, "steelyard.toml"), []byte(c.text))
+			must.True(t, (err == nil) == ok, "%d bytes in %q: %v, want accepted: %t", size, c.text, err, ok)
+		}
 	}
 }
 
@@ -326,9 +309,8 @@ func TestAggregateIgnoresOtherPools(t *testing.T) {
 	const text = "[bgp]\nasn = 64512\naggregate_v4 = 28\n[l2]\n[[pool]]\nname = \"p\"\n" +
 		"addresses = [\"203.0.113.0/29\"]\nannounce = [%s]\n"
 	for announce, ok := range map[string]bool{`"l2"`: true, `"bgp"`: false, `"l2", "bgp"`: false, "": false} {
-		if _, err := Parse("steelyard.toml", []byte(fmt.Sprintf(text, announce))); (err == nil) != ok {
-			t.Errorf("announce = [%s]: %v, want accepted: %t", announce, err, ok)
-		}
+		_, err := Parse("steelyard.toml", []byte(fmt.Sprintf(text, announce)))
+		must.True(t, (err == nil) == ok, "announce = [%s]: %v, want accepted: %t", announce, err, ok)
 	}
 }
 

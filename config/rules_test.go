@@ -17,10 +17,9 @@ import (
 func TestWrongAddressIsNotRead(t *testing.T) {
 	v4 := []any{"192.0.2.1", "2001:db8::1"}
 	for _, c := range []struct {
-		name  string
-		read  func(item) bool
-		wrong []any
-		right []any
+		name         string
+		read         func(item) bool
+		wrong, right []any
 	}{
 		{"address", func(i item) bool { _, ok := i.addr(); return ok },
 			[]any{int64(7), "x", "::ffff:192.0.2.1", "fe80::1%eth0", "192.0.2.1/32"}, append(v4, "fe80::1", "0.0.0.0")},
@@ -67,9 +66,8 @@ func TestHintOfAddress(t *testing.T) {
 		"192.0.2.1:80": `write "192.0.2.1", without a port`,
 	} {
 		d := newDecoder("")
-		if (item{d: d, value: s}).addr(); d.errs[0].Hint != want {
-			t.Errorf("%s: hint %s, want %s", s, d.errs[0].Hint, want)
-		}
+		(item{d: d, value: s}).addr()
+		must.True(t, d.errs[0].Hint == want, "%s: hint %s, want %s", s, d.errs[0].Hint, want)
 	}
 }
 
@@ -98,9 +96,7 @@ func TestSuggestLimits(t *testing.T) {
 		{"add", "address", "address"}, {"ad", "address", ""}, {"xyz", "abcz", ""}, {"abcdef", "bdf", ""},
 		{"qqqqa", "qqqqb qqqqc", "qqqqb"}, {strings.Repeat("a", 99), "port", ""},
 	} {
-		if got := suggest(c.written, strings.Fields(c.words)); got != c.want {
-			t.Errorf("%s of %s: %q, want %q", c.written, c.words, got, c.want)
-		}
+		must.Row(t, fmt.Sprintf("%s of %s", c.written, c.words), c.want, suggest(c.written, strings.Fields(c.words)))
 	}
 }
 
@@ -123,9 +119,8 @@ func TestOneErrorForOneMistake(t *testing.T) {
 		service + "pool = \"p\"" + v4 + "[[pool]]\naddresses = [\"203.0.113.1\"]": "pool[0].name",
 	} {
 		_, err := Parse("steelyard.toml", []byte(text))
-		if errs, _ := err.(Errors); len(errs) != 1 || errs[0].Key != key {
-			t.Errorf("%s:\n%v; want one error at %s", text, err, key)
-		}
+		errs, _ := err.(Errors)
+		must.True(t, len(errs) == 1 && errs[0].Key == key, "%s:\n%v; want one error at %s", text, err, key)
 	}
 }
 
@@ -169,11 +164,9 @@ func TestWhatIsWarnedOf(t *testing.T) {
 		{"[bgp]\nasn = 1\n[kubernetes]", "1: bgp: has no peers"},
 		{"[l2]" + service, ""}, {"[l2]" + fmt.Sprintf(withService, "allow = [\"192.0.2.0/24\", \"::/0\"]"), ""},
 		{"[l2]" + fmt.Sprintf(withService, "forward = \"tunnel\"\ntunnel = \"gue\""), ""},
-		{
-			"[l2]" + service + "[[service]]\nname = \"t\"\naddress = \"203.0.113.11\"\nports = [\"80\"]\n" +
-				"backends = [\"10.0.0.3\",\n\"203.0.113.10\"]",
-			"12: service[1].backends[1] (service \"t\"): 203.0.113.10 is an address of service \"s\"",
-		},
+		{"[l2]" + service + "[[service]]\nname = \"t\"\naddress = \"203.0.113.11\"\nports = [\"80\"]\n" +
+			"backends = [\"10.0.0.3\",\n\"203.0.113.10\"]",
+			"12: service[1].backends[1] (service \"t\"): 203.0.113.10 is an address of service \"s\""},
 		{"[l2]" + fmt.Sprintf(withService, "check = \"udp\""), "check.type (service \"s\"): probes by udp, and the"},
 		{"[l2]" + fmt.Sprintf(withService, "check = { type = \"dns\", host = \"a.example\" }"), "probes by udp"},
 		{"[l2]" + fmt.Sprintf(withService, "check = { type = \"udp\", port = 53 }"), ""},
@@ -216,10 +209,9 @@ func TestUnreachableMinHealthy(t *testing.T) {
 		text := fmt.Sprintf("[[service]]\nname = \"s\"\nports = [\"80\"]\naddress = [%s]\nbackends = [%s]\n"+
 			"min_healthy = %d\n", c.address, c.backends, c.minHealthy)
 		all := strings.Join(mustParseText(t, text).Warnings, "\n")
-		if got := strings.Contains(all, "accept new") || strings.Contains(all, "accepts new"); got != (c.want != "") ||
-			!strings.Contains(all, c.want) {
-			t.Errorf("%s of %s: %s; want %q", c.backends, c.address, all, c.want)
-		}
+		got := strings.Contains(all, "accept new") || strings.Contains(all, "accepts new")
+		must.True(t, got == (c.want != "") && strings.Contains(all, c.want),
+			"%s of %s: %s; want %q", c.backends, c.address, all, c.want)
 	}
 }
 
@@ -232,9 +224,8 @@ func TestSuggestionsKnowOptionalKeys(t *testing.T) {
 		{peer + "metric = 1", "local_pref, med, "},
 		{pool + "mad = 1", "did you mean med?"},
 	} {
-		if _, err := Parse("f", []byte(tt.text)); err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%v; want %s", err, tt.want)
-		}
+		_, err := Parse("f", []byte(tt.text))
+		must.True(t, err != nil && strings.Contains(err.Error(), tt.want), "%v; want %s", err, tt.want)
 	}
 }
 

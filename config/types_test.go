@@ -2,6 +2,8 @@ package config
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -53,32 +55,27 @@ func TestServiceOfAPool(t *testing.T) {
 	must.True(t, s.Pool == "p" && len(s.Addresses) == 0 && slices.Equal(s.Announce, []lb.AnnouncerKind{lb.AnnounceL2}),
 		"%+v", s)
 	// The addresses of the pool decide which families the backends may have.
-	if _, err := Parse("steelyard.toml", []byte(fmt.Sprintf(text, `"2001:db8::1"`))); err == nil {
-		t.Error("an IPv6 backend of an IPv4 pool is accepted")
-	}
+	_, err := Parse("steelyard.toml", []byte(fmt.Sprintf(text, `"2001:db8::1"`)))
+	must.True(t, err != nil, "an IPv6 backend of an IPv4 pool is accepted")
 }
 
 func TestCommunityText(t *testing.T) {
 	for _, text := range []string{"64512:100", "0:0", "65535:65535", "64512:1:4294967295", "no-export", "blackhole"} {
 		var c Community
-		if err := c.UnmarshalText([]byte(text)); err != nil {
-			t.Errorf("%s: %v", text, err)
-		}
+		must.Row(t, text, nil, c.UnmarshalText([]byte(text)))
 		must.Equal(t, text, string(must.Get(c.MarshalText())(t)))
 	}
 	for _, text := range []string{"", "1", "65536:1", "1:65536", "1:2:4294967296", "1:2:3:4", "-1:1", "no-exports"} {
-		if c, err := ParseCommunity(text); err == nil || c != (Community{}) {
-			t.Errorf("%s: %v, %v, want an error", text, c, err)
-		}
+		c, err := ParseCommunity(text)
+		must.True(t, err != nil && c == (Community{}), "%s: %v, %v, want an error", text, c, err)
 	}
 }
 
 func TestNodeSelectorNeedsKubernetes(t *testing.T) {
 	text := fmt.Sprintf(withPeer, `node_selector = "rack=a"`) + "\n" + fmt.Sprintf(withService, "")
 	got := mustParseText(t, text).Warnings
-	if len(got) != 1 || !strings.Contains(got[0], "6: bgp.peers[0].node_selector: has no effect without Kubernetes") {
-		t.Errorf("warnings %q", got)
-	}
+	must.True(t, len(got) == 1 &&
+		strings.Contains(got[0], "6: bgp.peers[0].node_selector: has no effect without Kubernetes"), "warnings %q", got)
 }
 
 // The keys of a check are validated for its type.
@@ -100,9 +97,8 @@ func TestCheckKeys(t *testing.T) {
 		`type = "http", expect_status = "200"`: true, `type = "none", expect_status = "200"`: true,
 	} {
 		text := fmt.Sprintf(withService, "check = { "+keys+" }")
-		if _, err := Parse("steelyard.toml", []byte(text)); (err == nil) != want {
-			t.Errorf("%s: %v, want accepted: %t", keys, err, want)
-		}
+		_, err := Parse("steelyard.toml", []byte(text))
+		must.True(t, (err == nil) == want, "%s: %v, want accepted: %t", keys, err, want)
 	}
 }
 
@@ -166,17 +162,13 @@ on_all_down = "keep"
 hold        = "0s"
 `
 	c := mustParseText(t, text)
-	if c.BGP.LongLivedRestartTime != 10*time.Second || c.BGP.MaxRoutes != 7 || c.Pools[0].Prepend != 1 {
-		t.Errorf("%+v, %+v", c.BGP, c.Pools[0])
-	}
+	must.True(t, c.BGP.LongLivedRestartTime == 10*time.Second && c.BGP.MaxRoutes == 7 && c.Pools[0].Prepend == 1,
+		"%+v, %+v", c.BGP, c.Pools[0])
 	p := c.BGP.Peers[0]
-	if !p.External || p.ASN != 0 || !p.Passive || p.ConnectRetry != 5*time.Second || p.Keepalive != 3*time.Second ||
-		p.LocalASN != 64999 {
-		t.Errorf("%+v", p)
-	}
-	if p := c.BGP.Peers[1]; p.External || p.ASN != 64999 {
-		t.Errorf("an internal peer of another local AS: %+v", p)
-	}
+	must.True(t, p.External && p.ASN == 0 && p.Passive && p.ConnectRetry == 5*time.Second &&
+		p.Keepalive == 3*time.Second && p.LocalASN == 64999, "%+v", p)
+	p = c.BGP.Peers[1]
+	must.True(t, !p.External && p.ASN == 64999, "an internal peer of another local AS: %+v", p)
 }
 
 // address_per_node warns where [l2] does not have several members, or the service not several addresses.
@@ -204,9 +196,8 @@ func TestAddressPerNode(t *testing.T) {
 		got := strings.Join(slices.DeleteFunc(slices.Clone(c.Warnings), func(w string) bool {
 			return !strings.Contains(w, "address_per_node")
 		}), "")
-		if !c.Services[0].AddressPerNode || (got == "") != (x.warning == "") || !strings.Contains(got, x.warning) {
-			t.Errorf("%q: warnings %q; want %q", x.text, got, x.warning)
-		}
+		must.True(t, c.Services[0].AddressPerNode && (got == "") == (x.warning == "") &&
+			strings.Contains(got, x.warning), "%q: warnings %q; want %q", x.text, got, x.warning)
 	}
 }
 
@@ -223,8 +214,74 @@ func TestSubnetRouterAnycast(t *testing.T) {
 		{fmt.Sprintf(both, "bgp"), "2001:db8::", false}, {fmt.Sprintf(both, "l2"), "2001:db8::", true},
 	} {
 		c := mustParseText(t, x.head+fmt.Sprintf(service, x.address))
-		if got := strings.Contains(strings.Join(c.Warnings, ""), "subnet-router anycast"); got != x.want {
-			t.Errorf("%s%s: warnings %q", x.head, x.address, c.Warnings)
+		got := strings.Contains(strings.Join(c.Warnings, ""), "subnet-router anycast")
+		must.True(t, got == x.want, "%s%s: warnings %q", x.head, x.address, c.Warnings)
+	}
+}
+
+func TestTunnelKeyFile(t *testing.T) {
+	const a, b, c, d = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb", "cccccccccccccccc", "dddddddddddddddd"
+	for _, tt := range []struct{ text, keys, seed, err string }{
+		{a, a, "", ""},
+		{a + "\n", a, "", ""},
+		{"  " + a + " \r\n\r\n# the next one\n" + b, a + " " + b, "", ""},
+		{a + "\n" + b + "\n" + c + "\n", a + " " + b + " " + c, "", ""},
+		{a + "\nseed: " + d + "\n" + b, a + " " + b, d, ""},
+		{"seed:" + d + "\n" + a, a, d, ""},
+		{a + "\n" + b + "\n" + c + "\n" + d, "", "", "k, line 4: is one key too many; at most 3"},
+		{a + "\nshort", "", "", "k, line 2: has only 5 bytes; write at least 16"},
+		{a + "\nseed: short", "", "", "k, line 2: has only 5 bytes"},
+		{a + "\nseed: " + d + "\nseed: " + c, "", "", "k, line 3: is a second seed"},
+		{"seed: " + d + "\n", "", "", "k has no key"},
+		{a + "\nSeed: " + d, "", "", `k, line 2: begins with a word and a colon that is not "seed:"; write "seed:"`},
+		{a + "\nsed:\t" + d, "", "", "k, line 2: begins with a word"},
+		{"correct-horse:battery: staple\n" + a, "correct-horse:battery: staple " + a, "", ""}, // a passphrase
+		{"# " + a + "\n\n", "", "", "k has no key"},
+		{"", "", "", "k has no key"},
+		{a + "\xff", "", "", "k is not text"},
+		{a + "\x00", "", "", "k is not text"},
+	} {
+		dir := t.TempDir()
+		must.Do(t, os.WriteFile(filepath.Join(dir, "k"), []byte(tt.text), 0o600))
+		cfg, err := Parse(filepath.Join(dir, "steelyard.toml"), []byte("[datapath]\ntunnel_key_file = \"k\"\n"))
+		if tt.err != "" {
+			must.True(t, err != nil && strings.Contains(err.Error(), tt.err) && !strings.Contains(err.Error(), a),
+				"%q: error %v; want %q and no key", tt.text, err, tt.err)
+			continue
+		}
+		if err != nil {
+			t.Errorf("%q: %v", tt.text, err)
+			continue
+		}
+		var keys []string
+		for _, k := range cfg.Datapath.TunnelKeys {
+			keys = append(keys, k.Reveal())
+		}
+		got := strings.Join(keys, " ")
+		must.True(t, got == tt.keys && cfg.Datapath.HashSeed.Reveal() == tt.seed,
+			"%q: keys %q, seed %q; want %q and %q", tt.text, got, cfg.Datapath.HashSeed.Reveal(), tt.keys, tt.seed)
+	}
+}
+
+// A key that is sent to no server of a service by GUE is warned of.
+func TestKeysWithoutTunnelSources(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "k")
+	must.Do(t, os.WriteFile(file, []byte("aaaaaaaaaaaaaaaa\n"), 0o600))
+	const warning = `service[0].tunnel (service "s"): the key of datapath.tunnel_key_file is sent to none of its ` +
+		`backends; add those that run Steelyard to datapath.tunnel_sources here as well`
+	const gue = "forward = \"tunnel\"\ntunnel = \"gue\""
+	keys := fmt.Sprintf("tunnel_key_file = %q\n", file)
+	for _, tt := range []struct{ datapath, service, want string }{
+		{keys, gue, warning},
+		{keys + `tunnel_sources = ["192.0.2.11"]`, gue, warning},
+		{keys + `tunnel_sources = ["10.0.0.2"]`, gue, ""},
+		{keys, `forward = "tunnel"`, "has no effect without tunnels"},
+		{"", gue, ""},
+	} {
+		got := mustParseText(t, "[datapath]\n"+tt.datapath+"\n"+fmt.Sprintf(withPeer, "")+
+			fmt.Sprintf(withService, tt.service)).Warnings
+		if len(got) > 1 || (len(got) == 0) != (tt.want == "") || !strings.Contains(strings.Join(got, ""), tt.want) {
+			t.Errorf("%s, %s: warnings %q; want %q", tt.datapath, tt.service, got, tt.want)
 		}
 	}
 }
