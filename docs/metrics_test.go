@@ -48,11 +48,9 @@ func (m metric) kind() dto.MetricType {
 // registry is a prometheus.Registerer that keeps what is registered.
 type registry struct{ all []prometheus.Collector }
 
-func (r *registry) Register(c prometheus.Collector) error { r.all = append(r.all, c); return nil }
-func (r *registry) Unregister(prometheus.Collector) bool  { return false }
-func (r *registry) MustRegister(cs ...prometheus.Collector) {
-	r.all = append(r.all, cs...)
-}
+func (r *registry) Register(c prometheus.Collector) error   { r.all = append(r.all, c); return nil }
+func (r *registry) Unregister(prometheus.Collector) bool    { return false }
+func (r *registry) MustRegister(cs ...prometheus.Collector) { r.all = append(r.all, cs...) }
 
 // collectors returns those of every part of the agent. Describe needs neither privileges nor a running agent.
 func collectors(t *testing.T) []prometheus.Collector {
@@ -79,9 +77,7 @@ func metrics(t *testing.T) []metric {
 		close(descs)
 		for d := range descs {
 			m := described.FindStringSubmatch(d.String())
-			if m == nil {
-				t.Fatalf("cannot read %s", d)
-			}
+			must.Need(t, m != nil, "cannot read %s", d)
 			var x metric
 			x.name, _ = strconv.Unquote(m[1])
 			x.help, _ = strconv.Unquote(m[2])
@@ -160,9 +156,8 @@ func TestNamedMetricsExist(t *testing.T) {
 			return err
 		}
 		for _, name := range metricName.FindAllString(string(text), -1) {
-			if !known[histogram.ReplaceAllString(name, "_seconds")] {
-				t.Errorf("%s names the metric %s, which no collector has", path, name)
-			}
+			must.True(t, known[histogram.ReplaceAllString(name, "_seconds")],
+				"%s names the metric %s, which no collector has", path, name)
 		}
 		return nil
 	}))

@@ -30,9 +30,7 @@ func pages(t *testing.T) map[string]string {
 	all := map[string]string{}
 	for _, pattern := range []string{"*.md", "development/*.md", "../*.md"} {
 		paths, err := filepath.Glob(pattern)
-		if err != nil || len(paths) == 0 {
-			t.Fatalf("%s: %d pages, %v", pattern, len(paths), err)
-		}
+		must.Need(t, err == nil && len(paths) != 0, "%s: %d pages, %v", pattern, len(paths), err)
 		for _, path := range paths {
 			all[path] = fence.ReplaceAllString(read(t, path), "")
 		}
@@ -42,8 +40,7 @@ func pages(t *testing.T) map[string]string {
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	text := must.Get(os.ReadFile(path))(t)
-	return string(text)
+	return string(must.Get(os.ReadFile(path))(t))
 }
 
 // Files and directories that the pages for developers name exist. A name without a directory is one of datapath/bpf, or
@@ -167,9 +164,7 @@ func TestWords(t *testing.T) {
 	sum := 0
 	for _, pattern := range []string{"*.md", "development/*.md"} {
 		paths, err := filepath.Glob(pattern)
-		if err != nil || len(paths) == 0 {
-			t.Fatalf("%s: %d pages, %v", pattern, len(paths), err)
-		}
+		must.Need(t, err == nil && len(paths) != 0, "%s: %d pages, %v", pattern, len(paths), err)
 		for _, path := range paths {
 			if !slices.Contains(generated, path) {
 				limits[path] = 1500
@@ -178,21 +173,17 @@ func TestWords(t *testing.T) {
 		}
 	}
 	for path, limit := range limits {
-		if n := len(strings.Fields(read(t, path))); n > limit {
-			t.Errorf("%s has %d words; the limit is %d", path, n, limit)
-		}
+		n := len(strings.Fields(read(t, path)))
+		must.True(t, n <= limit, "%s has %d words; the limit is %d", path, n, limit)
 	}
-	if limit := 24_000; sum > limit {
-		t.Errorf("docs has %d words without generated pages; the limit is %d", sum, limit)
-	}
+	limit := 24_000
+	must.True(t, sum <= limit, "docs has %d words without generated pages; the limit is %d", sum, limit)
 }
 
 // The numbers that sizing.md takes from the code are those of the code.
 func TestSizing(t *testing.T) {
 	page := strings.Join(strings.Fields(read(t, "sizing.md")), " ")
-	thousands := func(n string) string {
-		return regexp.MustCompile(`(\d)(\d{3})$`).ReplaceAllString(n, "$1,$2")
-	}
+	thousands := func(n string) string { return regexp.MustCompile(`(\d)(\d{3})$`).ReplaceAllString(n, "$1,$2") }
 	for _, x := range []struct{ file, constant, text string }{
 		{"../datapath/internal/table/services.go", `MaxFrontends = (\d+)`, "%s frontends"},
 		{"../datapath/internal/table/services.go", `maxBackends = (\d+)`, "%s backends"},
@@ -221,9 +212,8 @@ func TestSizing(t *testing.T) {
 		}
 	}
 	last := len(sizes) - 1
-	if want := strings.Join(sizes[:last], ", ") + " and " + sizes[last]; !strings.Contains(page, want) {
-		t.Errorf("sizing.md lacks %q", want)
-	}
+	want := strings.Join(sizes[:last], ", ") + " and " + sizes[last]
+	must.True(t, strings.Contains(page, want), "sizing.md lacks %q", want)
 	must.True(t, strings.Contains(read(t, "../datapath/bench_test.go"), "func BenchmarkMemory("),
 		"the benchmark that sizing.md names does not exist")
 }

@@ -35,9 +35,7 @@ func objectsOf(t *testing.T, manifest string) map[string]runtime.Object {
 	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
 	for doc := range strings.SplitSeq(manifest, "\n---\n") {
 		o, kind, err := decoder.Decode([]byte(doc), nil, nil)
-		if err != nil {
-			t.Fatalf("%v in\n%s", err, doc)
-		}
+		must.Need(t, err == nil, "%v in\n%s", err, doc)
 		name := o.(interface{ GetName() string }).GetName()
 		must.True(t, all[kind.Kind+" "+name] == nil, "two objects are %s %s", kind.Kind, name)
 		all[kind.Kind+" "+name] = o
@@ -62,9 +60,8 @@ func TestManifestPods(t *testing.T) {
 		if got := tt.pod.NodeSelector[core.LabelOSStable]; got != "linux" || len(tt.pod.NodeSelector) != 1 {
 			t.Errorf("%s: node selector %v; want %s=linux", name, tt.pod.NodeSelector, core.LabelOSStable)
 		}
-		if tt.pod.HostPID || tt.pod.HostIPC || len(tt.pod.Containers) != 1 || len(tt.pod.InitContainers) > 0 {
-			t.Errorf("%s: want one container, without the host's processes and IPC", name)
-		}
+		must.True(t, !tt.pod.HostPID && !tt.pod.HostIPC && len(tt.pod.Containers) == 1 &&
+			len(tt.pod.InitContainers) == 0, "%s: want one container, without the host's processes and IPC", name)
 		must.True(t, !tt.pod.Containers[0].Resources.Limits.Memory().IsZero(), "%s: memory has no limit", name)
 		s := tt.pod.Containers[0].SecurityContext
 		switch {
@@ -78,9 +75,8 @@ func TestManifestPods(t *testing.T) {
 			t.Errorf("%s: capabilities %+v; want only %v", name, s.Capabilities, tt.caps)
 		}
 	}
-	if s := allocator.Containers[0].SecurityContext; s.RunAsNonRoot == nil || !*s.RunAsNonRoot {
-		t.Error("the allocator may run as root")
-	}
+	s := allocator.Containers[0].SecurityContext
+	must.True(t, s.RunAsNonRoot != nil && *s.RunAsNonRoot, "the allocator may run as root")
 	must.True(t, !allocator.HostNetwork, "the allocator has the network of the node")
 	for _, v := range allocator.Volumes {
 		must.True(t, v.HostPath == nil, "the allocator has volume %s of the node", v.Name)
@@ -171,9 +167,8 @@ func TestManifestRights(t *testing.T) {
 				}
 			}
 		}
-		if slices.Sort(writes); !slices.Equal(writes, want) {
-			t.Errorf("%s may %q; want %q", account, writes, want)
-		}
+		slices.Sort(writes)
+		must.True(t, slices.Equal(writes, want), "%s may %q; want %q", account, writes, want)
 	}
 }
 
@@ -184,10 +179,9 @@ func TestManifestPolicy(t *testing.T) {
 	policy := all["ValidatingAdmissionPolicy steelyard-allocator"].(*admission.ValidatingAdmissionPolicy).Spec
 	binding := all["ValidatingAdmissionPolicyBinding steelyard-allocator"].(*admission.ValidatingAdmissionPolicyBinding)
 	deny := []admission.ValidationAction{admission.Deny}
-	if b := binding.Spec; b.PolicyName != "steelyard-allocator" || !slices.Equal(b.ValidationActions, deny) ||
-		b.MatchResources != nil || b.ParamRef != nil {
-		t.Errorf("binding %+v", b)
-	}
+	b := binding.Spec
+	must.True(t, b.PolicyName == "steelyard-allocator" && slices.Equal(b.ValidationActions, deny) &&
+		b.MatchResources == nil && b.ParamRef == nil, "binding %+v", b)
 	if policy.FailurePolicy == nil || *policy.FailurePolicy != admission.Fail || len(policy.MatchConditions) != 1 {
 		t.Errorf("failure policy %v, conditions %+v", policy.FailurePolicy, policy.MatchConditions)
 	}
@@ -209,10 +203,8 @@ func TestCleanupManifest(t *testing.T) {
 	}
 	pod := d.Spec.Template.Spec
 	c := pod.Containers[0]
-	if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken || !pod.HostNetwork ||
-		d.Spec.MinReadySeconds == 0 || len(pod.Tolerations) != 1 || c.Image != "steelyard:test" {
-		t.Errorf("%+v", d.Spec)
-	}
+	must.True(t, pod.AutomountServiceAccountToken != nil && !*pod.AutomountServiceAccountToken && pod.HostNetwork &&
+		d.Spec.MinReadySeconds != 0 && len(pod.Tolerations) == 1 && c.Image == "steelyard:test", "%+v", d.Spec)
 	added := c.SecurityContext.Capabilities.Add
 	must.Equal(t, []core.Capability{"BPF", "NET_ADMIN", "PERFMON"}, added)
 	agent := objects(t)["DaemonSet steelyard"].(*apps.DaemonSet).Spec.Template.Spec
@@ -231,12 +223,9 @@ func TestExampleIsValid(t *testing.T) {
 	must.Get(config.Parse("steelyard.toml", text))(t)
 	on := regexp.MustCompile(`(?m)^# (\[|\w+ *=)`).ReplaceAll(text, []byte("$1"))
 	c, err := config.Parse("steelyard.toml", on)
-	if err != nil {
-		t.Fatalf("uncommented: %v\n%s", err, on)
-	}
-	if c.BGP == nil || len(c.BGP.Peers) != 1 || len(c.Services) != 1 || len(c.Services[0].Backends) != 2 {
-		t.Errorf("uncommented: want one peer and one service of two backends in:\n%s", on)
-	}
+	must.Need(t, err == nil, "uncommented: %v\n%s", err, on)
+	must.True(t, c.BGP != nil && len(c.BGP.Peers) == 1 && len(c.Services) == 1 && len(c.Services[0].Backends) == 2,
+		"uncommented: want one peer and one service of two backends in:\n%s", on)
 }
 
 var toml = regexp.MustCompile(`(?s)steelyard.toml: \|\n(.*?)\n---`)
@@ -244,9 +233,7 @@ var toml = regexp.MustCompile(`(?s)steelyard.toml: \|\n(.*?)\n---`)
 // The configuration of the DaemonSet is valid, even with every line uncommented.
 func TestManifestConfigurationIsValid(t *testing.T) {
 	text := toml.FindStringSubmatch(systemd.Manifest("steelyard:test", ""))
-	if text == nil {
-		t.Fatal("the manifest has no configuration")
-	}
+	must.Need(t, text != nil, "the manifest has no configuration")
 	plain := regexp.MustCompile(`(?m)^    `).ReplaceAllString(text[1], "")
 	for _, x := range []string{plain, regexp.MustCompile(`(?m)^# `).ReplaceAllString(plain, "")} {
 		c, err := config.Parse("steelyard.toml", []byte(x))

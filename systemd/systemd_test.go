@@ -69,26 +69,22 @@ func TestWithoutSystemdNothingHappens(t *testing.T) {
 	n.Ready()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := n.Run(ctx, func() error { t.Error("check was called"); return nil }); err != nil || log.Len() > 0 {
-		t.Errorf("error %v, log %q; want none", err, &log)
-	}
+	err := n.Run(ctx, func() error { t.Error("check was called"); return nil })
+	must.True(t, err == nil && log.Len() == 0, "error %v, log %q; want none", err, &log)
 }
 
 func TestUnreachableSystemdIsLogged(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", filepath.Join(t.TempDir(), "no-socket"))
 	var log bytes.Buffer
 	New(slog.New(slog.NewTextHandler(&log, nil))).Ready()
-	if want := `msg="systemd notification not sent"`; !strings.Contains(log.String(), want) {
-		t.Errorf("log %q; want %s", &log, want)
-	}
+	want := `msg="systemd notification not sent"`
+	must.True(t, strings.Contains(log.String(), want), "log %q; want %s", &log, want)
 }
 
 func TestWrongWatchdogIntervalIsAnError(t *testing.T) {
 	t.Setenv("WATCHDOG_USEC", "soon")
 	err := New(slog.New(slog.DiscardHandler)).Run(t.Context(), func() error { return nil })
-	if want := "read the watchdog interval: "; err == nil || !strings.HasPrefix(err.Error(), want) {
-		t.Errorf("error %v; want %s…", err, want)
-	}
+	must.Fail(t, err, "read the watchdog interval: ")
 }
 
 func TestWatchdogIsNotifiedWhileAlive(t *testing.T) {
@@ -112,9 +108,8 @@ func TestWatchdogIsNotifiedWhileAlive(t *testing.T) {
 		must.Equal(t, "WATCHDOG=1", read(t, c, time.Second))
 		<-asked
 	}
-	if took := time.Since(start); took < 150*time.Millisecond {
-		t.Errorf("notified three times in %s; want twice in 200 ms", took)
-	}
+	took := time.Since(start)
+	must.True(t, took >= 150*time.Millisecond, "notified three times in %s; want twice in 200 ms", took)
 	ended.Store(true)
 	<-asked // a notification from before may still be in the socket
 	<-asked
@@ -125,9 +120,8 @@ func TestWatchdogIsNotifiedWhileAlive(t *testing.T) {
 	}
 	<-asked
 	<-asked
-	if got := read(t, c, time.Millisecond); !strings.Contains(got, "timeout") {
-		t.Errorf("a stuck agent notified systemd: %q", got)
-	}
+	got := read(t, c, time.Millisecond)
+	must.True(t, strings.Contains(got, "timeout"), "a stuck agent notified systemd: %q", got)
 	cancel()
 	must.Do(t, <-done)
 }
@@ -141,15 +135,12 @@ func TestInstall(t *testing.T) {
 		t.Helper()
 		var out bytes.Buffer
 		must.Do(t, Install(&out, root))
-		if !strings.HasSuffix(out.String(), want+"\n") {
-			t.Errorf("Install said:\n%s\nwant at the end: %s", &out, want)
-		}
+		must.True(t, strings.HasSuffix(out.String(), want+"\n"), "Install said:\n%s\nwant at the end: %s", &out, want)
 	}
 	install("Next: edit " + config + ", then systemctl enable --now steelyard")
 	for path, mode := range map[string]os.FileMode{binaryPath: 0o755, unitPath: 0o644, configPath: 0o640} {
-		if fi, err := os.Stat(filepath.Join(root, path)); err != nil || fi.Mode().Perm() != mode {
-			t.Errorf("%s: %v, %v; want mode %o", path, fi, err, mode)
-		}
+		fi, err := os.Stat(filepath.Join(root, path))
+		must.True(t, err == nil && fi.Mode().Perm() == mode, "%s: %v, %v; want mode %o", path, fi, err, mode)
 	}
 	must.Do(t, os.WriteFile(config, []byte("mine"), 0o600))
 	must.Do(t, os.Chmod(filepath.Join(root, unitPath), 0o600))
@@ -169,8 +160,7 @@ func TestInstall(t *testing.T) {
 	must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(drained), 0o755), os.WriteFile(drained, nil, 0o600)))
 	must.Do(t, Uninstall(new(bytes.Buffer), root, remains(false)))
 	must.Do(t, os.Remove(config))
-	left := files(t, root)
-	must.Equal(t, nil, left)
+	must.Equal(t, nil, files(t, root))
 }
 
 func files(t *testing.T, root string) (all []string) {
@@ -187,8 +177,7 @@ func TestInstallIntoAFileFails(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "file")
 	must.Do(t, os.WriteFile(root, nil, 0o644))
 	err := Install(new(bytes.Buffer), root)
-	want := "install " + filepath.Join(root, binaryPath) + ": "
-	must.True(t, err != nil && strings.HasPrefix(err.Error(), want), "error %v; want %s…", err, want)
+	must.Fail(t, err, "install "+filepath.Join(root, binaryPath)+": ")
 }
 
 // need skips the test when a program is missing, and fails it in CI.
@@ -198,9 +187,7 @@ func need(t *testing.T, program, pkg string) string {
 	if err == nil {
 		return path
 	}
-	if os.Getenv("STEELYARD_CI") == "1" {
-		t.Fatalf("%s is missing (apt-get install %s)", program, pkg)
-	}
+	must.Need(t, os.Getenv("STEELYARD_CI") != "1", "%s is missing (apt-get install %s)", program, pkg)
 	t.Skipf("SKIPPED: %s is missing (apt-get install %s)", program, pkg)
 	return ""
 }
