@@ -23,9 +23,7 @@ func TestDiscardedIsForgotten(t *testing.T) {
 		m := &Monitor{sessions: []*session{s}}
 		const reason = "TTL below min_ttl"
 		for range 2 {
-			if got := m.receive(datagram{from: n.Addr, ttl: 254, multihop: true}); got != reason {
-				t.Fatalf("discarded: %q, want %q", got, reason)
-			}
+			must.Equal(t, reason, m.receive(datagram{from: n.Addr, ttl: 254, multihop: true}))
 			for _, want := range []string{reason, ""} {
 				got := m.Sessions()[0].Discarded
 				must.True(t, got == want, "%q, want %q", got, want)
@@ -129,11 +127,10 @@ func TestPortInUse(t *testing.T) {
 		if err := first.open(); err != nil {
 			return err
 		}
-		if err := second.open(); err == nil || len(second.devices) > 0 {
-			t.Errorf("the ports of another one were opened: %v", err)
-		}
-		time.AfterFunc(5*bindRetry, first.closeDevices)
 		err := second.open()
+		must.True(t, err != nil && len(second.devices) == 0, "the ports of another one were opened: %v", err)
+		time.AfterFunc(5*bindRetry, first.closeDevices)
+		err = second.open()
 		second.closeDevices()
 		return err
 	})
@@ -193,9 +190,8 @@ func TestParseRefuses(t *testing.T) {
 		_, err := Parse(b)
 		must.True(t, err != nil && strings.Contains(err.Error(), name), "%s: error %v", name, err)
 	}
-	if _, err := Parse(sampleBytes[:23]); err == nil {
-		t.Error("23 bytes were parsed")
-	}
+	_, err := Parse(sampleBytes[:23])
+	must.True(t, err != nil, "23 bytes were parsed")
 }
 
 func FuzzParse(f *testing.F) {

@@ -216,15 +216,12 @@ func TestMonitorNotices(t *testing.T) {
 				return labtest.ErrorIf(m.Discarded()["dropped by the kernel"] == before, "none was dropped")
 			})
 		}
-		if s := m.Sessions()[0]; s.State != bfd.Up || s.Since != since {
-			t.Errorf("after a forged packet: %+v", s)
-		}
+		s := m.Sessions()[0]
+		must.True(t, s.State == bfd.Up && s.Since == since, "after a forged packet: %+v", s)
 
 		signalAll(t, syscall.SIGSTOP, p.daemon)
 		is(bfd.Down)
-		if s := m.Sessions()[0]; s.Diag != bfd.DiagTimeExpired {
-			t.Errorf("reason %v", s.Diag)
-		}
+		must.Row(t, "the reason", bfd.DiagTimeExpired, m.Sessions()[0].Diag)
 		signalAll(t, syscall.SIGCONT, p.daemon)
 		is(bfd.Up)
 	})

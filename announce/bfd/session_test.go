@@ -102,9 +102,8 @@ func TestBothUp(t *testing.T) {
 // While it is not up, a session sends at most one packet a second (section 6.8.3); then as configured on both sides.
 func TestIntervals(t *testing.T) {
 	a, _ := machines()
-	if d := a.pause(0.999); d < 990*time.Millisecond || d > time.Second {
-		t.Errorf("down: %v, want at most 1s", d)
-	}
+	d := a.pause(0.999)
+	must.True(t, d >= 990*time.Millisecond && d <= time.Second, "down: %v, want at most 1s", d)
 	a, b := up(t)
 	least, most := time.Hour, time.Duration(0)
 	for range 1000 {
@@ -115,17 +114,13 @@ func TestIntervals(t *testing.T) {
 		t.Errorf("up: from %v to %v, want 75ms to 100ms", least, most)
 	}
 	a.multiplier = 1
-	if d := a.pause(0.999); d > 90*time.Millisecond {
-		t.Errorf("multiplier 1: %v, want at most 90ms (section 6.8.7)", d)
-	}
+	d = a.pause(0.999)
+	must.True(t, d <= 90*time.Millisecond, "multiplier 1: %v, want at most 90ms (section 6.8.7)", d)
 	b.configure(300*time.Millisecond, 3) // its next packet says so
 	pass(t, b, a, start)
-	if d := a.pause(1); d < 270*time.Millisecond || d > 300*time.Millisecond {
-		t.Errorf("the neighbor receives every 300ms: %v", d)
-	}
-	if d := a.detectionTime(); d != 900*time.Millisecond {
-		t.Errorf("detection time %v, want 900ms", d)
-	}
+	d = a.pause(1)
+	must.True(t, d >= 270*time.Millisecond && d <= 300*time.Millisecond, "the neighbor receives every 300ms: %v", d)
+	must.Row(t, "detection time", 900*time.Millisecond, a.detectionTime())
 }
 
 // Sections 6.8.3 and 6.8.12: the parameters of a session that is up change without its end. A longer transmit and a
@@ -190,9 +185,8 @@ func TestSetKeepsSessions(t *testing.T) {
 	s.enter(Up, DiagNone)
 	n.MinTTL, n.Interval, n.Multiplier = 250, 2*interval100, 5
 	m.Set([]Neighbor{n})
-	if m.sessions[0] != s || s.Neighbor != n || s.state != Up || s.interval != n.Interval || s.multiplier != 5 {
-		t.Errorf("%+v, %+v", s.Neighbor, s.machine)
-	}
+	must.True(t, m.sessions[0] == s && s.Neighbor == n && s.state == Up && s.interval == n.Interval &&
+		s.multiplier == 5, "%+v, %+v", s.Neighbor, s.machine)
 	near := Neighbor{Addr: netip.MustParseAddr("127.0.0.1"), Interval: time.Second, Multiplier: 3}
 	m.Set([]Neighbor{near})
 	s, near.Source = m.sessions[0], near.Addr // as the kernel has chosen

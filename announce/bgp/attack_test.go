@@ -244,7 +244,5 @@ func TestFullTable(t *testing.T) {
 	})
 	grown := int64(heap()) - int64(before)
 	must.True(t, grown <= 8<<20, "the heap has grown by %d bytes", grown)
-	if p := s.Peers()[0]; p.State != "established" {
-		t.Errorf("peer %+v", p)
-	}
+	must.Row(t, "the state", "established", s.Peers()[0].State)
 }

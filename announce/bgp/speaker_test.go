@@ -214,9 +214,7 @@ peer invalid IP: want the address of a neighbour`
 func TestNewStartsNothing(t *testing.T) {
 	before := runtime.NumGoroutine()
 	s := newSpeaker(t, (&router{port: 1}).options())
-	if err := s.Set(t.Context(), announcements(vip4)); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, s.Set(t.Context(), announcements(vip4)))
 	n := runtime.NumGoroutine()
 	must.True(t, n <= before, "%d goroutines, before %d", n, before)
 }
@@ -235,9 +233,8 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 		})
 		must.Do(t, s.Set(t.Context(), nil))
 		stop()
-		if p := s.Peers()[0]; p.State != "idle" || p.Routes != 0 {
-			t.Errorf("after Run: %+v", p)
-		}
+		p := s.Peers()[0]
+		must.True(t, p.State == "idle" && p.Routes == 0, "after Run: %+v", p)
 		r.forgetNeighbour(t)
 	}
 	// The router is also a gobgp server: what it leaves behind does not count.
@@ -258,9 +255,7 @@ func TestRunEndsBeforeSet(t *testing.T) {
 	s := newSpeaker(t, r.options())
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := s.Run(ctx); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, s.Run(ctx))
 }
 
 // A speaker can run again and then announces the last set.
@@ -298,9 +293,7 @@ steelyard_bgp_session_transitions_total{peer="127.0.0.1",to="up"} %d
 	gathered := func(up, routes, ups int) error {
 		return testutil.GatherAndCompare(reg, strings.NewReader(fmt.Sprintf(text, up, routes, ups)))
 	}
-	if err := gathered(0, 0, 0); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, gathered(0, 0, 0))
 	must.Run(t, s.Run)
 	must.Do(t, s.Set(t.Context(), announcements(vip4, vip6)))
 	labtest.Until(t, timeout, "metrics of a session", func() error { return gathered(1, 2, 1) })

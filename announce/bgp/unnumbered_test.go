@@ -227,9 +227,7 @@ func TestListenRange(t *testing.T) {
 	c.configure(o)
 	want(t, frr, vip4)
 	want(t, bird, vip4, b.ours[0][0])
-	if p := c.peer(b.theirs[0][0]); !p.Since.Equal(before) {
-		t.Errorf("the session was reset: %+v", p)
-	}
+	must.True(t, c.peer(b.theirs[0][0]).Since.Equal(before), "the session was reset")
 	// The password may be changed. Without the right one the router is not let in again.
 	o.Peers[0].Password = "another-one"
 	c.terminate()
@@ -237,9 +235,7 @@ func TestListenRange(t *testing.T) {
 	c.start()
 	c.set(vip4, vip6)
 	time.Sleep(3 * time.Second)
-	if a, err := c.call(request{}); err != nil || len(a.Peers) > 0 {
-		t.Errorf("peers with another password: %+v, %v", a.Peers, err)
-	}
+	must.Row(t, "peers with another password", nil, must.Get(c.call(request{}))(t).Peers)
 	o.Peers[0].Password = "of-the-range"
 	c.configure(o)
 	labtest.Until(t, timeout, "the session is established", func() error {

@@ -88,9 +88,7 @@ func TestConflict(t *testing.T) {
 	// An address that is owned only later is logged then.
 	set(t, a, vips[2])
 	a.conflict(vips[2], "m1", "eth0", netip.Addr{})
-	if got := log.count("vip=" + vips[2].String()); got != 1 {
-		t.Errorf("%d log lines for %s; want 1", got, vips[2])
-	}
+	must.Row(t, "log lines of the third", 1, log.count("vip="+vips[2].String()))
 }
 
 // A conflict that has ended is not reported. The next one, with the same host, has its own time, and is logged.
@@ -124,9 +122,8 @@ func TestMetricsPassPromlint(t *testing.T) {
 	r.MustRegister(a)
 	described := make(chan *prometheus.Desc, 10)
 	a.Describe(described)
-	if n, err := testutil.GatherAndCount(r); n != 6 || len(described) != 6 || err != nil {
-		t.Errorf("%d metrics, %d described, %v; want 6", n, len(described), err)
-	}
+	must.Row(t, "metrics", 6, must.Get(testutil.GatherAndCount(r))(t))
+	must.Row(t, "described", 6, len(described))
 	problems, err := testutil.GatherAndLint(r)
 	must.True(t, err == nil && len(problems) == 0, "%v %v", problems, err)
 }
@@ -205,9 +202,8 @@ func TestPanicOfAFrame(t *testing.T) {
 			}}
 		}
 		synctest.Wait()
-		if got := counted(a); got[0] != 1 || b.Panics()[lb.PartFrame] != 1 || len(b.Troubles()) != 1 {
-			t.Errorf("%v replies, panics %v, troubles %q; want one of each", got[0], b.Panics(), b.Troubles())
-		}
+		must.True(t, counted(a)[0] == 1 && b.Panics()[lb.PartFrame] == 1 && len(b.Troubles()) == 1,
+			"panics %v, troubles %q; want a reply, and one of each", b.Panics(), b.Troubles())
 		down := &net.OpError{Op: "read", Err: errors.New("network is down")}
 		s.arp.(fakeARP).in <- frame{err: down}
 		<-done

@@ -105,9 +105,8 @@ func TestRefresh(t *testing.T) {
 		other.set(vips...)
 		owner.set(vips[1:]...)
 		x.pass(refreshInterval)
-		if x.owner(vips[0]) != other || owner.claims[vips[1]] != (members.Claim{Eligible: true, Holds: true, Term: 1}) {
-			t.Fatal("the VIPs have other owners")
-		}
+		claim := members.Claim{Eligible: true, Holds: true, Term: 1}
+		must.Need(t, x.owner(vips[0]) == other && owner.claims[vips[1]] == claim, "the VIPs have other owners")
 		owner.f.take()
 		go owner.a.refresh(t.Context())
 		most, sum, seen := 0, 0, map[string]int{}
@@ -139,9 +138,7 @@ func TestSilentRival(t *testing.T) {
 	until(t, "the first frames", func() bool {
 		return testutil.ToFloat64(a.metrics.gratuitous.WithLabelValues("eth0")) >= 2
 	})
-	if c := a.Conflicts(); len(c) > 0 {
-		t.Fatalf("conflicts before the rival is there: %+v", c)
-	}
+	must.Equal(t, nil, a.Conflicts())
 	must.Do(t, n.nl.AddrAdd(n.link, address(t, vip4.String()+"/32")))
 	must.Do(t, n.nl.AddrAdd(n.link, address(t, vip6.String()+"/128")))
 	until(t, "both conflicts", func() bool { return len(a.Conflicts()) == 2 })

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestLimit(t *testing.T) {
@@ -22,12 +24,10 @@ func TestLimit(t *testing.T) {
 		t.Errorf("%d of 100 lines at once, %d left out before them; want %d, 0", n, left, Burst)
 	}
 	now = now.Add(Interval)
-	if n, left := allowed(2); n != 1 || left != 90 {
-		t.Errorf("%d lines after %v, %d left out; want 1, 90", n, Interval, left)
-	}
-	if _, ok := l.Allow(now, "1"); ok {
-		t.Error("the line again is allowed")
-	}
+	n, left := allowed(2)
+	must.True(t, n == 1 && left == 90, "%d lines after %v, %d left out; want 1, 90", n, Interval, left)
+	_, again := l.Allow(now, "1")
+	must.True(t, !again, "the line again is allowed")
 	now = now.Add(time.Hour)
 	if n, left := allowed(100); n != Burst || left != 1 {
 		t.Errorf("%d lines after an hour, %d left out; want %d, 1", n, left, Burst)

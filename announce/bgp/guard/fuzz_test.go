@@ -101,14 +101,13 @@ func checkBackend(t *testing.T, b []byte) {
 		switch m.kind {
 		case typeKeepalive:
 		case typeRouteRefresh:
-			if b := m.body(); len(b) != 4 || b[0] != 0 || b[1] < 1 || b[1] > 2 || b[2] != 0 || b[3] != safiUnicast {
-				t.Errorf("ROUTE-REFRESH %x", b)
-			}
+			b := m.body()
+			must.True(t, len(b) == 4 && b[0] == 0 && b[1] >= 1 && b[1] <= 2 && b[2] == 0 && b[3] == safiUnicast,
+				"ROUTE-REFRESH %x", b)
 		case typeOpen:
 			o, err := parseOpen(m.body())
-			if err != nil || o.ASN != 64500 || o.HoldTime != backendHoldTime || !bytes.Equal(o.message(), m.raw) {
-				t.Errorf("OPEN %+v, %v", o, err)
-			}
+			must.True(t, err == nil && o.ASN == 64500 && o.HoldTime == backendHoldTime &&
+				bytes.Equal(o.message(), m.raw), "OPEN %+v, %v", o, err)
 		default:
 			t.Errorf("%v %x", m.kind, m.body())
 		}

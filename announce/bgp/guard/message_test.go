@@ -84,9 +84,8 @@ func TestErrorText(t *testing.T) {
 	m, err := newMessageReader(bytes.NewReader(long.message())).next()
 	must.True(t, err == nil && len(m.body()) == 2+1+255 && m.body()[2] == 255, "a long text: %v, %x", err, m.raw)
 	huge := Error{Code: 1, Data: make([]byte, 10_000)}
-	if m, err := newMessageReader(bytes.NewReader(huge.message())).next(); err != nil || len(m.raw) != maxMessage {
-		t.Errorf("long data: %v, %d bytes", err, len(m.raw))
-	}
+	m, err = newMessageReader(bytes.NewReader(huge.message())).next()
+	must.True(t, err == nil && len(m.raw) == maxMessage, "long data: %v, %d bytes", err, len(m.raw))
 }
 
 func TestParseUpdate(t *testing.T) {
@@ -134,9 +133,8 @@ func TestParseUpdate(t *testing.T) {
 		must.Row(t, row.name, row.want, got)
 	}
 	var u Update
-	if err := parseUpdate(attrs(reach...), &u); err != nil || u.NextHop != hop || u.Announced[0] != p("2001::/16") {
-		t.Errorf("%+v, %v", u, err)
-	}
+	must.Do(t, parseUpdate(attrs(reach...), &u))
+	must.True(t, u.NextHop == hop && u.Announced[0] == p("2001::/16"), "%+v", u)
 }
 
 func join(list []netip.Prefix) string {

@@ -253,9 +253,8 @@ func TestRetry(t *testing.T) {
 			time.Sleep(20 * mean)
 			f.end()
 			for i, at := range attempts[1:] {
-				if pause := at.Sub(attempts[i]); pause < mean*3/4 || pause >= mean*5/4 {
-					t.Errorf("attempt %d after %v, want about %v", i+1, pause, mean)
-				}
+				pause := at.Sub(attempts[i])
+				must.True(t, pause >= mean*3/4 && pause < mean*5/4, "%d: after %v, want about %v", i+1, pause, mean)
 			}
 			n := len(attempts)
 			must.True(t, n >= 16 && n <= 27, "%d attempts in the time of 20", n)

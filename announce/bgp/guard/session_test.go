@@ -109,9 +109,7 @@ func TestNothingReachesTheBackend(t *testing.T) {
 		}
 		want := slices.Concat(clean.message(), keepalive, encode(typeRouteRefresh, []byte{0, 1, 0, 1}))
 		f.until("the ROUTE-REFRESH", func() bool { return len(f.received) >= len(want) })
-		if got := f.atBackend(); !bytes.Equal(got, want) {
-			t.Errorf("the backend received\n%x, want\n%x", got, want)
-		}
+		must.Equal(t, want, f.atBackend())
 	})
 }
 
@@ -141,9 +139,7 @@ func TestOnlyNegotiatedFamilies(t *testing.T) {
 			backend := f.establish(l, o)
 			must.Get(backend.Write(bytes.Join(all, nil)))(t)
 			for i, want := range row.expected {
-				if got := l.want(typeUpdate); !bytes.Equal(got, want[headerLen:]) {
-					t.Errorf("UPDATE %d: %x, want %x", i, got, want[headerLen:])
-				}
+				must.Row(t, i, want[headerLen:], l.want(typeUpdate))
 			}
 			f.until("all are handled", func() bool { return len(f.sent) == 3 })
 			f.end()
@@ -278,9 +274,7 @@ func TestStopWithoutNotification(t *testing.T) {
 		f.establish(l, theirs())
 		f.stop(errors.New("restart"))
 		<-f.done
-		if m := l.next(); m != nil {
-			t.Errorf("%v, %x", m.kind, m.body())
-		}
+		must.True(t, l.next() == nil, "a message")
 		_, err := l.r.next()
 		must.True(t, errors.Is(err, io.EOF), "the connection ended with %v", err)
 	})

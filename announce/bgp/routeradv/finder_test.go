@@ -63,9 +63,8 @@ func TestManyRouters(t *testing.T) {
 	}
 	must.Need(t, len(c.all) == maxCandidates, "%d candidates", len(c.all))
 	now = now.Add(silence)
-	if c.hear(router(3000), now); c.all[router(3000)] == nil {
-		t.Error("no place although all are silent")
-	}
+	c.hear(router(3000), now)
+	must.True(t, c.all[router(3000)] != nil, "no place although all are silent")
 	must.Row(t, "next is", router(3000), c.next(false, now))
 }
 
@@ -95,9 +94,8 @@ func TestFloodOfRouters(t *testing.T) {
 	its := flood(&candidates{}, time.Now(), 4*few, same, few)
 	must.True(t, len(its) >= 3 && its[0] <= few, "of %d addresses, it has the turns %v", few+1, its)
 	// Each has a 101st of them on average: about 20.
-	if its := flood(&candidates{}, time.Now(), turns, same, many); len(its) < 3 || len(its) > 60 {
-		t.Errorf("of %d addresses, it has %d of %d turns", many+1, len(its), turns)
-	}
+	its = flood(&candidates{}, time.Now(), turns, same, many)
+	must.True(t, len(its) >= 3 && len(its) <= 60, "of %d addresses, it has %d of %d turns", many+1, len(its), turns)
 }
 
 // The router that was in use last has every second turn, whoever else advertises, and although its last turn began long
@@ -134,9 +132,7 @@ func TestMissingInterface(t *testing.T) {
 		if strings.HasPrefix(f.Problem("none0"), "interface none0: ") {
 			return
 		}
-		if time.Now().After(end) {
-			t.Fatalf("the problem is %q", f.Problem("none0"))
-		}
+		must.Need(t, time.Now().Before(end), "the problem is %q", f.Problem("none0"))
 	}
 }
 
@@ -195,8 +191,7 @@ func FuzzAdvertisements(f *testing.F) {
 		}
 		l := &link{name: "eth0", o: &Options{Log: slog.New(slog.DiscardHandler), Found: found}}
 		conn := &fuzzConn{b: b, hear: func(from netip.Addr) { heard[from] = true }, between: func() { l.turn() }}
-		if err := l.receive(conn, 1, make(chan struct{}, 1)); err == nil || len(l.candidates.all) > maxCandidates {
-			t.Errorf("%v, %d candidates", err, len(l.candidates.all))
-		}
+		err := l.receive(conn, 1, make(chan struct{}, 1))
+		must.True(t, err != nil && len(l.candidates.all) <= maxCandidates, "%v, %d", err, len(l.candidates.all))
 	})
 }

@@ -91,9 +91,8 @@ func TestMembers(t *testing.T) {
 		p, ok := a.OfMAC("02:00:00:00:00:02")
 		return ok && p.Name == "lb2" && p.Address == node(2) && p.Alive
 	})
-	if _, ok := a.OfMAC("02:00:00:00:00:09"); ok {
-		t.Error("a foreign MAC address is that of a member")
-	}
+	_, known := a.OfMAC("02:00:00:00:00:09")
+	must.True(t, !known, "a foreign MAC address is that of a member")
 	b.Publish(map[netip.Addr]Claim{vip6: {Eligible: true}})
 	until(t, "the end of the claim", func() bool { return a.Peers(vip)[0].Claim == Claim{} })
 	b.SetMACs([]string{"02:00:00:00:00:77"})
@@ -135,9 +134,7 @@ func TestKeys(t *testing.T) {
 			claim := Claim{Eligible: true, Term: uint32(i + 1)}
 			a.Publish(map[netip.Addr]Claim{vip: claim})
 			until(t, "a claim", func() bool { return b.Peers(vip)[0].Claim == claim })
-			if !both() {
-				t.Fatalf("keys %q: members %v and %v", keys, alive(a), alive(b))
-			}
+			must.Need(t, both(), "keys %q: members %v and %v", keys, alive(a), alive(b))
 		}
 	}
 	must.Row(t, "keys", 1, len(a.ciphers()))

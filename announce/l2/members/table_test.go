@@ -69,9 +69,8 @@ func TestClaimsOfAnEarlierProcess(t *testing.T) {
 		{"reported again", func() { x.merge(report{member: node(2), epoch: 7}) }, Peer{Known: true}},
 	} {
 		step.do()
-		if p, want := x.list(vip)[0], step.want; p.Known != want.Known || p.Claim != want.Claim {
-			t.Errorf("%s: known %t, claim %+v; want %t, %+v", step.name, p.Known, p.Claim, want.Known, want.Claim)
-		}
+		p := x.list(vip)[0]
+		must.Row(t, step.name, []any{step.want.Known, step.want.Claim}, []any{p.Known, p.Claim})
 	}
 }
 
@@ -82,9 +81,7 @@ func TestMergeOwn(t *testing.T) {
 	before := len(*sent)
 	ahead := x.own.epoch + 1000
 	x.merge(report{member: node(1), epoch: ahead})
-	if x.own.epoch != ahead+1 || len(*sent) != before+1 {
-		t.Errorf("epoch %d, %d messages; want %d, 1", x.own.epoch, len(*sent)-before, ahead+1)
-	}
+	must.Row(t, "epoch, and messages", [2]uint64{ahead + 1, 1}, [2]uint64{x.own.epoch, uint64(len(*sent) - before)})
 	r, _, err := parseReport((*sent)[before])
 	must.True(t, err == nil && r.epoch == ahead+1 && r.claims[vip].Eligible, "%+v, %v", r, err)
 	x.merge(report{member: node(9), epoch: 1, claims: map[netip.Addr]entry{vip: {seq: 1}}}) // not configured
@@ -128,9 +125,7 @@ func TestPublish(t *testing.T) {
 	deliver()
 	check(y)
 	x.publish(claims)
-	if len(*sent) > 0 {
-		t.Errorf("%d messages without a change", len(*sent))
-	}
+	must.Row(t, "messages without a change", 0, len(*sent))
 	delete(claims, vip6)
 	x.publish(claims)
 	deliver()
