@@ -73,9 +73,8 @@ func TestInterfacesAreReleased(t *testing.T) {
 				a.Needed["eth0"] = a.Needed["eth0"].Add(-d)
 				a.Mu.Unlock()
 				fx.do(func() error { fx.d.hooks.ReleaseAt(t.Context(), time.Now()); return nil })
-				if got := fx.attachedTo(); !slices.Equal(got, want) {
-					t.Errorf("%s: attached to %v; want %v", when, got, want)
-				}
+				got := fx.attachedTo()
+				must.True(t, slices.Equal(got, want), "%s: attached to %v; want %v", when, got, want)
 			}
 			fx.service(lb.TCP, "b1")
 			unneededFor(2*hook.ReleaseAfter, []string{"eth0"}, "the only interface")
@@ -89,9 +88,8 @@ func TestInterfacesAreReleased(t *testing.T) {
 			unneededFor(0, one, "the flow has ended")
 			unneededFor(0, one, "later")
 			// No host has the address of the backend.
-			if f := x.of(fx.addr("vip")); f != "" && !strings.Contains(f, "does not answer") {
-				t.Errorf("fault %q", f)
-			}
+			f := x.of(fx.addr("vip"))
+			must.True(t, f == "" || strings.Contains(f, "does not answer"), "fault %q", f)
 			fx.do(func() error { return netlink.RouteDel(moved) })
 			fx.changed()
 			if got := fx.attachedTo(); !slices.Equal(got, both) {
@@ -119,9 +117,7 @@ func TestInterfacesAreKept(t *testing.T) {
 					got = append(got, s.Name)
 				}
 			}
-			if !slices.Equal(got, []string{"eth0", "eth1"}) {
-				t.Errorf("attached to %v", got)
-			}
+			must.Row(t, "attached to", []string{"eth0", "eth1"}, got)
 		})
 	}
 }
@@ -147,13 +143,10 @@ func TestInterfaceIsRenamed(t *testing.T) {
 						ok := len(list) == 1 && list[0].Name == names[1] && list[0].Mode != "" && list[0].Fault == ""
 						return wrong(!ok || x.of(fx.addr("vip")) != "", "%+v, fault %q", list, x.of(fx.addr("vip")))
 					})
-					if now := fx.linkIDs(); !slices.Equal(now, before) {
-						t.Errorf("%s: the links are %v, were %v", names[1], now, before)
-					}
+					must.Row(t, names[1], before, fx.linkIDs())
 				}
-				if text := log.text(); strings.Contains(text, "its flows end") || strings.Contains(text, "deleted") {
-					t.Errorf("logged:\n%s", text)
-				}
+				text := log.text()
+				must.True(t, !strings.Contains(text, "its flows end") && !strings.Contains(text, "deleted"), "%s", text)
 			})
 		}
 	}
@@ -164,8 +157,7 @@ func (fx *fixture) linkIDs() (ids []link.ID) {
 	fx.d.hooks.Mu.Lock()
 	defer fx.d.hooks.Mu.Unlock()
 	for _, l := range fx.d.hooks.Held {
-		info := must.Get(l.Info())(fx.t)
-		ids = append(ids, info.ID)
+		ids = append(ids, must.Get(l.Info())(fx.t).ID)
 	}
 	slices.Sort(ids)
 	return ids
@@ -233,9 +225,7 @@ func TestUpdateErrorOfALinkIsReturned(t *testing.T) {
 		if err == nil {
 			d.Close()
 		}
-		if !errors.Is(err, unix.EINVAL) {
-			t.Errorf("Open: %v; want the error of the update", err)
-		}
+		must.True(t, errors.Is(err, unix.EINVAL), "Open: %v; want the error of the update", err)
 		l, err := link.NewFromID(id)
 		if err != nil {
 			return fmt.Errorf("the link in force was removed: %w", err)
@@ -252,9 +242,8 @@ func TestLinkOfADeletedInterfaceIsReplaced(t *testing.T) {
 		fx.close()
 		fx.recreateUplink()
 		fx.load()
-		if s := fx.d.Interfaces()[0]; s.Mode != mode || s.Hook != labtest.TCHook(t) {
-			t.Errorf("attached as %+v", s)
-		}
+		s := fx.d.Interfaces()[0]
+		must.True(t, s.Mode == mode && s.Hook == labtest.TCHook(t), "attached as %+v", s)
 	}
 }
 
@@ -298,9 +287,7 @@ func TestSteadyChangesPostponeNothing(t *testing.T) {
 		})
 	})
 	second := netip.MustParsePrefix("192.0.2.2/24")
-	if err := fx.host.AddAddress("eth0", second); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, fx.host.AddAddress("eth0", second))
 	flow := 0
 	labtest.Until(t, 20*time.Second, "flows come from the new address", func() error {
 		flow++

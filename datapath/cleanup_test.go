@@ -12,7 +12,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/google/go-cmp/cmp"
 	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
 	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
@@ -41,9 +40,8 @@ func TestCleanupLeavesNothing(t *testing.T) {
 					fx.addressesSettled()
 					before = fx.snapshot()
 				})
-				if s := fx.d.Interfaces()[0]; s.Mode != mode || s.Hook != hook {
-					t.Errorf("attached as %+v", s)
-				}
+				s := fx.d.Interfaces()[0]
+				must.True(t, s.Mode == mode && s.Hook == hook, "attached as %+v", s)
 				web(fx)
 				fx.do(func() error {
 					for _, vip := range []map[string]string{v4, v6} {
@@ -52,16 +50,14 @@ func TestCleanupLeavesNothing(t *testing.T) {
 							return err
 						}
 					}
-					if err := Cleanup(fx.o.PinPath, fx.o.StateDir, quiet); err == nil {
-						t.Error("cleanup beside a running agent succeeded")
-					}
+					must.True(t, Cleanup(fx.o.PinPath, fx.o.StateDir, quiet) != nil,
+						"cleanup beside a running agent succeeded")
 					return nil
 				})
 				remains := func(want bool) {
 					fx.do(func() error {
-						if got, err := Remains(fx.o.PinPath); err != nil || got != want {
-							t.Errorf("something remains: %t, %v; want %t", got, err, want)
-						}
+						got, err := Remains(fx.o.PinPath)
+						must.True(t, err == nil && got == want, "something remains: %t, %v; want %t", got, err, want)
 						return nil
 					})
 				}
@@ -71,17 +67,14 @@ func TestCleanupLeavesNothing(t *testing.T) {
 					sysctl.ReservedPorts, "ip rule", "ip -6 route show table all", "pinned", "programs of lo",
 					"/proc/sys/net/ipv4/conf/lo/forwarding", "/proc/sys/net/ipv4/conf/lo/accept_local",
 				} {
-					if before[changed] == during[changed] {
-						t.Errorf("%s is unchanged while the agent runs: the comparison covers nothing", changed)
-					}
+					must.True(t, before[changed] != during[changed],
+						"%s is unchanged while the agent runs: the comparison covers nothing", changed)
 				}
 				fx.close()
 				remains(true)
 				fx.do(func() error { return Cleanup(fx.o.PinPath, fx.o.StateDir, quiet) })
 				remains(false)
-				if diff := cmp.Diff(before, fx.snapshot()); diff != "" {
-					t.Errorf("before -, after +:\n%s", diff)
-				}
+				must.Row(t, "before and after", before, fx.snapshot())
 			})
 		}
 	}
@@ -145,25 +138,18 @@ func TestOwnerOfThePins(t *testing.T) {
 		fx.do(func() error { list = strings.Join(lbtest.Texts(fx.d.Findings()), "; "); return nil })
 		return list
 	}
-	if w := warnings(); strings.Contains(w, "bpffs") {
-		t.Errorf("warnings %q", w)
-	}
+	w := warnings()
+	must.True(t, !strings.Contains(w, "bpffs"), "warnings %q", w)
 	fx.close()
 	root := filepath.Dir(fx.o.PinPath)
 	for _, tt := range []struct {
 		change, undo func() error
 		want         string
 	}{
-		{
-			func() error { return os.Chown(fx.o.PinPath, 65534, -1) },
-			func() error { return os.Chown(fx.o.PinPath, 0, -1) },
-			"belongs to user 65534",
-		},
-		{
-			func() error { return os.Chmod(fx.o.PinPath, 0o777) },
-			func() error { return os.Chmod(fx.o.PinPath, 0o755) },
-			"can be written by other users (mode 0777)",
-		},
+		{func() error { return os.Chown(fx.o.PinPath, 65534, -1) },
+			func() error { return os.Chown(fx.o.PinPath, 0, -1) }, "belongs to user 65534"},
+		{func() error { return os.Chmod(fx.o.PinPath, 0o777) },
+			func() error { return os.Chmod(fx.o.PinPath, 0o755) }, "can be written by other users (mode 0777)"},
 	} {
 		fx.do(tt.change)
 		fx.refused(tt.want)
@@ -176,18 +162,15 @@ func TestOwnerOfThePins(t *testing.T) {
 		return os.Chmod(root, 0o1777|os.ModeSticky)
 	})
 	fx.open()
-	if w := warnings(); !strings.Contains(w, "may write to the bpffs /sys/fs/bpf (dtrwxrwxrwx)") {
-		t.Errorf("warnings %q", w)
-	}
+	w = warnings()
+	must.True(t, strings.Contains(w, "may write to the bpffs /sys/fs/bpf (dtrwxrwxrwx)"), "warnings %q", w)
 	fx.close()
 	fx.do(func() error {
 		if err := Cleanup(fx.o.PinPath, fx.o.StateDir, quiet); err != nil {
 			return err
 		}
 		left, err := os.ReadDir(fx.o.PinPath)
-		if len(left) > 0 {
-			t.Errorf("after the cleanup: %v", left)
-		}
+		must.True(t, len(left) == 0, "after the cleanup: %v", left)
 		return err
 	})
 }
@@ -205,17 +188,11 @@ func TestForwardFix(t *testing.T) {
 	}
 	for _, name := range []string{"lo", vlan} {
 		fx.do(func() error {
-			if fx.d.sysctls.Forwards(name) == "" {
-				t.Errorf("%s forwards before", name)
-			}
+			must.True(t, fx.d.sysctls.Forwards(name) != "", "%s forwards before", name)
 			runSysctl(t, hook.ForwardFix(name))
-			if missing := fx.d.sysctls.Forwards(name); missing != "" {
-				t.Errorf("%s is not set by %s", missing, hook.ForwardFix(name))
-			}
+			must.Row(t, "not set by "+hook.ForwardFix(name), "", fx.d.sysctls.Forwards(name))
 			router, err := os.ReadFile("/proc/sys/net/ipv4/conf/eth0/forwarding")
-			if strings.TrimSpace(string(router)) != "0" {
-				t.Errorf("eth0 forwards: %q", router)
-			}
+			must.True(t, strings.TrimSpace(string(router)) == "0", "eth0 forwards: %q", router)
 			return err
 		})
 	}
@@ -225,15 +202,11 @@ func TestForwardFix(t *testing.T) {
 func runSysctl(t *testing.T, command string) {
 	t.Helper()
 	settings, ok := strings.CutPrefix(command, "sysctl -w ")
-	if !ok {
-		t.Fatalf("%q does not set parameters", command)
-	}
+	must.Need(t, ok, "%q does not set parameters", command)
 	for setting := range strings.FieldsSeq(settings) {
 		name, value, _ := strings.Cut(setting, "=")
 		path := "/proc/sys/" + strings.NewReplacer(".", "/", "/", ".").Replace(name)
-		if err := os.WriteFile(path, []byte(value), 0); err != nil {
-			t.Errorf("%s: %v", command, err)
-		}
+		must.Do(t, os.WriteFile(path, []byte(value), 0))
 	}
 }
 
@@ -251,20 +224,16 @@ func TestSysctlsOnAFullDisk(t *testing.T) {
 	})
 	const problem = `values of sysctls for "steelyard cleanup" not stored: `
 	list := lbtest.Texts(fx.d.Findings())
-	if len(list) != 1 || !strings.HasPrefix(list[0], problem) || !strings.Contains(list[0], unix.ENOSPC.Error()) {
-		t.Errorf("problems %q", list)
-	}
+	must.True(t, len(list) == 1 && strings.HasPrefix(list[0], problem) &&
+		strings.Contains(list[0], unix.ENOSPC.Error()), "problems %q", list)
 	must.Do(t, unix.Mount("tmpfs", disk, "tmpfs", unix.MS_REMOUNT, "nr_inodes=100"))
 	fx.do(func() error { fx.d.hooks.RepairForwarding(); return nil })
-	if list := lbtest.Texts(fx.d.Findings()); len(list) > 0 {
-		t.Errorf("problems with space on the disk: %q", list)
-	}
+	must.Row(t, "problems with space on the disk", nil, lbtest.Texts(fx.d.Findings()))
 	fx.close()
 	fx.do(func() error {
 		now, err := os.ReadFile(forwarding)
-		if string(now) != "1\n" || string(now) == string(was) {
-			t.Errorf("forwarding on lo is %q, and was %q: the test covers nothing", now, was)
-		}
+		must.True(t, string(now) == "1\n" && string(now) != string(was),
+			"forwarding on lo is %q, and was %q: the test covers nothing", now, was)
 		err = errors.Join(err, Cleanup(fx.o.PinPath, fx.o.StateDir, quiet))
 		if now, e := os.ReadFile(forwarding); string(now) != string(was) || e != nil {
 			err = errors.Join(err, e, fmt.Errorf("forwarding on lo is %q after Cleanup, and was %q", now, was))

@@ -53,9 +53,8 @@ func TestProgramsAndMapsAreDocumented(t *testing.T) {
 		}
 	}
 	for name := range spec.Programs {
-		if _, ok := meanings[name]; !ok {
-			t.Errorf("the definition of program %s is not found in bpf/", name)
-		}
+		_, ok := meanings[name]
+		must.True(t, ok, "the definition of program %s is not found in bpf/", name)
 	}
 	checkPage(t, datapathPage, page.String())
 }
@@ -91,9 +90,7 @@ var (
 func readMeanings(t *testing.T) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob("bpf/*.[ch]")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no C files: %v", err)
-	}
+	must.Need(t, err == nil && len(files) > 0, "no C files: %v", err)
 	meanings, structs := map[string]string{}, map[string]string{}
 	for _, path := range files {
 		text := must.Get(os.ReadFile(path))(t)
@@ -157,9 +154,7 @@ func TestReasonsAreDocumented(t *testing.T) {
 	}
 	all := must.Get(bpf.ReadNames())(t)
 	for _, name := range all.Reasons {
-		if !names[name] {
-			t.Errorf("the comment of reason %q in bpf/types.h does not say who must act", name)
-		}
+		must.True(t, names[name], "the comment of reason %q in bpf/types.h does not say who must act", name)
 	}
 	checkPage(t, reasonsPage, page.String())
 }

@@ -27,9 +27,8 @@ func (fx *fixture) openTo(flows int) []netip.Addr {
 	fx.t.Helper()
 	servers := make([]netip.Addr, flows)
 	for i := range servers {
-		servers[i] = fx.went(fx.on(i, dptest.TCP, dptest.SYN))
-		for range 2 {
-			fx.went(fx.on(i, dptest.TCP, dptest.ACK))
+		for _, flags := range []uint8{dptest.SYN, dptest.ACK, dptest.ACK} {
+			servers[i] = fx.quick(fx.on(i, dptest.TCP, flags))
 		}
 	}
 	return servers
@@ -38,36 +37,27 @@ func (fx *fixture) openTo(flows int) []netip.Addr {
 // DSR flows keep their server when the selection for new flows changes.
 func TestDirectReturnKeepsFlowsAcrossAlgorithms(t *testing.T) {
 	t.Parallel()
-	type selection struct {
-		algorithm lb.Algorithm
-		affinity  time.Duration
-	}
-	maglev := selection{algorithm: lb.AlgorithmMaglev}
 	for _, h := range []hookName{hookXDP, hookTC} {
 		fx := shared(t, h, false, nil)
-		for _, x := range [][2]selection{
-			{{algorithm: lb.AlgorithmSourceHash}, maglev},
-			{maglev, {algorithm: lb.AlgorithmSourceHash}},
-			{{lb.AlgorithmMaglev, time.Hour}, maglev},
-			{{algorithm: lb.AlgorithmRoundRobin}, maglev},
-			{maglev, {algorithm: lb.AlgorithmLeastConnections}},
+		for _, x := range []struct {
+			first, then lb.Algorithm
+			affinity    time.Duration // at first
+		}{
+			{lb.AlgorithmSourceHash, lb.AlgorithmMaglev, 0}, {lb.AlgorithmMaglev, lb.AlgorithmSourceHash, 0},
+			{lb.AlgorithmMaglev, lb.AlgorithmMaglev, time.Hour}, {lb.AlgorithmRoundRobin, lb.AlgorithmMaglev, 0},
+			{lb.AlgorithmMaglev, lb.AlgorithmLeastConnections, 0},
 		} {
 			fx.reset()
-			put := func(by selection) {
-				fx.byTunnel(func(s *lb.Service) { s.Algorithm, s.Affinity = by.algorithm, by.affinity })
-			}
-			put(x[0])
+			fx.byTunnel(func(s *lb.Service) { s.Algorithm, s.Affinity = x.first, x.affinity })
 			servers := fx.openTo(40)
-			put(x[1])
+			fx.byTunnel(func(s *lb.Service) { s.Algorithm = x.then })
 			moved := 0
 			for i, server := range servers {
-				if fx.went(fx.on(i, dptest.TCP, dptest.ACK)) != server {
+				if fx.quick(fx.on(i, dptest.TCP, dptest.ACK)) != server {
 					moved++
 				}
 			}
-			if moved > 0 {
-				t.Errorf("%s: %v, then %v: %d of %d flows moved", h, x[0], x[1], moved, len(servers))
-			}
+			must.True(t, moved == 0, "%s: %+v: %d of %d flows moved", h, x, moved, len(servers))
 		}
 	}
 }
@@ -89,26 +79,19 @@ func TestHalfClosedFlowsByDirectReturn(t *testing.T) {
 				if flags == dptest.ACK {
 					p.Seq++
 				}
-				if to := fx.went(p); to != server {
-					t.Fatalf("flow %d, flags %#x: to %s; want %s", i, flags, to, server)
-				}
+				to := fx.went(p)
+				must.Need(t, to == server, "flow %d, flags %#x: to %s; want %s", i, flags, to, server)
 			}
 			fx.ageDSR(idle)
 			fx.collect()
-			if n := fx.d.flows.Counts().Closing; n != len(servers) {
-				t.Errorf("%d closing flows; want %d", n, len(servers))
-			}
+			must.Row(t, "closing flows", len(servers), fx.d.flows.Counts().Closing)
 			for id, n := range entries[uint32, uint32](t, fx.d.objects.SyBackendLoad) {
-				if n > 0 {
-					t.Errorf("backend %d has %d open flows", id, n)
-				}
+				must.True(t, n == 0, "backend %d has %d open flows", id, n)
 			}
 		}
 		fx.ageDSR(5 * time.Minute)
 		fx.collect()
-		if n := len(fx.dsrFlows()); n > 0 {
-			t.Errorf("%d flows are left", n)
-		}
+		must.Row(t, "flows that are left", 0, len(fx.dsrFlows()))
 	})
 }
 
@@ -137,20 +120,12 @@ func TestClosedFlowsByDirectReturnLeaveSoon(t *testing.T) {
 		send(goesOn, dptest.ACK)
 		fx.ageDSR(55 * time.Second)
 		fx.collect()
-		if n := len(fx.dsrFlows()); n != 2 {
-			t.Errorf("%s: %d flows after 60 s; want 2", h, n)
-		}
+		must.Row(t, h+": flows after 60 s", 2, len(fx.dsrFlows()))
 		fx.ageDSR(10 * time.Second)
-		if reason := send(closed, dptest.ACK); reason != "no_flow" {
-			t.Errorf("%s: a packet of the closed flow: %s", h, reason)
-		}
-		if reason := send(goesOn, dptest.ACK); reason != "forwarded" {
-			t.Errorf("%s: a packet of the half-closed flow: %s", h, reason)
-		}
+		must.Row(t, h+": a packet of the closed flow", "no_flow", send(closed, dptest.ACK))
+		must.Row(t, h+": a packet of the half-closed flow", "forwarded", send(goesOn, dptest.ACK))
 		fx.collect()
-		if n := len(fx.dsrFlows()); n != 1 {
-			t.Errorf("%s: %d flows after 70 s; want 1", h, n)
-		}
+		must.Row(t, h+": flows after 70 s", 1, len(fx.dsrFlows()))
 	}
 }
 
@@ -169,14 +144,11 @@ func TestAForgedAbortKeepsFlowsByDirectReturn(t *testing.T) {
 	for i := range 10 {
 		server := send(i, initiate)
 		for _, kind := range []uint8{data, abort, data} {
-			if to := send(i, kind); to != server {
-				t.Fatalf("flow %d, chunk %d: to %s; want %s", i, kind, to, server)
-			}
+			to := send(i, kind)
+			must.Need(t, to == server, "flow %d, chunk %d: to %s; want %s", i, kind, to, server)
 		}
 		fx.ageDSR(time.Minute)
-		if to := send(i, data); to != server {
-			t.Errorf("flow %d after a minute: to %s; want %s", i, to, server)
-		}
+		must.Row(t, "the server after a minute", server, send(i, data))
 	}
 }
 
@@ -189,9 +161,7 @@ func TestSpreadKeepsFlowsAcrossAffinity(t *testing.T) {
 		fx := shared(t, h, false, func(o *Options) { o.Delivers = true })
 		for _, affinity := range [][2]time.Duration{{time.Hour, 0}, {0, time.Hour}} {
 			fx.reset()
-			with := func(a time.Duration) {
-				fx.change(func(s *lb.Service) { s.Affinity = a }, "31", "32", "33")
-			}
+			with := func(a time.Duration) { fx.change(func(s *lb.Service) { s.Affinity = a }, "31", "32", "33") }
 			with(affinity[0])
 			var nodes [flows]netip.Addr
 			for i := range nodes {
@@ -200,9 +170,8 @@ func TestSpreadKeepsFlowsAcrossAffinity(t *testing.T) {
 			with(affinity[1])
 			for i, node := range nodes {
 				asked, err := nodesOf(fx.run(fx.on(i, dptest.TCP, dptest.ACK).Frame()).out)
-				if err != nil || !slices.Contains(asked.nodes, node) {
-					t.Fatalf("%s, %v: flow %d of %s is sent to %s: %v", h, affinity, i, node, asked, err)
-				}
+				must.Need(t, err == nil && slices.Contains(asked.nodes, node),
+					"%s, %v: flow %d of %s is sent to %s: %v", h, affinity, i, node, asked, err)
 			}
 		}
 	}
@@ -214,9 +183,7 @@ func TestMadePacketsHaveRandomPorts(t *testing.T) {
 	for range 100 {
 		ports[verify.AnyPort()] = true
 	}
-	if len(ports) < 90 {
-		t.Errorf("synthetic packets have one of %d ports", len(ports))
-	}
+	must.True(t, len(ports) >= 90, "synthetic packets have one of %d ports", len(ports))
 }
 
 // A DSR flow counts for its server until it ends; if the server follows from the hash, from when the client continues.
@@ -234,17 +201,15 @@ func TestDirectReturnFlowsAreCounted(t *testing.T) {
 			for i := range flows {
 				fx.went(fx.on(i, dptest.TCP, step.flags))
 			}
-			if n := fx.loads()[fx.addr("b1")] + fx.loads()[fx.addr("b2")]; n != flows*step.each {
-				t.Errorf("%s: after packets with flags %d, the servers have %d flows", algorithm, step.flags, n)
-			}
+			n := fx.loads()[fx.addr("b1")] + fx.loads()[fx.addr("b2")]
+			must.True(t, n == flows*step.each,
+				"%s: after packets with flags %d, the servers have %d flows", algorithm, step.flags, n)
 			continued := uint64(0)
 			for _, b := range must.Get(fx.d.Stats())(t).Backends {
 				continued += b.Continued
 			}
-			if want := flows * uint64(step.continued); continued != want {
-				t.Errorf("%s: after packets with flags %d, %d clients continued; want %d", algorithm, step.flags,
-					continued, want)
-			}
+			must.True(t, continued == flows*uint64(step.continued),
+				"%s: after packets with flags %d, %d clients continued", algorithm, step.flags, continued)
 		}
 	}
 }
@@ -263,9 +228,7 @@ func (fx *fixture) out(p dptest.Packet) dptest.Packet {
 	fx.t.Helper()
 	did, frame := fx.runOut(p.Frame(), 0)
 	out, err := dptest.Parse(frame)
-	if did != "passed" || err != nil {
-		fx.t.Fatalf("the packet was %s: %v", did, err)
-	}
+	must.Need(fx.t, did == "passed" && err == nil, "the packet was %s: %v", did, err)
 	return out
 }
 
@@ -287,33 +250,24 @@ func TestDeliversToLocalBackends(t *testing.T) {
 			for i, flags := range []uint8{dptest.SYN, dptest.ACK, dptest.ACK} {
 				in := there(flags)
 				r := fx.run(in.Frame())
-				if r.did != "passed" || r.reason != "forwarded" {
-					t.Fatalf("%s, packet %d: %s: %s", proto, i, r.did, r.reason)
-				}
+				must.Need(t, r.did == "passed" && r.reason == "forwarded",
+					"%s, packet %d: %s: %s", proto, i, r.did, r.reason)
 				want := in
 				want.Dst, want.TTL = fx.at("b1", 8080), 65
-				if err := onlyHops(want, r.out); err != nil {
-					t.Errorf("%s, packet %d: %v", proto, i, err)
-				}
+				must.Do(t, onlyHops(want, r.out))
 				answer := back(dptest.ACK)
 				if i == 0 {
 					answer = back(dptest.SYN | dptest.ACK)
 				}
 				want = answer
 				want.Src, want.TTL = fx.at("vip", 80), 65
-				if err := onlyHops(want, fx.out(answer)); err != nil {
-					t.Errorf("%s, answer %d: %v", proto, i, err)
-				}
+				must.Do(t, onlyHops(want, fx.out(answer)))
 			}
-			if err := fx.confirmed().want(1, 1); err != nil {
-				t.Errorf("%s: %v", proto, err)
-			}
+			must.Do(t, fx.confirmed().want(1, 1))
 		}
-		other := dptest.Packet{Src: fx.at("b1", 8080), Dst: fx.at("client", 41000), Proto: dptest.TCP,
-			Flags: dptest.ACK}
-		if out := fx.out(other); out.Src != other.Src || out.Dst != other.Dst {
-			t.Errorf("an unrelated packet was sent as %+v", out)
-		}
+		other := dptest.Packet{Src: fx.at("b1", 8080), Dst: fx.at("client", 41000), Proto: dptest.TCP}
+		out := fx.out(other)
+		must.True(t, out.Src == other.Src && out.Dst == other.Dst, "an unrelated packet was sent as %+v", out)
 	})
 }
 
@@ -329,15 +283,13 @@ func TestTwoVIPsWithOneLocalServer(t *testing.T) {
 			p := fx.fromClient(dptest.TCP, dptest.SYN)
 			p.Dst = fx.at(vip, 80)
 			r := fx.run(p.Frame())
-			if r.did != "passed" || r.out.Src.Addr() != p.Src.Addr() || seen[r.out.Src] {
-				t.Fatalf("%s: %s: %s, from %s", vip, r.did, r.reason, r.out.Src)
-			}
+			must.Need(t, r.did == "passed" && r.out.Src.Addr() == p.Src.Addr() && !seen[r.out.Src],
+				"%s: %s: %s, from %s", vip, r.did, r.reason, r.out.Src)
 			seen[r.out.Src] = true
 			answer := fx.out(dptest.Packet{Src: r.out.Dst, Dst: r.out.Src, Proto: dptest.TCP,
 				Flags: dptest.SYN | dptest.ACK})
-			if answer.Src != p.Dst || answer.Dst != p.Src {
-				t.Errorf("%s: the answer left from %s to %s", vip, answer.Src, answer.Dst)
-			}
+			must.True(t, answer.Src == p.Dst && answer.Dst == p.Src,
+				"%s: the answer left from %s to %s", vip, answer.Src, answer.Dst)
 		}
 	})
 }

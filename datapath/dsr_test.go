@@ -26,10 +26,17 @@ func (fx *fixture) on(flow int, proto, flags uint8) dptest.Packet {
 func (fx *fixture) went(p dptest.Packet) netip.Addr {
 	fx.t.Helper()
 	r := fx.run(p.Frame())
-	if r.did != "sent" || r.reason != "forwarded" {
-		fx.t.Fatalf("%s: %s", r.did, r.reason)
-	}
+	must.Need(fx.t, r.did == "sent" && r.reason == "forwarded", "%s: %s", r.did, r.reason)
 	return r.out.Dst.Addr()
+}
+
+// quick is went for many packets: without explain, the counters, and the last packet of the fixture.
+func (fx *fixture) quick(p dptest.Packet) netip.Addr {
+	fx.t.Helper()
+	did, frame := fx.through(p.Frame())
+	out, err := dptest.Parse(frame)
+	must.Need(fx.t, did == "sent" && err == nil, "%s: %v", did, err)
+	return out.Dst.Addr()
 }
 
 // tunnelTo puts the GUE frontend with servers whose addresses end in these numbers.
@@ -75,10 +82,9 @@ func TestDirectReturnFlowsKeepTheirServer(t *testing.T) {
 			next := uint8(dptest.SYN)
 			for range 200 { // until each flow of datagrams was in the sample
 				for i := range flows {
-					to := fx.went(fx.on(i, uint8(proto), next))
-					if was, ok := server[i]; ok && was != to {
-						t.Fatalf("%s: flow %d went to %s; was %s", proto, i, to, was)
-					}
+					to := fx.quick(fx.on(i, uint8(proto), next))
+					was, ok := server[i]
+					must.Need(t, !ok || was == to, "%s: flow %d went to %s; was %s", proto, i, to, was)
 					server[i] = to
 				}
 				next = dptest.ACK
@@ -90,13 +96,11 @@ func TestDirectReturnFlowsKeepTheirServer(t *testing.T) {
 				t.Helper()
 				moved := 0
 				for i := range flows {
-					if to := fx.went(fx.on(i, uint8(proto), dptest.ACK)); to != server[i] && !except(server[i]) {
+					if to := fx.quick(fx.on(i, uint8(proto), dptest.ACK)); to != server[i] && !except(server[i]) {
 						moved++
 					}
 				}
-				if moved > 0 {
-					t.Errorf("%s: %s: %d of %d flows moved", proto, step, moved, flows)
-				}
+				must.True(t, moved == 0, "%s: %s: %d of %d flows moved", proto, step, moved, flows)
 			}
 			none := func(netip.Addr) bool { return false }
 			fx.tunnelTo(proto, nil, all[2:]...)
@@ -110,15 +114,12 @@ func TestDirectReturnFlowsKeepTheirServer(t *testing.T) {
 			stays("two servers more", none)
 			fx.tunnelTo(proto, nil, append(all, 31, 32)...)
 			stays("a larger table", none)
-			if len(fx.dsrFlows()) < flows {
-				t.Errorf("%s: %d entries of DSR flows; want %d", proto, len(fx.dsrFlows()), flows)
-			}
+			must.Row(t, "entries of DSR flows", flows, len(fx.dsrFlows()))
 			down := func(a netip.Addr) bool { return a == server[0] }
 			fx.tunnelTo(proto, down, append(all, 31, 32)...)
 			stays("a server that is down", down)
-			if to := fx.went(fx.on(0, uint8(proto), dptest.ACK)); to == server[0] {
-				t.Errorf("%s: a flow is still sent to %s, which is down", proto, to)
-			}
+			to := fx.went(fx.on(0, uint8(proto), dptest.ACK))
+			must.True(t, to != server[0], "%s: a flow is still sent to %s, which is down", proto, to)
 		}
 	})
 }
@@ -138,34 +139,29 @@ func TestHandshakesByDirectReturnKeepTheirServer(t *testing.T) {
 			fx.tunnelTo(lb.TCP, nil, all...)
 			server, late := make([]netip.Addr, flows), make([]netip.Addr, flows)
 			for i := range flows {
-				server[i] = fx.went(fx.on(i, dptest.TCP, dptest.SYN))
-				late[i] = fx.went(fx.on(2000+i, dptest.TCP, dptest.SYN))
+				server[i] = fx.quick(fx.on(i, dptest.TCP, dptest.SYN))
+				late[i] = fx.quick(fx.on(2000+i, dptest.TCP, dptest.SYN))
 			}
 			fx.tunnelTo(lb.TCP, nil, hosts...)
 			for range 2 {
 				for i := range flows {
 					fx.slotsChanged(0)
-					if to := fx.went(fx.on(i, dptest.TCP, dptest.ACK)); to != server[i] {
-						t.Errorf("flow %d went to %s; its SYN went to %s", i, to, server[i])
-					}
+					must.Row(t, "the server after its SYN", server[i], fx.quick(fx.on(i, dptest.TCP, dptest.ACK)))
 				}
 			}
 			for i := range flows {
-				to := fx.went(fx.on(1000+i, dptest.TCP, dptest.ACK))
-				if again := fx.went(fx.on(1000+i, dptest.TCP, dptest.SYN)); again != to {
-					t.Errorf("unknown flow %d went to %s; its slot has %s", i, to, again)
-				}
+				slot := fx.quick(fx.on(1000+i, dptest.TCP, dptest.SYN))
+				must.Row(t, "an unknown flow", slot, fx.quick(fx.on(1000+i, dptest.TCP, dptest.ACK)))
 			}
 			fx.slotsChanged(2 * time.Second)
 			moved := 0
 			for i := range flows {
-				if fx.went(fx.on(2000+i, dptest.TCP, dptest.ACK)) != late[i] {
+				if fx.quick(fx.on(2000+i, dptest.TCP, dptest.ACK)) != late[i] {
 					moved++
 				}
 			}
-			if moved == 0 {
-				t.Error("each flow that waited for more than a second went to the earlier server of its slot")
-			}
+			must.True(t, moved > 0,
+				"each flow that waited for more than a second went to the earlier server of its slot")
 		})
 	}
 }
@@ -195,13 +191,10 @@ func TestOpeningByHashWritesNoEntry(t *testing.T) {
 			for i := range 100 {
 				fx.went(fx.on(i, dptest.TCP, dptest.SYN))
 			}
-			if n := len(fx.dsrFlows()) + len(entries[bpf.FlowKey, bpf.DSRFlow](t, fx.d.objects.SyDsrHalfopen)); n != 0 {
-				t.Errorf("%d entries; want none", n)
-			}
+			n := len(fx.dsrFlows()) + len(entries[bpf.FlowKey, bpf.DSRFlow](t, fx.d.objects.SyDsrHalfopen))
+			must.True(t, n == 0, "%d entries; want none", n)
 			to := fx.went(fx.on(7, dptest.TCP, dptest.ACK))
-			if again := fx.went(fx.on(7, dptest.TCP, dptest.SYN)); again != to {
-				t.Errorf("a flow goes to %s and to %s", to, again)
-			}
+			must.Row(t, "the SYN again", to, fx.went(fx.on(7, dptest.TCP, dptest.SYN)))
 		})
 	}
 }
@@ -230,18 +223,15 @@ func TestFloodDoesNotTouchFlowsWithoutAHash(t *testing.T) {
 			stay := func(when string) {
 				t.Helper()
 				for i, was := range server {
-					if r := fx.run(fx.on(i, dptest.TCP, dptest.ACK).Frame()); r.out.Dst.Addr() != was {
-						t.Fatalf("%s: flow %d: %s, to %s; it was at %s", when, i, r.reason, r.out.Dst.Addr(), was)
-					}
+					to := fx.quick(fx.on(i, dptest.TCP, dptest.ACK))
+					must.Need(t, to == was, "%s: flow %d: to %s; it was at %s", when, i, to, was)
 				}
 			}
 			rnd := rand.New(rand.NewPCG(1, 13))
 			sources := int(max(fx.d.objects.SyDsrHalfopen.MaxEntries(), fx.d.objects.SyDsrFlows.MaxEntries())) * 5 / 4
 			fx.runMany(fx.invented(rnd, sources, dptest.TCP, dptest.SYN))
 			stay("after SYNs")
-			if n := len(fx.dsrFlows()); n != live {
-				t.Errorf("%d flows of which the client went on; want %d", n, live)
-			}
+			must.Row(t, "flows of which the client went on", live, len(fx.dsrFlows()))
 			for range sources / 1000 {
 				var frames [][]byte
 				for _, syn := range fx.invented(rnd, 1000, dptest.TCP, dptest.SYN) {
@@ -252,9 +242,8 @@ func TestFloodDoesNotTouchFlowsWithoutAHash(t *testing.T) {
 				fx.runMany(frames)
 				stay("between SYNs and ACKs")
 			}
-			if n := len(fx.dsrFlows()); n < 10*live {
-				t.Errorf("%d flows: the flood proves nothing", n)
-			}
+			n := len(fx.dsrFlows())
+			must.True(t, n >= 10*live, "%d flows: the flood proves nothing", n)
 		})
 	}
 }
@@ -267,9 +256,8 @@ func TestDirectReturnFlowsAreSampled(t *testing.T) {
 	for i := range 640 {
 		fx.went(fx.on(i, dptest.TCP, dptest.ACK))
 	}
-	if n := len(fx.dsrFlows()); n > 80 {
-		t.Errorf("%d of 640 packets left an entry; want about one in %d", n, 32)
-	}
+	n := len(fx.dsrFlows())
+	must.True(t, n <= 80, "%d of 640 packets left an entry; want about one in %d", n, 32)
 }
 
 func TestAnotherMethodEndsFlows(t *testing.T) {
@@ -278,12 +266,8 @@ func TestAnotherMethodEndsFlows(t *testing.T) {
 	established(fx)
 	dsr(fx)
 	fx.end()
-	if err := fx.flows().want(0, 0); err != nil {
-		t.Errorf("by nat: %v", err)
-	}
-	if r := fx.run(tcp(dptest.SYN)(fx).Frame()); r.out.Dst != fx.at("vip", 80) {
-		t.Errorf("a new flow went to %s", r.out.Dst)
-	}
+	must.Do(t, fx.flows().want(0, 0)) // by nat
+	must.Row(t, "a new flow went to", fx.at("vip", 80), fx.run(tcp(dptest.SYN)(fx).Frame()).out.Dst)
 	web(fx)
 	fx.end()
 	fx.wantReason("a flow by dsr continues by nat", tcp(dptest.ACK)(fx), "no_flow")
@@ -317,15 +301,13 @@ func TestForgedPacketsKeepDirectReturnFlows(t *testing.T) {
 		fx.tunnelTo(lb.TCP, nil, left)
 		stays := func(flow int, flags uint8, seq uint32) {
 			t.Helper()
-			if to := send(flow, flags, seq); to != server {
-				t.Errorf("flags %#x: to %s; want %s", flags, to, server)
-			}
+			to := send(flow, flags, seq)
+			must.True(t, to == server, "flags %#x: to %s; want %s", flags, to, server)
 		}
 		moves := func(flow int, flags uint8, seq uint32) {
 			t.Helper()
-			if to := send(flow, flags, seq); to == server {
-				t.Errorf("flags %#x: to %s, which was removed", flags, to)
-			}
+			to := send(flow, flags, seq)
+			must.True(t, to != server, "flags %#x: to %s, which was removed", flags, to)
 		}
 		for i := range 50 {
 			for _, flags := range []uint8{dptest.SYN, dptest.RST, dptest.SYN, dptest.FIN | dptest.ACK, dptest.SYN} {

@@ -18,13 +18,10 @@ func (fx *fixture) joined(frames [][]byte) dptest.Packet {
 	var out [][]byte
 	for i, f := range frames {
 		r := fx.run(f)
-		if r.did != "sent" {
-			fx.t.Fatalf("fragment %d was %s: %s", i, r.did, r.reason)
-		}
+		must.Need(fx.t, r.did == "sent", "fragment %d was %s: %s", i, r.did, r.reason)
 		out = append(out, r.frame)
 	}
-	p := must.Get(dptest.Join(out))(fx.t)
-	return p
+	return must.Get(dptest.Join(out))(fx.t)
 }
 
 // All fragments of a datagram take the path of the first one, to the backend and back.
@@ -33,27 +30,18 @@ func TestFragmentsFollowTheFirst(t *testing.T) {
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		dns(fx)
 		big := udp(fx)
-		big.DF, big.Payload = false, make([]byte, 60_000)
-		for i := range big.Payload {
-			big.Payload[i] = byte(i)
-		}
+		big.DF, big.Payload = false, payload(60_000)
 		frames := big.Fragments(7, 1400)
-		if r := fx.run(frames[1]); r.did != "dropped" || r.reason != "fragment_not_found" {
-			t.Errorf("a later fragment before the first: %s: %s", r.did, r.reason)
-		}
+		r := fx.run(frames[1])
+		must.Row(t, "a later fragment before the first", "dropped: fragment_not_found", r.did+": "+r.reason)
 		out := fx.joined(frames)
-		if err := sentOn(fx, big, out); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, sentOn(fx, big, out))
 		fx.last = out
 		back := fx.reply(0)
 		back.Payload = big.Payload
-		if err := toClient(fx, back, fx.joined(back.Fragments(9, 1400))); err != nil {
-			t.Error(err)
-		}
-		if r := fx.run(big.Fragments(8, 1400)[1]); r.reason != "fragment_not_found" {
-			t.Errorf("a later fragment of another datagram: %s: %s", r.did, r.reason)
-		}
+		must.Do(t, toClient(fx, back, fx.joined(back.Fragments(9, 1400))))
+		r = fx.run(big.Fragments(8, 1400)[1])
+		must.Row(t, "a later fragment of another datagram", "fragment_not_found", r.reason)
 	})
 }
 
@@ -64,9 +52,7 @@ func TestFragmentsByDSR(t *testing.T) {
 		fx.serve(func(s *lb.Service) { s.Method, s.Ports[0].Protocol = lb.MethodDSR, lb.UDP }, "b1", "b2")
 		big := udp(fx)
 		big.DF, big.Payload = false, make([]byte, 5000)
-		if err := untouched(fx, big, fx.joined(big.Fragments(uint32(big.ID), 1400))); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, untouched(fx, big, fx.joined(big.Fragments(uint32(big.ID), 1400))))
 	})
 }
 
@@ -83,15 +69,12 @@ func TestTwoVIPsWithOneServer(t *testing.T) {
 			p.Dst = fx.at(vip, 80)
 			flows = append(flows, flow{p, fx.run(p.Frame()).out})
 		}
-		if flows[0].out.Src == flows[1].out.Src {
-			t.Fatalf("both flows come from %s", flows[0].out.Src)
-		}
+		must.Need(t, flows[0].out.Src != flows[1].out.Src, "both flows come from %s", flows[0].out.Src)
 		for _, f := range flows {
 			fx.last = f.out
 			back := fx.run(fx.reply(dptest.SYN | dptest.ACK).Frame()).out
-			if back.Src != f.in.Dst || back.Dst != f.in.Src {
-				t.Errorf("the answer to %s came from %s to %s", f.in.Dst, back.Src, back.Dst)
-			}
+			must.True(t, back.Src == f.in.Dst && back.Dst == f.in.Src,
+				"the answer to %s came from %s to %s", f.in.Dst, back.Src, back.Dst)
 		}
 	})
 }
@@ -100,7 +83,7 @@ func TestTwoVIPsWithOneServer(t *testing.T) {
 func TestSeveralSourceAddresses(t *testing.T) {
 	t.Parallel()
 	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
-		fx := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+		fx := newFixture(t, h, v6, onePort)
 		second := netip.MustParsePrefix("192.0.2.2/24")
 		if v6 {
 			second = netip.MustParsePrefix("2001:db8::2/64")
@@ -112,14 +95,11 @@ func TestSeveralSourceAddresses(t *testing.T) {
 			r := fx.run(fx.on(i, dptest.TCP, dptest.SYN).Frame())
 			from[r.out.Src.Addr()] = true
 			fx.last = r.out
-			if back := fx.run(fx.reply(dptest.SYN | dptest.ACK).Frame()).out; back.Dst != fx.on(i, 0, 0).Src {
-				t.Errorf("the answer to flow %d went to %s", i, back.Dst)
-			}
+			back := fx.run(fx.reply(dptest.SYN | dptest.ACK).Frame()).out
+			must.Row(t, "the answer went to", fx.on(i, 0, 0).Src, back.Dst)
 			fx.went(fx.on(i, dptest.TCP, dptest.ACK))
 		}
-		if !from[fx.addr("self")] || !from[second.Addr()] {
-			t.Errorf("flows came from %v; want both of our addresses", from)
-		}
+		must.Row(t, "sources", map[netip.Addr]bool{fx.addr("self"): true, second.Addr(): true}, from)
 		fx.wantReason("with both ports taken", fx.on(2, dptest.TCP, dptest.SYN), "snat_exhausted")
 	})
 }
@@ -127,7 +107,7 @@ func TestSeveralSourceAddresses(t *testing.T) {
 // When all source ports are in use, a new flow evicts a half-open flow, and never an established one.
 func TestHalfOpenFlowsAreEvicted(t *testing.T) {
 	t.Parallel()
-	eachOf(t, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} }, func(t *testing.T, fx *fixture) {
+	eachOf(t, onePort, func(t *testing.T, fx *fixture) {
 		fx.service(lb.TCP, "b1")
 		for i := range 3 {
 			fx.went(fx.on(i, dptest.TCP, dptest.SYN))
@@ -136,9 +116,7 @@ func TestHalfOpenFlowsAreEvicted(t *testing.T) {
 		fx.wantReason("an evicted flow", fx.on(0, dptest.TCP, dptest.ACK), "no_flow")
 		fx.went(fx.on(2, dptest.TCP, dptest.ACK))
 		fx.wantReason("beside an established flow", fx.on(3, dptest.TCP, dptest.SYN), "snat_exhausted")
-		if err := fx.flows().want(1, 1); err != nil {
-			t.Errorf("%v: those of the established flow", err)
-		}
+		must.Do(t, fx.flows().want(1, 1)) // the established flow
 	})
 }
 
@@ -160,9 +138,8 @@ func TestLeastConnections(t *testing.T) {
 		}
 		open(0, 150)
 		b1, b2 := fx.addr("b1"), fx.addr("b2")
-		if n := len(flows[b1]); n < 90 || n > 110 {
-			t.Errorf("the server with weight 2 of 3 has %d of 150 flows; want about 100", n)
-		}
+		n := len(flows[b1])
+		must.True(t, n >= 90 && n <= 110, "the server with weight 2 of 3 has %d of 150 flows; want about 100", n)
 		for _, i := range flows[b2] {
 			fx.went(fx.on(i, dptest.TCP, dptest.SYN))
 			answer := fx.reply(dptest.SYN | dptest.ACK)
@@ -174,9 +151,8 @@ func TestLeastConnections(t *testing.T) {
 		was := len(flows[b2])
 		open(200, 230)
 		// A flow goes to the busy server when all eight slots that it looks at are of that: one in 26 does.
-		if n := len(flows[b2]) - was; n < 20 {
-			t.Errorf("the idle server got %d of 30 flows; want about 29", n)
-		}
+		n = len(flows[b2]) - was
+		must.True(t, n >= 20, "the idle server got %d of 30 flows; want about 29", n)
 		before := fx.loads()
 		fx.do(func() error { fx.d.flows.Collect(context.Background(), nil); return nil })
 		if after := fx.loads(); before[b1] != after[b1] || before[b2] != after[b2] || int(after[b1]) != len(flows[b1]) {
@@ -217,12 +193,11 @@ func TestWeights(t *testing.T) {
 						b[10], b[14], b[15] = b[10]|bpf.Truth(fx.v6), byte(i/250), byte(i%250) // none of this node
 						p.Src = netip.AddrPortFrom(netip.AddrFrom16(b).Unmap(), 20000)
 					}
-					got[fx.went(p)]++
+					got[fx.quick(p)]++
 				}
-				if b1 := got[fx.addr("b1")]; b1 < n/4*5/10 || b1 > n/4*15/10 || b1+got[fx.addr("b2")] != n {
-					t.Errorf("%s by %s: %v; want a quarter of %d for the first and the rest for the second",
-						a, method, got, n)
-				}
+				b1 := got[fx.addr("b1")]
+				must.True(t, b1 >= n/4*5/10 && b1 <= n/4*15/10 && b1+got[fx.addr("b2")] == n,
+					"%s by %s: %v; want a quarter of %d for the first and the rest for the second", a, method, got, n)
 			}
 		}
 	})
@@ -242,23 +217,16 @@ func TestAffinity(t *testing.T) {
 			with("b1", "b2")
 			first := fx.went(fx.on(0, dptest.TCP, dptest.SYN))
 			for i := range 40 {
-				if to := fx.went(fx.on(i, dptest.TCP, dptest.SYN)); to != first {
-					t.Fatalf("%s: flow %d went to %s; want %s", method, i, to, first)
-				}
+				must.Row(t, method, first, fx.quick(fx.on(i, dptest.TCP, dptest.SYN)))
 			}
-			left, removed := "b1", "b2"
+			left := "b1"
 			if first == fx.addr("b1") {
-				left, removed = removed, left
+				left = "b2"
 			}
 			with(left)
-			if to := fx.went(fx.on(50, dptest.TCP, dptest.SYN)); to != fx.addr(left) {
-				t.Errorf("%s: after %s was removed a flow went to %s", method, removed, to)
-			}
-			if method == lb.MethodNAT {
-				continue
-			}
-			if to := fx.went(fx.on(0, dptest.TCP, dptest.ACK)); to != first {
-				t.Errorf("%s: the old flow went to %s; want %s", method, to, first)
+			must.Row(t, method+": a flow went to", fx.addr(left), fx.went(fx.on(50, dptest.TCP, dptest.SYN)))
+			if method != lb.MethodNAT {
+				must.Row(t, method+": the old flow", first, fx.went(fx.on(0, dptest.TCP, dptest.ACK)))
 			}
 		}
 	})
@@ -278,19 +246,14 @@ func limitedTo(t *testing.T, fx *fixture, answer, drop Verdict, frame []byte) {
 	before := fx.counts()
 	start := time.Now()
 	for range 4000 {
-		if fx.hook == hookXDP {
-			fx.runXDP(frame)
-		} else {
-			fx.runTC(frame)
-		}
+		fx.first(frame)
 	}
 	took := time.Since(start)
 	after := fx.counts()
 	answered := after[answer] - before[answer]
 	limited := after[drop] - before[drop]
-	if answered+limited != 4000 || answered == 0 || limited == 0 && took < 500*time.Millisecond {
-		t.Errorf("of 4000 packets in %s, %d were answered (%s) and %d were not", took, answered, answer.Reason, limited)
-	}
+	must.True(t, answered+limited == 4000 && answered > 0 && (limited > 0 || took >= 500*time.Millisecond),
+		"of 4000 packets in %s, %d were answered (%s) and %d were not", took, answered, answer.Reason, limited)
 }
 
 // sy_tc_out: health checks take the path of traffic, and a server behind a tunnel announces a segment size that fits.
@@ -298,44 +261,40 @@ func TestOut(t *testing.T) {
 	t.Parallel()
 	for _, v6 := range []bool{false, true} {
 		fx := newFixture(t, hookTC, v6, acceptTunnels)
-		checks := map[lb.Method]checkFunc{lb.MethodDSR: untouched, lb.MethodTunnel: tunnelled(dptest.UDP)}
-		for method, check := range checks {
-			var mark uint32
-			fx.do(func() (err error) {
-				mark, _, err = fx.d.ProbeWay(fx.addr("vip"), fx.addr("b2"), method, lb.EncapGUE)
-				return err
-			})
+		for method, check := range map[lb.Method]checkFunc{
+			lb.MethodDSR: untouched, lb.MethodTunnel: tunnelled(dptest.UDP),
+		} {
+			mark := fx.probeMark("b2", method)
 			probe := fx.fromClient(dptest.TCP, dptest.SYN)
 			probe.Src = fx.at("self", 33333)
 			did, out := fx.runOut(probe.Frame(), mark)
 			p, err := dptest.Parse(out)
-			if err != nil || did != "sent" {
-				t.Fatalf("%s: %s, %v", method, did, err)
-			}
-			if err := check(fx, probe, p); err != nil {
-				t.Errorf("%s: %v", method, err)
-			}
+			must.Need(t, err == nil && did == "sent", "%s: %s, %v", method, did, err)
+			must.Do(t, check(fx, probe, p))
 		}
 		synAck := dptest.Packet{Src: fx.at("loopback", 80), Dst: fx.at("client", 40000), Proto: dptest.TCP,
 			Flags: dptest.SYN | dptest.ACK, MSS: 1460}
-		if did, out := fx.runOut(synAck.Frame(), 0); did != "passed" || string(out) != string(synAck.Frame()) {
-			t.Errorf("an answer outside tunnels was changed: %s", did)
-		}
+		did, out := fx.runOut(synAck.Frame(), 0)
+		must.True(t, did == "passed" && string(out) == string(synAck.Frame()), "outside tunnels: changed, %s", did)
 		fx.run(tunnelFrom("router")(fx).Frame())
 		want := uint16(1500 - 32 - 20 - 20)
 		if v6 {
 			want = 1500 - 52 - 40 - 20
 		}
-		_, out := fx.runOut(synAck.Frame(), 0)
-		if p, err := dptest.Parse(out); err != nil || p.MSS != want {
-			t.Errorf("the server announces %d, %v; want %d", p.MSS, err, want)
-		}
+		must.Row(t, "announced for 1460", want, fx.out(synAck).MSS)
 		synAck.MSS = 1000
-		_, out = fx.runOut(synAck.Frame(), 0)
-		if p, err := dptest.Parse(out); err != nil || p.MSS != 1000 {
-			t.Errorf("the server announces %d, %v; want 1000, unchanged", p.MSS, err)
-		}
+		must.Row(t, "announced for 1000", 1000, fx.out(synAck).MSS)
 	}
+}
+
+// probeMark is the mark of health checks of a server.
+func (fx *fixture) probeMark(server string, method lb.Method) (mark uint32) {
+	fx.t.Helper()
+	fx.do(func() (err error) {
+		mark, _, err = fx.d.ProbeWay(fx.addr("vip"), fx.addr(server), method, lb.EncapGUE)
+		return err
+	})
+	return mark
 }
 
 func (fx *fixture) runOut(frame []byte, mark uint32) (did string, out []byte) {

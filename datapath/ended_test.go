@@ -51,29 +51,21 @@ func TestFlowsEndAtOnceWhenTheirBackendGoesDown(t *testing.T) {
 				fx.run(x.packet(fx).Frame())
 				plan, before, down := fx.service(x.proto, "b1", "b2"), fx.flows(), fx.last
 				reply := fx.reply(dptest.ACK)
-				if x.reply && down.Src.Addr() != fx.addr("self") {
-					t.Fatalf("the last packet was %+v", down)
-				}
+				must.Need(t, !x.reply || down.Src.Addr() == fx.addr("self"), "the last packet was %+v", down)
 				fx.goDown(plan, down.Dst)
-				if after := fx.flows(); !before.equal(after) {
-					t.Errorf("the entries changed: %v, %v", before, after)
-				}
-				if r := fx.run(reply.Frame()); r.did != "passed" {
-					t.Errorf("a reply of the backend: %s %s", r.did, r.reason)
-				}
-				if r := fx.run(x.packet(fx).Frame()); r.reason != x.clients || r.out.Dst == down.Dst {
-					t.Errorf("the client's packet: %s %s, to %s", r.did, r.reason, r.out.Dst)
-				}
+				after := fx.flows()
+				must.True(t, before.equal(after), "the entries changed: %v, %v", before, after)
+				fx.wantDid("a reply of the backend", reply, "passed")
+				r := fx.run(x.packet(fx).Frame())
+				must.True(t, r.reason == x.clients && r.out.Dst != down.Dst,
+					"the client's packet: %s %s, to %s", r.did, r.reason, r.out.Dst)
 				fx.service(x.proto, "b1", "b2")
-				if r := fx.run(reply.Frame()); r.did != "passed" {
-					t.Errorf("a reply of the backend, which is up again: %s %s", r.did, r.reason)
-				}
+				fx.wantDid("a reply of the backend, which is up again", reply, "passed")
 				fx.wantReason("the client's packet, when the backend is up again", x.packet(fx), x.clients)
 				fx.collect()
 				for k, f := range fx.flows().servers {
-					if old, was := before.servers[k]; was && old.F.Generation == f.F.Generation {
-						t.Errorf("the entry %v %v is left", k, f)
-					}
+					old, was := before.servers[k]
+					must.True(t, !was || old.F.Generation != f.F.Generation, "the entry %v %v is left", k, f)
 				}
 				fx.forget()
 			})
@@ -91,9 +83,8 @@ func (fx *fixture) forget() {
 	}
 	fx.d.services.Mu.Unlock()
 	fx.collect()
-	if left := entries[bpf.MemberKey, uint32](fx.t, fx.d.objects.SyEnded); len(left)+len(fx.d.services.Ended) > 0 {
-		fx.t.Errorf("%v, %v are left of ended flows", left, fx.d.services.Ended)
-	}
+	left := entries[bpf.MemberKey, uint32](fx.t, fx.d.objects.SyEnded)
+	must.True(fx.t, len(left)+len(fx.d.services.Ended) == 0, "%v, %v are left", left, fx.d.services.Ended)
 }
 
 // DSR flows end like NAT flows.
@@ -108,17 +99,15 @@ func TestDirectReturnFlowsEndAtOnceWhenTheirBackendGoesDown(t *testing.T) {
 		down := fx.went(tcp(dptest.ACK)(fx))
 		before := fx.dsrFlows()
 		fx.goDown(plan, netip.AddrPortFrom(down, 8080))
-		if after := fx.dsrFlows(); len(before) != 1 || !maps.Equal(before, after) {
-			t.Errorf("the entries were %v and are %v", before, after)
-		}
+		after := fx.dsrFlows()
+		must.True(t, len(before) == 1 && maps.Equal(before, after), "the entries were %v and are %v", before, after)
 		for range 2 {
 			fx.wantReason("the client's packet", tcp(dptest.ACK)(fx), "no_flow")
 			fx.serve(least, "b1", "b2") // up again
 		}
 		fx.collect()
-		if left := fx.dsrFlows(); len(left) > 0 {
-			t.Errorf("%v are left", left)
-		}
+		left := fx.dsrFlows()
+		must.True(t, len(left) == 0, "%v are left", left)
 		fx.forget()
 	})
 }
@@ -180,26 +169,18 @@ func TestADownBackendCostsNothingPerFlow(t *testing.T) {
 		p.Seq = 1001
 		fx.went(p)
 	}
-	if r := fx.run(fx.on(6, dptest.TCP, dptest.SYN).Frame()); r.reason != "snat_exhausted" {
-		t.Fatalf("a seventh flow: %s", r.reason)
-	}
+	fx.wantReason("a seventh flow", fx.on(6, dptest.TCP, dptest.SYN), "snat_exhausted")
 	before := fx.flows()
 	fx.goDown(plan, fx.at("b1", 8080))
-	if !before.equal(fx.flows()) {
-		t.Error("entries of flows were written")
-	}
-	if n := len(entries[bpf.MemberKey, uint32](t, fx.d.objects.SyEnded)); n != 1 {
-		t.Errorf("%d entries of ended flows; want 1", n)
-	}
+	must.True(t, before.equal(fx.flows()), "entries of flows were written")
+	must.Row(t, "entries of ended flows", 1, len(entries[bpf.MemberKey, uint32](t, fx.d.objects.SyEnded)))
 	fx.service(lb.TCP, "b1")
 	for i := range 6 {
 		fx.went(fx.on(10+i, dptest.TCP, dptest.SYN))
 	}
 	fx.collect()
 	must.Do(t, fx.confirmed().want(0, 0))
-	if n := len(fx.flows().servers); n != 6 {
-		t.Errorf("%d flows are left; want the 6 new ones", n)
-	}
+	must.Row(t, "flows that are left", 6, len(fx.flows().servers)) // the new ones
 	fx.forget()
 }
 
@@ -215,24 +196,18 @@ func TestFlowsOfADownBackendMoveInAFullShare(t *testing.T) {
 		fx.went(fx.on(i, dptest.UDP, 0))
 		to[fx.last.Dst]++
 	}
-	if r := fx.run(fx.on(flows, dptest.UDP, 0).Frame()); r.reason != "udp_share_full" {
-		t.Fatalf("one more flow: %s", r.reason)
-	}
+	fx.wantReason("one more flow", fx.on(flows, dptest.UDP, 0), "udp_share_full")
 	down := fx.at("b1", 8080)
 	fx.goDown(plan, down)
 	for i := range flows / 2 {
-		if fx.went(fx.on(i, dptest.UDP, 0)) == down.Addr() {
-			t.Errorf("flow %d went to the backend that is down", i)
-		}
+		must.True(t, fx.went(fx.on(i, dptest.UDP, 0)) != down.Addr(), "flow %d went to the backend that is down", i)
 	}
-	if to[down] == 0 || len(fx.flows().servers) != flows/2 {
-		t.Errorf("%d flows were of the backend, and there are %d in all", to[down], len(fx.flows().servers))
-	}
+	must.True(t, to[down] != 0 && len(fx.flows().servers) == flows/2,
+		"%d flows were of the backend, and there are %d in all", to[down], len(fx.flows().servers))
 	var share uint32
 	id := fx.d.services.Frontends[plan.Frontend].ID
-	if err := fx.d.objects.SyUdpShare.Lookup(id, &share); err != nil || share != flows/2 {
-		t.Errorf("the frontend has %d flows, %v; want %d", share, err, flows/2)
-	}
+	err := fx.d.objects.SyUdpShare.Lookup(id, &share)
+	must.True(t, err == nil && share == flows/2, "the frontend has %d flows, %v; want %d", share, err, flows/2)
 }
 
 // The list of flows leaves out ended flows.
@@ -242,9 +217,8 @@ func TestListWithoutEndedFlows(t *testing.T) {
 	established(fx)
 	plan, down := fx.service(lb.TCP, "b1", "b2"), fx.last.Dst
 	fx.goDown(plan, down)
-	if flows, _, err := fx.d.Flows(t.Context(), lb.FlowFilter{}); err != nil || len(flows) > 0 {
-		t.Errorf("listed %v, %v", flows, err)
-	}
+	flows, _, err := fx.d.Flows(t.Context(), lb.FlowFilter{})
+	must.True(t, err == nil && len(flows) == 0, "listed %v, %v", flows, err)
 }
 
 // Flows to a backend that was removed while no agent ran end with the first plan, where the plan knows all backends.
@@ -267,12 +241,10 @@ func TestFlowsOfBackendsThatAreGoneEndAtAStart(t *testing.T) {
 			was := fx.last.Dst
 			fx.close()
 			fx.open()
-			fx.serve(func(s *lb.Service) {
-				s.Ports[0].Protocol, s.Ports[0].Kept = lb.UDP, tt.kept(was)
-			}, "b2")
-			if r := fx.run(udp(fx).Frame()); r.reason != "forwarded" || (r.out.Dst != was) != tt.ends {
-				t.Errorf("%s: %s %s, to %s; it was at %s", name, r.did, r.reason, r.out.Dst, was)
-			}
+			fx.serve(func(s *lb.Service) { s.Ports[0].Protocol, s.Ports[0].Kept = lb.UDP, tt.kept(was) }, "b2")
+			r := fx.run(udp(fx).Frame())
+			must.True(t, r.reason == "forwarded" && (r.out.Dst != was) == tt.ends,
+				"%s: %s %s, to %s; it was at %s", name, r.did, r.reason, r.out.Dst, was)
 		}
 	})
 }
@@ -296,9 +268,8 @@ func (fx *fixture) owned(was, is owner) {
 		port := &s.Ports[0]
 		port.Nodes, port.Kept = []lb.Node{{Addr: fx.addr("self"), Local: true}}, []netip.AddrPort{}
 		for _, b := range o.using {
-			port.Backends = append(port.Backends, lb.Backend{
-				Addr: fx.addr(b), Weight: 1, Local: true, Node: fx.addr("self"),
-			})
+			b := lb.Backend{Addr: fx.addr(b), Weight: 1, Local: true, Node: fx.addr("self")}
+			port.Backends = append(port.Backends, b)
 		}
 		for _, b := range o.kept {
 			port.Kept = append(port.Kept, fx.at(b, 8080))
@@ -335,23 +306,14 @@ func TestFlowsOfTheServiceThatHadTheFrontendEnd(t *testing.T) {
 		},
 	} {
 		fx.reset()
-		to := func() netip.AddrPort {
-			t.Helper()
-			r := fx.run(udp(fx).Frame())
-			if r.reason != "forwarded" {
-				t.Fatalf("%s: %s: %s", name, r.did, r.reason)
-			}
-			return r.out.Dst
-		}
 		var was owner
 		for i, step := range tt.steps {
 			fx.owned(was, step)
-			if was = step; i == 0 && to() != fx.at("b1", 8080) {
-				t.Fatalf("%s: the flow is not at b1", name)
+			was = step
+			if i == 0 {
+				must.Row(t, name+": at first", fx.at("b1", 8080), fx.run(udp(fx).Frame()).out.Dst)
 			}
 		}
-		if got, want := to(), fx.at(tt.to, 8080); got != want {
-			t.Errorf("%s: the flow is at %s; want %s", name, got, want)
-		}
+		must.Row(t, name, fx.at(tt.to, 8080), fx.run(udp(fx).Frame()).out.Dst)
 	}
 }

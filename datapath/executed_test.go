@@ -51,9 +51,7 @@ func instrument(t *testing.T, live *ebpf.Program, name string) *instrumented {
 	spec.Maps["sy_marks"] = &ebpf.MapSpec{Name: "sy_marks", Type: ebpf.Array, KeySize: 4,
 		ValueSize: uint32(len(in.calls)), MaxEntries: 1}
 	c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: mapsOf(t, live, spec)})
-	if err != nil {
-		t.Fatalf("load %s: %+v", name, err)
-	}
+	must.Need(t, err == nil, "load %s: %+v", name, err)
 	t.Cleanup(c.Close)
 	in.prog, in.marks = c.Programs[name], c.Maps["sy_marks"]
 	return in
@@ -306,9 +304,7 @@ func readWork(t *testing.T) map[string]map[string]int {
 		}
 		number, what, _ := strings.Cut(entry, " ")
 		n, err := strconv.Atoi(number)
-		if err != nil {
-			t.Fatalf("%s: %q: %v", executedFile, line, err)
-		}
+		must.Need(t, err == nil, "%s: %q: %v", executedFile, line, err)
 		out[row][what] = n
 	}
 	return out

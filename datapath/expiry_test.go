@@ -1,12 +1,14 @@
 package datapath
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // outdated is an acknowledgement of the client long before its last one.
@@ -50,19 +52,14 @@ func TestWhoKeepsAFlow(t *testing.T) {
 				fx.age(old[0], old[1])
 				if live {
 					in := fx.fromClient(fx.last.Proto, dptest.ACK*bpf.Truth(proto == lb.TCP))
-					if r := fx.run(in.Frame()); r.reason != forwarded {
-						t.Errorf("%s: clients idle for %s, servers for %s: %s", proto, old[0], old[1], r.reason)
-					}
+					fx.wantReason(fmt.Sprintf("%s: idle for %s", proto, old), in, forwarded)
 					fx.age(old[0], old[1])
 				}
 				if agent {
 					fx.collect()
 				}
-				r := fx.run(other.Frame())
-				if kept := r.reason == "snat_exhausted"; kept != live {
-					t.Errorf("%s, agent %t: clients idle for %s, servers for %s: kept %t", proto, agent, old[0], old[1],
-						kept)
-				}
+				kept := fx.run(other.Frame()).reason == "snat_exhausted"
+				must.True(t, kept == live, "%s, agent %t: idle for %s: kept %t", proto, agent, old, kept)
 			}
 		}
 	}
@@ -89,9 +86,8 @@ func TestDatagramsKeepTheirFlow(t *testing.T) {
 					fx.collect()
 				}
 				reason := fx.run(fx.on(1, dptest.UDP, 0).Frame()).reason
-				if (reason == "snat_exhausted") != (send != nil) {
-					t.Errorf("%s, agent %t: after a datagram of %s another client gets: %s", h, agent, name, reason)
-				}
+				must.True(t, (reason == "snat_exhausted") == (send != nil),
+					"%s, agent %t: after a datagram of %s another client gets: %s", h, agent, name, reason)
 			}
 		}
 	}
@@ -146,12 +142,9 @@ func TestAClientKeepsNoPortOfALostConnection(t *testing.T) {
 						fx.collect()
 					}
 				}
-				if n := len(fx.confirmed().servers); agent && n > 0 {
-					t.Errorf("%d flows are left", n)
-				}
-				if fx.taken() {
-					t.Errorf("agent %t: another client does not get the port", agent)
-				}
+				n := len(fx.confirmed().servers)
+				must.True(t, !agent || n == 0, "%d flows are left", n)
+				must.True(t, !fx.taken(), "agent %t: another client does not get the port", agent)
 			}
 		})
 	}
@@ -176,22 +169,17 @@ func TestAnOldCookieKeepsNoPort(t *testing.T) {
 			chunk(fx.fromClient(dptest.SCTP, 0), initiate, client, 0)
 			first := fx.last
 			chunk(fx.reply(0), initAck, server, client)
-			if reason := echo(); reason != forwarded {
-				t.Fatalf("%s: the cookie: %s", h, reason)
-			}
+			must.Row(t, h+": the cookie", forwarded, echo())
 			for range 3 {
 				fx.age(2*time.Hour, 2*time.Hour)
 				echo()
 				fx.last = first
-				if reason := chunk(fx.reply(0), kind, 0, client); reason != forwarded {
-					t.Fatalf("%s: chunk %d of the server: %s", h, kind, reason)
-				}
+				must.Row(t, h+": the chunk of the server", forwarded, chunk(fx.reply(0), kind, 0, client))
 			}
 			fx.clear("sy_snat_used") // programs believe the hints for a second
 			reason := chunk(fx.on(1, dptest.SCTP, 0), initiate, client, 0)
-			if (reason == "snat_exhausted") != kept {
-				t.Errorf("%s: while the server sends chunk %d another client gets: %s", h, kind, reason)
-			}
+			must.True(t, (reason == "snat_exhausted") == kept,
+				"%s: while the server sends chunk %d another client gets: %s", h, kind, reason)
 		}
 	}
 }
@@ -222,15 +210,11 @@ func TestIdleConnectionsAreKept(t *testing.T) {
 				fx.age(2*time.Hour, 2*time.Hour)
 				fx.last = first
 				for _, p := range send(fx) {
-					if r := fx.run(p.Frame()); r.reason != forwarded {
-						t.Fatalf("%s: %s: %s", h, name, r.reason)
-					}
+					fx.wantReason(name, p, forwarded)
 				}
 				fx.collect()
 			}
-			if len(fx.confirmed().servers) != 1 || !fx.taken() {
-				t.Errorf("%s: %s: the flow is gone", h, name)
-			}
+			must.True(t, len(fx.confirmed().servers) == 1 && fx.taken(), "%s: %s: the flow is gone", h, name)
 		}
 	}
 }
@@ -240,28 +224,20 @@ func TestIdleConnectionsAreKept(t *testing.T) {
 func TestTimeoutsBeginWithTheClose(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, onePort)
-	for name, send := range map[string]func(fx *fixture) []dptest.Packet{
-		"FIN of the client": func(fx *fixture) []dptest.Packet {
-			return []dptest.Packet{bare(fx.fromClient(dptest.TCP, dptest.FIN|dptest.ACK), 1005, 5001)}
+	for name, closing := range map[string]func() dptest.Packet{
+		"FIN of the client": func() dptest.Packet {
+			return bare(fx.fromClient(dptest.TCP, dptest.FIN|dptest.ACK), 1005, 5001)
 		},
-		"RST of the client": func(fx *fixture) []dptest.Packet {
-			return []dptest.Packet{bare(fx.fromClient(dptest.TCP, dptest.RST), 1005, 0)}
-		},
-		"RST of the server": func(fx *fixture) []dptest.Packet {
-			return []dptest.Packet{bare(fx.reply(dptest.RST), 5001, 0)}
-		},
+		"RST of the client": func() dptest.Packet { return bare(fx.fromClient(dptest.TCP, dptest.RST), 1005, 0) },
+		"RST of the server": func() dptest.Packet { return bare(fx.reply(dptest.RST), 5001, 0) },
 	} {
 		fx.reset()
 		fx.service(lb.TCP, "b1")
 		connect(fx)
 		fx.age(time.Hour, time.Hour)
-		for _, p := range send(fx) {
-			fx.run(p.Frame())
-		}
+		fx.run(closing().Frame())
 		fx.collect()
-		if len(fx.confirmed().servers) != 1 || !fx.taken() {
-			t.Errorf("%s: the flow is gone at once", name)
-		}
+		must.True(t, len(fx.confirmed().servers) == 1 && fx.taken(), "%s: the flow is gone at once", name)
 	}
 }
 
@@ -276,9 +252,7 @@ func TestAPortRestsFromTheLastFIN(t *testing.T) {
 	fx.run(bare(fx.fromClient(dptest.TCP, dptest.FIN|dptest.ACK), 1005, 5002).Frame())
 	fx.age(50*time.Second, 50*time.Second)
 	fx.collect()
-	if !fx.taken() {
-		t.Error("after 50 s another client got the port")
-	}
+	must.True(t, fx.taken(), "after 50 s another client got the port")
 }
 
 // A RST of the server that its client challenges shortens no timeout for longer.
@@ -288,14 +262,10 @@ func TestAChallengedRSTOfTheServer(t *testing.T) {
 		fx := shared(t, h, false, onePort)
 		fx.service(lb.TCP, "b1")
 		connect(fx)
-		for _, p := range []dptest.Packet{bare(fx.reply(dptest.RST), 6001, 0),
-			bare(fx.fromClient(dptest.TCP, dptest.ACK), 1005, 5001)} {
-			fx.run(p.Frame())
-		}
+		fx.run(bare(fx.reply(dptest.RST), 6001, 0).Frame())
+		fx.run(bare(fx.fromClient(dptest.TCP, dptest.ACK), 1005, 5001).Frame())
 		fx.age(time.Hour, time.Hour)
 		fx.collect()
-		if len(fx.confirmed().servers) != 1 || !fx.taken() {
-			t.Errorf("%s: the flow is gone after an hour", h)
-		}
+		must.True(t, len(fx.confirmed().servers) == 1 && fx.taken(), "%s: the flow is gone after an hour", h)
 	}
 }

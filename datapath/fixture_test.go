@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -48,6 +49,9 @@ type fixture struct {
 	// last is the last packet that was sent on to a backend: replies are made from it.
 	last   dptest.Packet
 	server []byte // the server of the packet of after
+	// The thread of do.
+	busy  sync.Mutex
+	calls chan func() // nil while there is none
 }
 
 // Addresses by name, for each family.
@@ -96,6 +100,7 @@ func newFixture(t *testing.T, h hookName, isV6 bool, change func(*Options)) *fix
 func newFixtureWith(t *testing.T, h hookName, isV6 bool, change func(*Options), prepare func(*fixture)) *fixture {
 	t.Helper()
 	fx := &fixture{t: t, lab: labtest.New(t), o: testOptions(), hook: h, v6: isV6}
+	t.Cleanup(fx.stopCalls)
 	if change != nil {
 		change(&fx.o)
 	}
@@ -154,10 +159,47 @@ func hostPrefix(addr string) netip.Prefix {
 	return netip.PrefixFrom(a, a.BitLen())
 }
 
-// do runs f on the balancer.
+// do runs f on the balancer, on a thread that stays there: a new one takes longer than most packets.
 func (fx *fixture) do(f func() error) {
 	fx.t.Helper()
-	must.Do(fx.t, fx.host.Do(f))
+	if !fx.busy.TryLock() { // f of another call calls it
+		must.Do(fx.t, fx.host.Do(f))
+		return
+	}
+	defer fx.busy.Unlock()
+	err := errEnded
+	done := make(chan struct{})
+	call := func() { defer close(done); err = f() }
+	if fx.calls == nil {
+		fx.calls = make(chan func())
+		go fx.serveCalls(fx.calls)
+	}
+	fx.calls <- call
+	<-done
+	if err == errEnded { // the thread has ended with it
+		fx.calls = nil
+	}
+	must.Do(fx.t, err)
+}
+
+var errEnded = errors.New("the function has ended the test")
+
+// serveCalls runs calls on the balancer until one of them ends the test, or calls is closed.
+func (fx *fixture) serveCalls(calls chan func()) {
+	_ = fx.host.Do(func() error { // calls return their own errors
+		for call := range calls {
+			call()
+		}
+		return nil
+	})
+}
+
+// stopCalls ends the thread of do; the next call starts another one.
+func (fx *fixture) stopCalls() {
+	if fx.calls != nil {
+		close(fx.calls)
+		fx.calls = nil
+	}
 }
 
 // open opens the datapath until the test ends.
@@ -179,9 +221,7 @@ func (fx *fixture) close() {
 	if fx.d == nil {
 		return
 	}
-	if err := fx.d.Close(); err != nil {
-		fx.t.Error(err)
-	}
+	must.Do(fx.t, fx.d.Close())
 	fx.d = nil
 }
 
@@ -337,9 +377,7 @@ func (fx *fixture) refused(texts ...string) {
 			return errors.Join(errors.New("Open succeeded"), d.Close())
 		}
 		for _, text := range texts {
-			if !strings.Contains(err.Error(), text) {
-				fx.t.Errorf("Open: %v; want %q", err, text)
-			}
+			must.True(fx.t, strings.Contains(err.Error(), text), "Open: %v; want %q", err, text)
 		}
 		return nil
 	})

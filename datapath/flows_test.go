@@ -74,13 +74,11 @@ func TestRestartKeepsFlowsAndIDs(t *testing.T) {
 			t.Errorf("held %v, %v; want the frontend", held, err)
 		}
 		for f, was := range ids {
-			if now := fx.d.services.Frontends[f]; now == nil || now.ID != was.ID {
-				t.Errorf("%s was %d and is %+v", f, was.ID, now)
-			}
+			now := fx.d.services.Frontends[f]
+			must.True(t, now != nil && now.ID == was.ID, "%s was %d and is %+v", f, was.ID, now)
 		}
-		if after := fx.flows(); !before.equal(after) {
-			t.Errorf("flows were\n%v\nand are\n%v", before, after)
-		}
+		after := fx.flows()
+		must.True(t, before.equal(after), "flows were\n%v\nand are\n%v", before, after)
 		fx.wantReason("after the restart", fx.reply(dptest.ACK), forwarded)
 		fx.service(lb.TCP, "b1", "b2")
 		fx.wantReason("after the first plan", tcp(dptest.ACK)(fx), forwarded)
@@ -113,20 +111,16 @@ func TestFlowsOfARemovedBackendContinue(t *testing.T) {
 	fx.service(lb.TCP, other)
 	fx.end()
 	before := fx.last.Dst
-	if r := fx.run(tcp(dptest.ACK)(fx).Frame()); r.out.Dst != before {
-		t.Errorf("%s: went to %s; want %s", r.reason, r.out.Dst, before)
-	}
+	r := fx.run(tcp(dptest.ACK)(fx).Frame())
+	must.True(t, r.out.Dst == before, "%s: went to %s; want %s", r.reason, r.out.Dst, before)
 	fx.collect()
-	if fx.d.services.Backends.ByAddr[before] == nil {
-		t.Error("the id of a backend with flows was released")
-	}
+	must.True(t, fx.d.services.Backends.ByAddr[before] != nil, "the id of a backend with flows was released")
 	fx.run(resetBy(replies, 5001)(fx).Frame())
 	fx.d.flows.Limits.Closed, fx.d.flows.Limits.HalfOpen = -time.Second, 0
 	fx.collect() // removes the flow
 	fx.collect() // finds none
-	if fx.d.services.Backends.ByAddr[before] != nil {
-		t.Error("the id of a backend without plan and flows was not released")
-	}
+	must.True(t, fx.d.services.Backends.ByAddr[before] == nil,
+		"the id of a backend without plan and flows was not released")
 }
 
 func TestFlowsEndWithTheirFrontend(t *testing.T) {
@@ -137,12 +131,9 @@ func TestFlowsEndWithTheirFrontend(t *testing.T) {
 	fx.apply(lb.Delta{Delete: []lb.Frontend{f}})
 	fx.end()
 	must.Do(t, fx.flows().want(0, 0))
-	if r := fx.run(tcp(dptest.SYN)(fx).Frame()); r.did != "passed" {
-		t.Errorf("to the address of a removed frontend: %s", r.did)
-	}
-	if n := len(fx.d.services.Free); n != table.MaxFrontends {
-		t.Errorf("%d free ids; want %d", n, table.MaxFrontends)
-	}
+	r := fx.run(tcp(dptest.SYN)(fx).Frame())
+	must.True(t, r.did == "passed", "to the address of a removed frontend: %s", r.did)
+	must.Row(t, "free ids", table.MaxFrontends, len(fx.d.services.Free))
 }
 
 // The list has each flow once, with both ends, and only flows that match the filter.
@@ -159,9 +150,7 @@ func TestListOfFlows(t *testing.T) {
 		fx.run(fx.on(0, dptest.TCP, dptest.ACK).Frame())
 		list := func(f lb.FlowFilter) []lb.FlowStatus {
 			flows, more, err := fx.d.Flows(t.Context(), f)
-			if err != nil || more != (f.Limit == 5) {
-				t.Errorf("%+v: more %t, %v", f, more, err)
-			}
+			must.True(t, err == nil && more == (f.Limit == 5), "%+v: more %t, %v", f, more, err)
 			return flows
 		}
 		for _, x := range []struct {
@@ -171,9 +160,8 @@ func TestListOfFlows(t *testing.T) {
 			{lb.FlowFilter{}, 20}, {lb.FlowFilter{Limit: 5}, 5},
 			{lb.FlowFilter{State: lb.FlowHalfOpen}, 19}, {lb.FlowFilter{Service: "other"}, 0},
 		} {
-			if got := len(list(x.filter)); got != x.want {
-				t.Errorf("%+v: %d flows; want %d", x.filter, got, x.want)
-			}
+			got := len(list(x.filter))
+			must.True(t, got == x.want, "%+v: %d flows; want %d", x.filter, got, x.want)
 		}
 		ended, end := context.WithCancel(t.Context())
 		end()
@@ -181,19 +169,14 @@ func TestListOfFlows(t *testing.T) {
 			t.Errorf("a walk that was cut short: more %t, %v", more, err)
 		}
 		flows := list(lb.FlowFilter{State: lb.FlowEstablished})
-		if len(flows) != 1 {
-			t.Fatalf("%d established flows; want 1", len(flows))
-		}
+		must.Need(t, len(flows) == 1, "%d established flows; want 1", len(flows))
 		f := flows[0]
-		if f.Idle < 0 || f.Idle > 60 || f.Source != fx.last.Src {
-			t.Errorf("idle %f s, source %s; want %s", f.Idle, f.Source, fx.last.Src)
-		}
+		must.True(t, f.Idle >= 0 && f.Idle <= 60 && f.Source == fx.last.Src,
+			"idle %f s, source %s; want %s", f.Idle, f.Source, fx.last.Src)
 		f.Idle, f.Source = 0, netip.AddrPort{}
 		want := lb.FlowStatus{Service: "web", Client: open.Src, Address: fx.addr("vip"), Port: 80, Protocol: lb.TCP,
 			Backend: fx.at("b1", 8080), Forward: lb.MethodNAT, State: lb.FlowEstablished}
-		if f != want {
-			t.Errorf("%+v; want %+v", f, want)
-		}
+		must.True(t, f == want, "%+v; want %+v", f, want)
 		fx.reset()
 		fx.tunnelTo(lb.TCP, nil, 21)
 		fx.went(fx.on(3, dptest.TCP, dptest.SYN))

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 var randomFrames = flag.Int("frames", 500_000, "how many random frames each hook and family gets")
@@ -27,9 +28,8 @@ func TestMalformedFrames(t *testing.T) {
 		}
 		fx.do(func() error {
 			for n := l3; n < l3+20; n++ {
-				if r := fx.runRaw(whole[:n]); r != "dropped" {
-					t.Errorf("cut to %d bytes: %s; want dropped", n, r)
-				}
+				r := fx.runRaw(whole[:n])
+				must.True(t, r == "dropped", "cut to %d bytes: %s; want dropped", n, r)
 			}
 			return nil
 		})
@@ -73,9 +73,7 @@ func TestRandomFrames(t *testing.T) {
 			return nil
 		})
 		t.Log(did)
-		if did["sent"] == 0 || did["dropped"] == 0 || did["passed"] == 0 {
-			t.Errorf("%v; want some of each", did)
-		}
+		must.True(t, did["sent"] > 0 && did["dropped"] > 0 && did["passed"] > 0, "%v; want some of each", did)
 	})
 }
 
@@ -105,12 +103,8 @@ func (fx *fixture) runRaw(frame []byte) string {
 	if fx.hook == hookTC && len(frame) < 54 && errors.Is(err, unix.EINVAL) {
 		return "refused by the kernel"
 	}
-	if err != nil {
-		fx.t.Fatalf("run %x: %v", frame, err)
-	}
+	must.Need(fx.t, err == nil, "run %x: %v", frame, err)
 	did := fx.hook.verdicts()[ret]
-	if did == "" {
-		fx.t.Fatalf("the program returned %d for %x", ret, frame)
-	}
+	must.Need(fx.t, did != "", "the program returned %d for %x", ret, frame)
 	return did
 }

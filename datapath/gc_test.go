@@ -28,13 +28,9 @@ func TestRemovalSparesOtherFlows(t *testing.T) {
 			fx := shared(t, hookTC, false, nil)
 			x.state(fx)
 			table := fx.d.objects.FlowTables()[x.table]
-			if table.ID != x.table {
-				t.Fatalf("table %d has the id %d", x.table, table.ID)
-			}
+			must.Need(t, table.ID == x.table, "table %d has the id %d", x.table, table.ID)
 			flows := entries[bpf.ServerKey, bpf.ServerFlow](t, table.Servers)
-			if len(flows) != 1 {
-				t.Fatalf("%d flows; want 1", len(flows))
-			}
+			must.Need(t, len(flows) == 1, "%d flows; want 1", len(flows))
 			for k, f := range flows {
 				older, other, earlier := f, f, f
 				older.F.Seen--
@@ -50,17 +46,11 @@ func TestRemovalSparesOtherFlows(t *testing.T) {
 				} {
 					r := flow.NewRemover(fx.d.objects.SyGc, y.ended, bpf.Uptime()+time.Second)
 					must.Do(t, r.Add(table, k, y.stale))
-					if err := r.Flush(); err != nil || r.Removed != y.want {
-						t.Errorf("step %d: %d flows removed, %v; want %d", step, r.Removed, err, y.want)
-					}
+					must.Do(t, r.Flush())
+					must.Row(t, step, y.want, r.Removed)
 				}
 			}
-			if n := len(entries[bpf.ServerKey, bpf.ServerFlow](t, table.Servers)); n != 0 {
-				t.Errorf("%d entries of servers are left", n)
-			}
-			if n := len(entries[bpf.ClientKey, bpf.ClientFlow](t, table.Clients)); n != 0 {
-				t.Errorf("%d entries of clients are left", n)
-			}
+			must.Do(t, fx.flowsIn(table).want(0, 0))
 		})
 	}
 }
@@ -94,16 +84,12 @@ func TestGarbageCollectionOfAMillionFlows(t *testing.T) {
 	fx.d.flows.Collect(context.Background(), nil)
 	cpu, took := cpuTime()-cpu, time.Since(start)
 	t.Logf("a walk through %d entries took %s, of which %s on a CPU", 2*million, took, cpu)
-	if c := fx.d.flows.Counts(); c.Established != million-idle {
-		t.Errorf("%d flows were counted; want %d", c.Established, million-idle)
-	}
-	if cpu > took*3/4 {
-		t.Errorf("the walk took %s of %s: that is no pause", cpu, took)
-	}
+	c := fx.d.flows.Counts()
+	must.True(t, c.Established == million-idle, "%d flows were counted; want %d", c.Established, million-idle)
+	must.True(t, cpu <= took*3/4, "the walk took %s of %s: that is no pause", cpu, took)
 	fx.d.flows.Collect(context.Background(), nil)
-	if c := fx.d.flows.Counts(); c.Established != million-idle {
-		t.Errorf("%d flows are left; want %d", c.Established, million-idle)
-	}
+	c = fx.d.flows.Counts()
+	must.True(t, c.Established == million-idle, "%d flows are left; want %d", c.Established, million-idle)
 }
 
 // fillFlows puts established flows into a table; the first `idle` of them are expired.

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -30,19 +31,9 @@ func TestFramesForOthersAreLeftAlone(t *testing.T) {
 			p.To = to
 			frame := p.Frame()
 			before := fx.counts()
-			did, out := "passed", frame
-			if h == hookXDP {
-				did, out = fx.runXDP(frame)
-			}
-			if did == "passed" {
-				did, out = fx.runTC(frame)
-			}
-			if did == "passed" && string(out) != string(frame) {
-				t.Errorf("to %s: passed on changed", to)
-			}
-			if did == "passed" && !maps.Equal(fx.counts(), before) {
-				t.Errorf("to %s: counted", to)
-			}
+			did, out := fx.through(frame)
+			must.True(t, did != "passed" || string(out) == string(frame), "to %s: passed on changed", to)
+			must.True(t, did != "passed" || maps.Equal(fx.counts(), before), "to %s: counted", to)
 			return did
 		}
 		for _, to := range []net.HardwareAddr{
@@ -51,30 +42,21 @@ func TestFramesForOthersAreLeftAlone(t *testing.T) {
 			for _, p := range []dptest.Packet{
 				tcp(dptest.SYN)(fx), tcp(dptest.ACK)(fx), toPort(81)(fx), icmp(8, 128)(fx),
 			} {
-				if got := did(to, p); got != "passed" {
-					t.Errorf("to %s: a packet of protocol %d was %s", to, p.Proto, got)
-				}
+				got := did(to, p)
+				must.True(t, got == "passed", "to %s: a packet of protocol %d was %s", to, p.Proto, got)
 			}
 		}
 		must.Do(t, fx.flows().want(0, 0))
-		if got := did(dptest.MAC, tcp(dptest.SYN)(fx)); got != "sent" {
-			t.Errorf("to the uplink: %s", got)
-		}
+		must.Row(t, "to the uplink", "sent", did(dptest.MAC, tcp(dptest.SYN)(fx)))
 		fx.watch()
 		fx.onNIC("eth0", func(nic netlink.Link) error { return netlink.LinkSetHardwareAddr(nic, other) })
 		labtest.Until(t, 10*time.Second, "the new address is known", func() error {
 			p := icmp(8, 128)(fx) // a change of the address removes all neighbours
 			p.To = other
-			run := fx.runXDP
-			if h == hookTC {
-				run = fx.runTC
-			}
-			got, _ := run(p.Frame())
+			got, _ := fx.first(p.Frame())
 			return wrong(got != "sent", "%s", got)
 		})
-		if got := did(dptest.MAC, tcp(dptest.SYN)(fx)); got != "passed" {
-			t.Errorf("to the earlier address: %s", got)
-		}
+		must.Row(t, "to the earlier address", "passed", did(dptest.MAC, tcp(dptest.SYN)(fx)))
 	})
 }
 
@@ -84,18 +66,13 @@ func TestRefusalsDoNotSilencePacketTooBig(t *testing.T) {
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		gue(fx)
 		refused := udp(fx)
-		run := fx.runTC
-		if fx.hook == hookXDP {
-			run = fx.runXDP
-		}
 		for range 3000 {
-			run(refused.Frame())
+			fx.first(refused.Frame())
 		}
 		big := tcp(dptest.ACK)(fx)
 		big.Payload = make([]byte, 1440)
-		if did, _ := run(big.Frame()); did != "sent" {
-			t.Errorf("packet too big was not answered: %s", did)
-		}
+		did, _ := fx.first(big.Frame())
+		must.Row(t, "packet too big was", "sent", did)
 	})
 }
 
@@ -115,9 +92,7 @@ func TestMappedDestination(t *testing.T) {
 		p := tcp(dptest.SYN)(fx)
 		p.Src = netip.MustParseAddrPort("[2001:db8::100]:40000")
 		p.Dst = netip.AddrPortFrom(netip.AddrFrom16(p.Dst.Addr().As16()), p.Dst.Port())
-		if r := fx.run(p.Frame()); r.did != "dropped" || r.reason != "malformed" {
-			t.Errorf("%s: %s: %s", h, r.did, r.reason)
-		}
+		fx.wantReason(string(h), p, "malformed")
 	}
 }
 
@@ -127,18 +102,15 @@ func TestRefusedPacketWithOptions(t *testing.T) {
 	each(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		web(fx)
-		before := fx.counts()
-		p := udp(fx)
-		p.Options = true
-		fx.run(p.Frame())
-		fx.shrinkMTU(1280)
-		p = fx.fromClient(dptest.TCP, dptest.SYN)
-		p.Options, p.Payload = true, make([]byte, 1300)
-		fx.run(p.Frame())
-		internal := Verdict{"drop", "internal_error"}
-		if n := fx.counts()[internal] - before[internal]; n > 0 {
-			t.Errorf("%d packets count as internal errors", n)
-		}
+		must.Row(t, "internal errors", 0, fx.counted("internal_error", func() {
+			p := udp(fx)
+			p.Options = true
+			fx.run(p.Frame())
+			fx.shrinkMTU(1280)
+			p = fx.fromClient(dptest.TCP, dptest.SYN)
+			p.Options, p.Payload = true, make([]byte, 1300)
+			fx.run(p.Frame())
+		}))
 	})
 }
 
@@ -154,16 +126,14 @@ func TestBroadcastSourcesGetNoAnswer(t *testing.T) {
 		} {
 			ping := icmp(8, 128)(fx)
 			ping.Src = netip.AddrPortFrom(netip.MustParseAddr(source), 0)
-			if r := fx.run(ping.Frame()); r.reason != want || (r.did == "dropped") != (want != "echo_reply") {
-				t.Errorf("%s: a ping from %s was %s: %s; want %s", h, source, r.did, r.reason, want)
-			}
+			r := fx.run(ping.Frame())
+			must.True(t, r.reason == want && (r.did == "dropped") == (want != "echo_reply"),
+				"%s: a ping from %s was %s: %s; want %s", h, source, r.did, r.reason, want)
 		}
 		syn := tcp(dptest.SYN)(fx)
 		syn.Src = netip.MustParseAddrPort("192.0.2.255:40000")
 		fx.wantReason(fmt.Sprintf("%s: a SYN from a broadcast address was", h), syn, "source_is_local")
-		if err := fx.flows().want(0, 0); err != nil {
-			t.Errorf("%s: %v", h, err)
-		}
+		must.Do(t, fx.flows().want(0, 0))
 	}
 }
 
@@ -189,13 +159,10 @@ func TestSpoofedTunnelPacketsDoNotLeave(t *testing.T) {
 				{"of our programs", p, 0x53580000, "passed"},
 				{"to another port", other, 0, "passed"},
 			} {
-				before := fx.counts()
-				did, _ := fx.runOut(tt.p.Frame(), tt.mark)
-				counted := fx.counts()[Verdict{Action: "drop", Reason: "tunnel_spoofed"}]
-				counted -= before[Verdict{Action: "drop", Reason: "tunnel_spoofed"}]
-				if did != tt.want || counted != uint64(bpf.Truth(did == "dropped")) {
-					t.Errorf("tunnels end here: %t: %s: %s, counted %d; want %s", ends, tt.when, did, counted, tt.want)
-				}
+				var did string
+				counted := fx.counted("tunnel_spoofed", func() { did, _ = fx.runOut(tt.p.Frame(), tt.mark) })
+				must.True(t, did == tt.want && counted == uint64(bpf.Truth(did == "dropped")),
+					"tunnels end here: %t: %s: %s, counted %d; want %s", ends, tt.when, did, counted, tt.want)
 			}
 		}
 	}
@@ -216,15 +183,11 @@ func TestSpoofedTunnelPacketsInPiecesDoNotLeave(t *testing.T) {
 				options, rest = append(options, 0), 0
 			}
 		}
-		before := fx.counts()
-		fx.do(func() error {
-			return sendPieces(fx.addr("b2"), unix.IPPROTO_DSTOPTS, options[:8], append(options[8:], udp...))
-		})
-		after := fx.counts()
-		v := Verdict{Action: "drop", Reason: "tunnel_spoofed"}
-		if after[v] != before[v]+1 {
-			t.Errorf("options of %d bytes: %d were dropped; want 1", size, after[v]-before[v])
-		}
+		must.Row(t, size, 1, fx.counted("tunnel_spoofed", func() {
+			fx.do(func() error {
+				return sendPieces(fx.addr("b2"), unix.IPPROTO_DSTOPTS, options[:8], append(options[8:], udp...))
+			})
+		}))
 	}
 }
 
@@ -235,16 +198,12 @@ func sendPieces(to netip.Addr, proto int, first, rest []byte) error {
 		return err
 	}
 	defer unix.Close(socket)
-	if err := unix.Connect(socket, &unix.SockaddrInet6{Addr: to.As16()}); err != nil {
-		return err
+	err = errors.Join(unix.Connect(socket, &unix.SockaddrInet6{Addr: to.As16()}),
+		unix.Send(socket, first, unix.MSG_MORE))
+	if last := unix.Send(socket, rest, 0); last != unix.ENOBUFS { // the packet is dropped here
+		return errors.Join(err, last)
 	}
-	if err := unix.Send(socket, first, unix.MSG_MORE); err != nil {
-		return err
-	}
-	if err := unix.Send(socket, rest, 0); err != unix.ENOBUFS { // the packet is dropped here
-		return err
-	}
-	return nil
+	return err
 }
 
 // A server that had no route and was in no table gets packets again when it has a route and is back.
@@ -303,15 +262,14 @@ func TestAllowIsForNewFlows(t *testing.T) {
 				t.Fatalf("%s, %s: %s", tt.method, tt.algorithm, r.reason)
 			}
 		}
-		if tt.goesOn != (sent == packets) || !tt.goesOn && sent > packets/2 {
-			t.Errorf("%s, %s: %d of %d packets were forwarded", tt.method, tt.algorithm, sent, packets)
-		}
+		must.True(t, tt.goesOn == (sent == packets) && (tt.goesOn || sent <= packets/2),
+			"%s, %s: %d of %d packets were forwarded", tt.method, tt.algorithm, sent, packets)
 		if tt.method != lb.MethodNAT {
 			for _, flags := range []uint8{dptest.SYN, dptest.RST, dptest.SYN} { // another flow from the same port
 				p.Flags, p.Seq, p.Payload = flags, p.Seq+1000, nil
-				if r := fx.run(p.Frame()); flags == dptest.SYN && r.reason != "not_allowed" {
-					t.Errorf("%s, %s: a new flow from a port in use: %s", tt.method, tt.algorithm, r.reason)
-				}
+				reason := fx.run(p.Frame()).reason
+				must.True(t, flags != dptest.SYN || reason == "not_allowed",
+					"%s, %s: a new flow from a port in use: %s", tt.method, tt.algorithm, reason)
 			}
 			continue
 		}
@@ -319,9 +277,7 @@ func TestAllowIsForNewFlows(t *testing.T) {
 			return netlink.RouteAdd(&netlink.Route{Dst: prefix(v4["client"] + "/32"), Type: unix.RTN_BLACKHOLE})
 		})
 		server.Flags = dptest.ACK
-		if r := fx.run(server.Frame()); r.did != "dropped" || r.reason != "no_route" {
-			t.Errorf("a reply without a route to the client: %s: %s", r.did, r.reason)
-		}
+		fx.wantReason("a reply without a route to the client", server, "no_route")
 	}
 }
 
@@ -345,9 +301,8 @@ func TestVLANTags(t *testing.T) {
 		}
 		for _, vid := range []uint16{42, 0} {
 			send(vid)
-			if p, err := dptest.Parse(w.next()); err != nil || p.Dst != fx.at("b1", 8080) || w.tag != vid {
-				t.Errorf("%s: with VID %d: %+v with VID %d, %v", h, vid, p, w.tag, err)
-			}
+			p := must.Get(dptest.Parse(w.next()))(t)
+			must.True(t, p.Dst == fx.at("b1", 8080) && w.tag == vid, "%s: VID %d: %+v with VID %d", h, vid, p, w.tag)
 		}
 		fx.secondNIC()
 		fx.service(lb.TCP, "inside")
@@ -366,7 +321,6 @@ func TestShortDatagramsAreRefused(t *testing.T) {
 	w, p := fx.wire(), udp(fx)
 	p.Payload = []byte("1")
 	w.send(p.Frame())
-	if answer, err := dptest.Parse(w.next()); err != nil || answer.Type != 3 || answer.Dst.Addr() != p.Src.Addr() {
-		t.Errorf("answered with %+v, %v", answer, err)
-	}
+	answer := must.Get(dptest.Parse(w.next()))(t)
+	must.True(t, answer.Type == 3 && answer.Dst.Addr() == p.Src.Addr(), "answered with %+v", answer)
 }

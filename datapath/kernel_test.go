@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // A kernel that lacks a feature is refused by name, with what it lacks; one that only is not tested, unless the options
@@ -30,9 +31,7 @@ func TestOldKernelsAreRefused(t *testing.T) {
 		if err := checkKernel(tt.release, tt.allow, func() []string { return tt.lacks }); err != nil {
 			got = err.Error()
 		}
-		if got != tt.want {
-			t.Errorf("%s: %q; want %q", tt.release, got, tt.want)
-		}
+		must.Row(t, tt.release, tt.want, got)
 	}
 	labtest.Root(t)
 	if lacks := lackedFeatures(); lacks != nil {
@@ -58,9 +57,7 @@ func TestMissingCapabilitiesAreNamed(t *testing.T) {
 		if err := lackedBy(effective); err != nil {
 			got, _, _ = strings.Cut(strings.TrimPrefix(err.Error(), "the agent lacks "), ";")
 		}
-		if got != want {
-			t.Errorf("%#x: lacks %q; want %q", effective, got, want)
-		}
+		must.True(t, got == want, "%#x: lacks %q; want %q", effective, got, want)
 	}
 	if err := checkCapabilities(); err != nil {
 		t.Errorf("in this test: %v", err)

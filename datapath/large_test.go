@@ -36,9 +36,7 @@ func TestServiceThatNeedsAllRoom(t *testing.T) {
 		Datapath: onHost{fx}, Announcer: fake, Prober: fake, Sources: []string{"file"}, Settle: 10 * time.Second,
 		Retry: 500 * time.Millisecond, Withdraw: 5 * time.Second, Log: quiet, Boundary: &lb.Boundary{Log: quiet},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	must.Run(t, e.Run)
 	small := pairs("small", "203.0.113.11", 1, 3)
 	e.Put(small)
@@ -46,9 +44,7 @@ func TestServiceThatNeedsAllRoom(t *testing.T) {
 	await := func(what string, within time.Duration, ok func() bool) {
 		t.Helper()
 		for start := time.Now(); !ok(); time.Sleep(time.Millisecond) {
-			if time.Since(start) > within {
-				t.Fatalf("%s: not within %s", what, within)
-			}
+			must.Need(t, time.Since(start) <= within, "%s: not within %s", what, within)
 		}
 	}
 	backends := func() int {
@@ -83,28 +79,23 @@ func TestServiceThatNeedsAllRoom(t *testing.T) {
 	}
 	e.Put(restricted)
 	await("too many sources are refused", time.Minute, func() bool { return reasonOf(t, e, "restricted") != "" })
-	if n := backends(); n != 3 {
-		t.Errorf("%d backends; want none of the refused services", n)
-	}
+	must.Row(t, "backends, none of the refused services", 3, backends())
 	await("nothing is behind", time.Minute, func() bool { return e.Progress().Behind.IsZero() }) // after all calls
-	if e.InForce("too large") || !e.InForce("small") {
-		t.Errorf("in force %t and %t; only the refused service is not", e.InForce("too large"), e.InForce("small"))
-	}
+	must.True(t, !e.InForce("too large") && e.InForce("small"),
+		"in force %t and %t; only the refused service is not", e.InForce("too large"), e.InForce("small"))
 
 	start := time.Now()
 	e.Put(pairs("large", "203.0.113.13", 40, 1000))
 	await("large is being written", 20*time.Second, func() bool { return backends() > 5000 })
 	fail()
 	await("the failed server is taken out", 2*time.Second, func() bool { return targets() == 2 })
-	if n := backends(); n > 36000 {
-		t.Errorf("%d backends were written before it", n)
-	}
+	n := backends()
+	must.True(t, n <= 36000, "%d backends were written before it", n)
 	for range 10 {
 		start := time.Now()
 		must.Get(e.StatusOf(t.Context(), small.VIPs[0]))(t)
-		if took := time.Since(start); took > 100*time.Millisecond {
-			t.Errorf("a status took %s", took)
-		}
+		took := time.Since(start)
+		must.True(t, took <= 100*time.Millisecond, "a status took %s", took)
 	}
 	await("large is served", 2*time.Minute, func() bool { return e.InForce("large") })
 	t.Logf("40,000 pairs took %s", time.Since(start))
@@ -158,14 +149,10 @@ func TestPanicOfATable(t *testing.T) {
 		delta.Put = append(delta.Put, lb.Build(s, nil, lb.Drains{}).Frontends...)
 	}
 	failed := onHost{fx}.Apply(t.Context(), delta)
-	if err := failed[delta.Put[0].Frontend]; len(failed) != 1 || !errors.Is(err, lb.ErrRefused) {
-		t.Errorf("failed %v; want the one with the panic", failed)
-	}
-	if held, err := fx.d.Held(); err != nil || len(held) != 2 {
-		t.Errorf("held %v, %v; want those of the other service", held, err)
-	}
+	must.True(t, len(failed) == 1 && errors.Is(failed[delta.Put[0].Frontend], lb.ErrRefused),
+		"failed %v; want the one with the panic", failed)
+	must.Row(t, "frontends of the other service", 2, len(must.Get(fx.d.Held())(t)))
 	on = false
-	if failed := (onHost{fx}).Apply(t.Context(), delta); len(failed) > 0 || len(b.Troubles()) > 0 {
-		t.Errorf("failed %v, troubles %q without the panic", failed, b.Troubles())
-	}
+	failed = onHost{fx}.Apply(t.Context(), delta)
+	must.True(t, len(failed)+len(b.Troubles()) == 0, "failed %v, troubles %q without the panic", failed, b.Troubles())
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // This file has the states, packets and checks of methodRows.
@@ -80,9 +81,7 @@ func after(state func(*fixture), first func(*fixture) dptest.Packet) func(*fixtu
 	return func(fx *fixture) {
 		state(fx)
 		r := fx.run(first(fx).Frame())
-		if r.did != "sent" {
-			fx.t.Fatalf("the first packet was %s: %s", r.did, r.reason)
-		}
+		must.Need(fx.t, r.did == "sent", "the first packet was %s: %s", r.did, r.reason)
 		fx.server = server(r)
 	}
 }

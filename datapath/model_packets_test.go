@@ -11,6 +11,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // newModel makes a fixture with services of every kind, and its model.
@@ -217,22 +218,18 @@ func TestModel(t *testing.T) {
 					i, got.did, got.reason, want.did, want.reason, p, m.clients[x], m.servers[x], m.halfOpen(x))
 			}
 			if want.check != nil {
-				if err := want.check(p, got.out); err != nil {
-					t.Fatalf("packet %d (%s): %v\n%+v", i, want.reason, err, p)
-				}
+				err := want.check(p, got.out)
+				must.Need(t, err == nil, "packet %d (%s): %v\n%+v", i, want.reason, err, p)
 			}
 			seen[got.reason]++
 		}
 		t.Log(seen, others)
-		if others < 10 {
-			t.Errorf("only %d frames were for another MAC address", others)
-		}
+		must.True(t, others >= 10, "only %d frames were for another MAC address", others)
 		for _, reason := range []string{"forwarded", "not_ours", "no_flow", "bad_ack", "no_frontend", "not_allowed",
 			"no_backend", "fragment_not_found", "unsupported_protocol", "echo_reply", "ttl_expired",
 			"source_is_local", "malformed"} {
-			if seen[reason] < 10 {
-				t.Errorf("only %d packets were %s: the generator covers too little", seen[reason], reason)
-			}
+			must.True(t, seen[reason] >= 10,
+				"only %d packets were %s: the generator covers too little", seen[reason], reason)
 		}
 	})
 }

@@ -182,9 +182,7 @@ func (m *model) service(p dptest.Packet) prediction {
 }
 
 func (m *model) refused(s segment, reason string) prediction {
-	check := func(in, out dptest.Packet) error {
-		return unreachable(m.fx, in, out)
-	}
+	check := func(in, out dptest.Packet) error { return unreachable(m.fx, in, out) }
 	switch {
 	case s.stream && s.rst:
 		return drop(reason)

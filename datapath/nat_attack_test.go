@@ -67,29 +67,24 @@ func TestHandshakesDuringASYNFlood(t *testing.T) {
 					in = fx.reply(flags)
 				}
 				r := fx.run(in.Frame())
-				if r.did != "sent" || r.reason != "forwarded" {
-					t.Fatalf("%s: step %d of handshake %d: %s: %s", h, step, i, r.did, r.reason)
-				}
+				must.Need(t, r.did == "sent" && r.reason == "forwarded",
+					"%s: step %d of handshake %d: %s: %s", h, step, i, r.did, r.reason)
 				switch step {
 				case 0:
 					sent[i] = r.out
 				case 1:
-					if want := fx.on(i, dptest.TCP, 0).Src; r.out.Dst != want {
-						t.Fatalf("%s: the answer to %s went to %s", h, want, r.out.Dst)
-					}
+					want := fx.on(i, dptest.TCP, 0).Src
+					must.Need(t, r.out.Dst == want, "%s: the answer to %s went to %s", h, want, r.out.Dst)
 				case 2:
-					if r.out.Src != sent[i].Src {
-						t.Fatalf("%s: handshake %d continued from %s, after %s", h, i, r.out.Src, sent[i].Src)
-					}
+					must.Need(t, r.out.Src == sent[i].Src,
+						"%s: handshake %d continued from %s, after %s", h, i, r.out.Src, sent[i].Src)
 				}
 				if step < 2 && i%4 == 3 {
 					fx.runMany(fx.invented(rnd, between/3, dptest.TCP, dptest.SYN))
 				}
 			}
 		}
-		if err := fx.confirmed().want(clients, clients); err != nil {
-			t.Errorf("%s: %v", h, err)
-		}
+		must.Do(t, fx.confirmed().want(clients, clients))
 	}
 }
 
@@ -102,13 +97,9 @@ func TestUDPSourcePortsAreNotTakenOver(t *testing.T) {
 		fx.service(lb.UDP, "b1")
 		victim := fx.run(udp(fx).Frame())
 		did := fx.runMany(fx.invented(rand.New(rand.NewPCG(1, 2)), 3000, dptest.UDP, 0))
-		if did["dropped"] == 0 {
-			t.Error("the source ports are not used up: the test covers nothing")
-		}
+		must.True(t, did["dropped"] > 0, "the source ports are not used up: the test covers nothing")
 		fx.last = victim.out
-		if r := fx.run(fx.reply(0).Frame()); r.out.Dst != udp(fx).Src {
-			t.Errorf("the answer went to %s; want %s", r.out.Dst, udp(fx).Src)
-		}
+		must.Row(t, "the answer went to", udp(fx).Src, fx.run(fx.reply(0).Frame()).out.Dst)
 	})
 }
 
@@ -133,16 +124,11 @@ func TestUDPFloodLeavesOthersAlone(t *testing.T) {
 		again.Src = from
 		fx.runMany([][]byte{answer.Frame(), again.Frame()})
 	}
-	if n := len(fx.confirmed().servers); n != 100 {
-		t.Errorf("the flooded service has %d flows; want its share of 100", n)
-	}
+	must.Row(t, "flows of the flooded service", 100, len(fx.confirmed().servers)) // its share
 	other := udp(fx)
 	other.Dst = fx.at("vip", 81)
 	fx.wantReason("another UDP service", other, forwarded)
-	shake := []func(*fixture) dptest.Packet{tcp(dptest.SYN), replies(dptest.SYN | dptest.ACK), tcp(dptest.ACK)}
-	for _, p := range shake {
-		fx.wantReason("TCP", p(fx), forwarded)
-	}
+	must.Row(t, "a connection by TCP", "", fx.openFlow(lb.TCP, 0))
 }
 
 // age makes the last packet of one side of all flows older.
@@ -173,9 +159,8 @@ func TestHandshakeAcrossAChange(t *testing.T) {
 				server := fx.went(tcp(dptest.SYN)(fx))
 				fx.service(lb.TCP, after...)
 				fx.run(fx.reply(dptest.SYN | dptest.ACK).Frame())
-				if to := fx.went(tcp(dptest.ACK)(fx)); to != server {
-					t.Errorf("%v, then %v: the SYN went to %s, the ACK to %s", before, after, server, to)
-				}
+				to := fx.went(tcp(dptest.ACK)(fx))
+				must.True(t, to == server, "%v, then %v: the SYN went to %s, the ACK to %s", before, after, server, to)
 			}
 		}
 	})
@@ -229,11 +214,9 @@ func TestForgedSYNAndRSTOfAClient(t *testing.T) {
 // Another CPU may write an entry after this one has read the clock.
 func TestNewerEntriesAreNotExpired(t *testing.T) {
 	t.Parallel()
-	eachOf(t, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} }, func(t *testing.T, fx *fixture) {
+	eachOf(t, onePort, func(t *testing.T, fx *fixture) {
 		fx.service(lb.TCP, "b1")
-		if why := fx.openFlow(lb.TCP, 0); why != "" {
-			t.Fatal(why)
-		}
+		must.Equal(t, "", fx.openFlow(lb.TCP, 0))
 		fx.goesOn(lb.TCP, 0)
 		fx.age(-time.Second, -time.Second)
 		fx.wantReason("a SYN of another client", fx.on(1, dptest.TCP, dptest.SYN), "snat_exhausted")

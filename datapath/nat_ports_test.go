@@ -28,11 +28,8 @@ func (fx *fixture) closedBy(server bool) {
 		fins[1].Ack = 5001
 		fins[0], fins[1] = fins[1], fins[0]
 	}
-	for _, p := range fins {
-		if r := fx.run(p.Frame()); r.did != "sent" {
-			fx.t.Fatalf("FIN was %s: %s", r.did, r.reason)
-		}
-	}
+	fx.went(fins[0])
+	fx.went(fins[1])
 }
 
 // A source port rests while the server may have its connection in TIME_WAIT, unless the server must accept the SYN (RFC
@@ -58,7 +55,7 @@ func TestSourcePortsRest(t *testing.T) {
 		{"client first, after the short rest", false, 12 * time.Second, 900, 0, "forwarded"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			fx := shared(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+			fx := shared(t, hookTC, false, onePort)
 			fx.service(lb.TCP, "b1")
 			connect(fx)
 			fx.closedBy(tt.serverFirst)
@@ -86,17 +83,11 @@ func TestSNATPortsChange(t *testing.T) {
 		fx.close()
 		fx.o.SNATPorts = []PortRange{{2000, 2999}}
 		fx.open()
-		if r := fx.run(fx.fromClient(dptest.TCP, dptest.ACK).Frame()); r.did != "sent" || r.out.Src.Port() != port {
-			t.Errorf("a packet of the flow was %s from port %d; want %d", r.did, r.out.Src.Port(), port)
-		}
-		if r := fx.run(fx.reply(dptest.ACK).Frame()); r.did != "sent" || r.out.Dst != fx.at("client", 40000) {
-			t.Errorf("an answer was %s (%s)", r.did, r.reason)
-		}
-		p := fx.fromClient(dptest.TCP, dptest.SYN)
-		p.Src = fx.at("client", 40001)
-		if r := fx.run(p.Frame()); r.did != "sent" || r.out.Src.Port()/1000 != 2 {
-			t.Errorf("a new flow was %s from port %d", r.did, r.out.Src.Port())
-		}
+		fx.went(fx.fromClient(dptest.TCP, dptest.ACK))
+		must.Row(t, "the port of the flow", port, fx.last.Src.Port())
+		must.Row(t, "an answer went to", fx.at("client", 40000), fx.run(fx.reply(dptest.ACK).Frame()).out.Dst)
+		fx.went(fx.on(1, dptest.TCP, dptest.SYN))
+		must.Row(t, "the thousands of the port of a new flow", 2, fx.last.Src.Port()/1000)
 	})
 }
 
@@ -104,31 +95,26 @@ func TestSNATPortsChange(t *testing.T) {
 // There is one port here.
 func TestUnacknowledgedDataGoesToNoOtherClient(t *testing.T) {
 	t.Parallel()
-	fx := shared(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+	fx := shared(t, hookTC, false, onePort)
 	fx.service(lb.TCP, "b1")
 	connect(fx)
 	answer := fx.reply(dptest.FIN | dptest.ACK)
 	answer.Seq, answer.Ack = 5001, 1001
 	fin := fx.fromClient(dptest.TCP, dptest.FIN|dptest.ACK) // has not received the answer
 	fin.Payload = nil
-	for _, p := range []dptest.Packet{answer, fin} {
-		if r := fx.run(p.Frame()); r.did != "sent" {
-			t.Fatalf("FIN was %s: %s", r.did, r.reason)
-		}
-	}
+	fx.went(answer)
+	fx.went(fin)
 	syn := fx.on(1, dptest.TCP, dptest.SYN)
 	syn.Seq = 1 << 20
 	fx.run(syn.Frame())
-	if r := fx.run(answer.Frame()); r.out.Dst != fx.fromClient(dptest.TCP, 0).Src {
-		t.Errorf("the answer, sent again, went to %s", r.out.Dst)
-	}
+	must.Row(t, "the answer, sent again, went to", fx.fromClient(dptest.TCP, 0).Src, fx.run(answer.Frame()).out.Dst)
 }
 
 // The source port of a connection whose client had all does not rest longer because that client has a newer connection
 // from the same port by now, whose entry has replaced that of the older one. There is one port here.
 func TestSourcePortOfAClientThatCameBack(t *testing.T) {
 	t.Parallel()
-	fx := shared(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+	fx := shared(t, hookTC, false, onePort)
 	fx.service(lb.TCP, "b1")
 	connect(fx)
 	fx.closedBy(true)
@@ -152,21 +138,17 @@ func TestEverySourcePortIsUsed(t *testing.T) {
 				fx.service(lb.TCP, "b1", "b2")
 			}
 			r := fx.run(fx.on(flow, dptest.TCP, dptest.SYN).Frame())
-			if r.reason != forwarded {
-				t.Fatalf("flow %d of %d: the SYN is %s: %s", flow, ports, r.did, r.reason)
-			}
+			must.Need(t, r.reason == forwarded, "flow %d of %d: the SYN is %s: %s", flow, ports, r.did, r.reason)
 			fx.last = r.out
 			again := fx.run(fx.on(flow, dptest.TCP, dptest.SYN).Frame())
-			if again.did != "sent" || again.out.Src != r.out.Src {
-				t.Fatalf("flow %d: the SYN again is %s from %s, after %s", flow, again.did, again.out.Src, r.out.Src)
-			}
+			must.Need(t, again.did == "sent" && again.out.Src == r.out.Src,
+				"flow %d: the SYN again is %s from %s, after %s", flow, again.did, again.out.Src, r.out.Src)
 			ack := fx.on(flow, dptest.TCP, dptest.ACK)
-			if back := fx.run(fx.reply(dptest.SYN | dptest.ACK).Frame()); back.out.Dst != ack.Src {
-				t.Fatalf("flow %d: the SYN-ACK is %s to %s", flow, back.did, back.out.Dst)
-			}
-			if got := fx.run(ack.Frame()); got.reason != forwarded || got.out.Src != r.out.Src {
-				t.Fatalf("flow %d: the ACK is %s from %s; want %s", flow, got.reason, got.out.Src, r.out.Src)
-			}
+			back := fx.run(fx.reply(dptest.SYN | dptest.ACK).Frame())
+			must.Need(t, back.out.Dst == ack.Src, "flow %d: the SYN-ACK is %s to %s", flow, back.did, back.out.Dst)
+			got := fx.run(ack.Frame())
+			must.Need(t, got.reason == forwarded && got.out.Src == r.out.Src,
+				"flow %d: the ACK is %s from %s; want %s", flow, got.reason, got.out.Src, r.out.Src)
 		}
 	})
 }
@@ -187,9 +169,7 @@ func TestForgedSYNsAndSYNCookies(t *testing.T) {
 					if in.Payload, in.Seq, in.Ack = nil, seq, 0; in.Flags&dptest.ACK > 0 {
 						in.Seq, in.Ack = cookie, seq+1
 					}
-					if r := fx.run(in.Frame()); r.reason != forwarded {
-						t.Fatalf("%s: %s", h, r.reason)
-					}
+					fx.went(in)
 				}
 			}
 			for i := range x.before {
@@ -206,9 +186,7 @@ func TestForgedSYNsAndSYNCookies(t *testing.T) {
 				bare(fx.fromClient(dptest.TCP, dptest.ACK), 1001, 1<<31), "bad_ack")
 			fx.wantReason(fmt.Sprintf("%s: %+v: the ACK of the client", h, x),
 				bare(fx.fromClient(dptest.TCP, dptest.ACK), 1001, 5001), forwarded)
-			if err := fx.confirmed().want(1, 1); err != nil {
-				t.Errorf("%s: %+v: %v", h, x, err)
-			}
+			must.Do(t, fx.confirmed().want(1, 1))
 		}
 	}
 }
@@ -226,26 +204,16 @@ func TestHandshakeWithAFullTable(t *testing.T) {
 		ack := bare(fx.fromClient(dptest.TCP, dptest.ACK), 1001, 5001)
 		for range 2 {
 			r := fx.run(ack.Frame())
-			if r.did != "sent" || r.reason != "flows_full" {
-				t.Fatalf("the ACK: %s: %s", r.did, r.reason)
-			}
-			if err := aReset(fx, ack, r.out); err != nil {
-				t.Error(err)
-			}
+			must.Need(t, r.did == "sent" && r.reason == "flows_full", "the ACK: %s: %s", r.did, r.reason)
+			must.Do(t, aReset(fx, ack, r.out))
 		}
 		fx.went(answer)
-		if to := fx.went(bare(fx.fromClient(dptest.TCP, dptest.RST), 1001, 0)); to != fx.addr("b1") {
-			t.Errorf("the reset went to %s", to)
-		}
+		must.Row(t, "the reset went to", fx.addr("b1"), fx.went(bare(fx.fromClient(dptest.TCP, dptest.RST), 1001, 0)))
 		for _, f := range fx.flowsIn(fx.d.objects.FlowTables()[0]).servers {
-			if f.F.State != uint8(bpf.FlowClosed) {
-				t.Errorf("the half-open flow is in state %d", f.F.State)
-			}
+			must.True(t, f.F.State == uint8(bpf.FlowClosed), "the half-open flow is in state %d", f.F.State)
 		}
 		fx.clear("sy_stream_servers")
-		if why := fx.openFlow(lb.TCP, 1); why != "" {
-			t.Errorf("a connection when there is room: %s", why)
-		}
+		must.Row(t, "a connection when there is room", "", fx.openFlow(lb.TCP, 1))
 	})
 }
 
@@ -279,13 +247,10 @@ func TestForgedINITs(t *testing.T) {
 		send(answer, chunkCookieAck, 0, 1000)
 		send(answer, chunkAbort, 0, 1000)
 		for _, f := range fx.confirmed().servers {
-			if f.F.State != uint8(bpf.FlowClosed) {
-				t.Errorf("%s: after an ABORT the flow is in state %d", name, f.F.State)
-			}
+			must.True(t, f.F.State == uint8(bpf.FlowClosed),
+				"%s: after an ABORT the flow is in state %d", name, f.F.State)
 		}
-		if err := fx.confirmed().want(1, 1); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		must.Do(t, fx.confirmed().want(1, 1))
 	}
 }
 
@@ -325,9 +290,7 @@ func TestBlindDataDoesNotChooseTheNumberOfARST(t *testing.T) {
 	reset.Seq = data.Seq + uint32(len(data.Payload))
 	fx.runMany([][]byte{data.Frame(), reset.Frame()})
 	for _, f := range fx.confirmed().servers {
-		if f.F.State != uint8(bpf.FlowEstablished) {
-			t.Errorf("the flow is in state %d", f.F.State)
-		}
+		must.True(t, f.F.State == uint8(bpf.FlowEstablished), "the flow is in state %d", f.F.State)
 	}
 }
 

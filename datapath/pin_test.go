@@ -55,15 +55,15 @@ func TestFailedFirstStartLeavesNothing(t *testing.T) {
 				t.Parallel()
 				l := labtest.New(t)
 				fx := &fixture{t: t, host: labtest.Host(t, l, "lb"), hook: hookXDP}
+				t.Cleanup(fx.stopCalls)
 				ends := []lab.End{{Host: fx.host, Name: "eth0"}, {Host: labtest.Host(t, l, "peer"), Name: "eth0"}}
 				must.Do(t, l.Link(ends[0], ends[1], lab.LinkOptions{}))
 				fx.o = testOptions()
 				fx.o.ForceClsact = hook == "clsact"
 				fx.failsAsBefore(fail)
 				fx.open()
-				if s := fx.d.Interfaces()[0]; s.Hook != hook || s.Mode != ModeXDP {
-					t.Errorf("attached as %+v", s)
-				}
+				s := fx.d.Interfaces()[0]
+				must.True(t, s.Hook == hook && s.Mode == ModeXDP, "attached as %+v", s)
 			})
 		}
 	}
@@ -80,9 +80,7 @@ func TestFailedTakeoverLeavesPins(t *testing.T) {
 				established(fx)
 				fx.close()
 				fx.failsAsBefore(fail)
-				if did := fx.runAttached(tcp(dptest.ACK)(fx).Frame()); did != "sent" {
-					t.Errorf("a packet of the flow was %s", did)
-				}
+				must.Row(t, "a packet of the flow was", "sent", fx.runAttached(tcp(dptest.ACK)(fx).Frame()))
 				fx.open()
 				must.Do(t, fx.flows().want(1, 1))
 			})
@@ -96,17 +94,11 @@ func TestUnpublishedPinsAreRemoved(t *testing.T) {
 	fx := newFixture(t, hookXDP, false, nil)
 	fx.service(lb.TCP, "b1")
 	fx.close()
-	fx.do(func() error {
-		return os.Rename(fx.o.PinPath+"/"+pin.Schema, fx.o.PinPath+"/"+pin.Unpublished)
-	})
+	fx.do(func() error { return os.Rename(fx.o.PinPath+"/"+pin.Schema, fx.o.PinPath+"/"+pin.Unpublished) })
 	fx.open()
-	if held, err := fx.d.Held(); err != nil || len(held) != 0 {
-		t.Errorf("held %v, %v; want nothing", held, err)
-	}
+	must.Row(t, "held", nil, must.Get(fx.d.Held())(t))
 	for _, name := range fx.pinned() {
-		if !strings.HasPrefix(name, pin.Schema+"/") {
-			t.Errorf("%s is still pinned", name)
-		}
+		must.True(t, strings.HasPrefix(name, pin.Schema+"/"), "%s is still pinned", name)
 	}
 }
 
@@ -126,9 +118,7 @@ func TestUnusedDirectoriesAreRemoved(t *testing.T) {
 		return pinArray(filepath.Join(fx.o.PinPath, "v8-new", "sy_flows"))
 	})
 	fx.open()
-	if held, err := fx.d.Held(); err != nil || len(held) != 1 {
-		t.Errorf("held %v, %v; want the frontend of the earlier agent", held, err)
-	}
+	must.Row(t, "frontends of the earlier agent", 1, len(must.Get(fx.d.Held())(t)))
 	fx.do(func() error {
 		dirs, err := filepath.Glob(filepath.Join(fx.o.PinPath, "*"))
 		must.Equal(t, []string{filepath.Join(fx.o.PinPath, pin.Schema)}, dirs)
@@ -175,11 +165,8 @@ func (fx *fixture) inForce() map[string]string {
 			s[path], err = describePin(path)
 			return err
 		})
-		if err != nil {
-			return err
-		}
-		nic, err := netlink.LinkByName("eth0")
-		if err != nil {
+		nic, errNIC := netlink.LinkByName("eth0")
+		if err := errors.Join(err, errNIC); err != nil {
 			return err
 		}
 		s["XDP of eth0"] = fmt.Sprint(nic.Attrs().Xdp.Attached, nic.Attrs().Xdp.ProgId)
@@ -301,18 +288,14 @@ func TestHiddenPins(t *testing.T) {
 			if mode == ModeXDP {
 				want = 3
 			}
-			if s := fx.d.Interfaces()[0]; s.Mode != mode || len(attached()) != want {
-				t.Errorf("%+v, links %v", s, attached())
-			}
-			if e := fx.explainClient(); e.Fault != "" || e.Reply != forwarded {
-				t.Errorf("explain: reply %q, fault %q", e.Reply, e.Fault)
-			}
+			s := fx.d.Interfaces()[0]
+			must.True(t, s.Mode == mode && len(attached()) == want, "%+v, links %v", s, attached())
+			e := fx.explainClient()
+			must.True(t, e.Fault == "" && e.Reply == forwarded, "explain: reply %q, fault %q", e.Reply, e.Fault)
 			fx.close()
 			fx.do(hide)
 			fx.do(func() error { return Cleanup(fx.o.PinPath, fx.o.StateDir, quiet) })
-			if got := attached(); len(got) > 0 {
-				t.Errorf("links %v are attached after cleanup", got)
-			}
+			must.Row(t, "links after cleanup", nil, attached())
 		})
 	}
 }
@@ -340,10 +323,7 @@ func TestHiddenPinsAreShownAgain(t *testing.T) {
 func (fx *fixture) failsAsBefore(fail func(*Options)) {
 	fx.t.Helper()
 	before, o := fx.inForce(), fx.o
-	fx.do(func() error {
-		fail(&fx.o)
-		return nil
-	})
+	fx.do(func() error { fail(&fx.o); return nil })
 	fx.refused()
 	fx.o = o
 	must.Equal(fx.t, before, fx.inForce())

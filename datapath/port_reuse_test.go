@@ -8,6 +8,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,25 +23,21 @@ func reopened(t *testing.T, fx *fixture) (ack dptest.Packet) {
 	connect(fx)
 	first := fx.last
 	fx.closedBy(true)
-	last := fx.fromClient(dptest.TCP, dptest.ACK)
-	last.Seq, last.Ack, last.Payload = 1006, 5008, nil
-	fx.run(last.Frame())
+	fx.run(bare(fx.fromClient(dptest.TCP, dptest.ACK), 1006, 5008).Frame())
+	return opensAgain(t, fx, first)
+}
+
+// opensAgain lets a client open another connection from the same port, to b2, and returns a packet of it.
+func opensAgain(t *testing.T, fx *fixture, first dptest.Packet) (ack dptest.Packet) {
+	t.Helper()
 	fx.service(lb.TCP, "b2")
-	syn := fx.fromClient(dptest.TCP, dptest.SYN)
-	syn.Seq, syn.Payload = 900_000, nil
-	fx.went(syn)
+	fx.went(bare(fx.fromClient(dptest.TCP, dptest.SYN), 900_000, 0))
 	second := fx.last
-	if second.Dst == first.Dst || second.Src != first.Src {
-		t.Fatalf("first %s -> %s, second %s -> %s", first.Src, first.Dst, second.Src, second.Dst)
-	}
-	answer := fx.reply(dptest.SYN | dptest.ACK)
-	answer.Seq, answer.Ack, answer.Payload = 700_000, 900_001, nil
-	fx.went(answer)
-	ack = fx.fromClient(dptest.TCP, dptest.ACK)
-	ack.Seq, ack.Ack, ack.Payload = 900_001, 700_001, nil
-	if to := fx.went(ack); to != second.Dst.Addr() {
-		t.Fatalf("ACK went to %s", to)
-	}
+	must.Need(t, second.Dst != first.Dst && second.Src == first.Src,
+		"first %s -> %s, second %s -> %s", first.Src, first.Dst, second.Src, second.Dst)
+	fx.went(bare(fx.reply(dptest.SYN|dptest.ACK), 700_000, 900_001))
+	ack = bare(fx.fromClient(dptest.TCP, dptest.ACK), 900_001, 700_001)
+	must.Equal(t, second.Dst.Addr(), fx.went(ack))
 	return ack
 }
 
@@ -59,9 +56,9 @@ func TestAClaimedPortEndsNoOtherFlow(t *testing.T) {
 			fx.clear("sy_snat_used") // programs believe the hints for a second
 			fx.service(lb.TCP, "b1") // the first server is back
 			fx.run(bare(fx.on(1, dptest.TCP, dptest.SYN), seq, 0).Frame())
-			if r := fx.run(ack.Frame()); r.reason != forwarded || r.out.Dst.Addr() != live {
-				t.Errorf("expired %t: the live connection: %s: %s, flags %#x", expired, r.did, r.reason, r.out.Flags)
-			}
+			r := fx.run(ack.Frame())
+			must.True(t, r.reason == forwarded && r.out.Dst.Addr() == live,
+				"expired %t: the live connection: %s: %s, flags %#x", expired, r.did, r.reason, r.out.Flags)
 		}
 	})
 }
@@ -95,10 +92,10 @@ func TestReclaimEndsNoOtherFlow(t *testing.T) {
 			answer := fx.reply(dptest.SYN | dptest.ACK)
 			fx.run(answer.Frame())
 			fx.run(fx.on(i, dptest.TCP, dptest.ACK).Frame())
-			if r := fx.run(ack.Frame()); r.reason != forwarded || r.out.Dst.Addr() != live {
-				t.Fatalf("after %d flows of others (%d before): a packet of the live connection: %s: %s, flags %#x",
-					i+1, before, r.did, r.reason, r.out.Flags)
-			}
+			r := fx.run(ack.Frame())
+			must.Need(t, r.reason == forwarded && r.out.Dst.Addr() == live,
+				"after %d flows of others (%d before): a packet of the live connection: %s: %s, flags %#x",
+				i+1, before, r.did, r.reason, r.out.Flags)
 		}
 	})
 }
@@ -110,24 +107,9 @@ func hungAndReopened(t *testing.T, fx *fixture) (hung, ack dptest.Packet) {
 	fx.service(lb.TCP, "b1")
 	connect(fx)
 	hung = fx.last
-	fin := fx.fromClient(dptest.TCP, dptest.FIN|dptest.ACK)
-	fin.Seq, fin.Ack, fin.Payload = 1005, 5001, nil
-	fx.went(fin)
+	fx.went(bare(fx.fromClient(dptest.TCP, dptest.FIN|dptest.ACK), 1005, 5001))
 	fx.age(5*time.Minute, 5*time.Minute)
-	fx.service(lb.TCP, "b2")
-	syn := fx.fromClient(dptest.TCP, dptest.SYN)
-	syn.Seq, syn.Payload = 900_000, nil
-	fx.went(syn)
-	if fx.last.Dst == hung.Dst || fx.last.Src != hung.Src {
-		t.Fatalf("first %s -> %s, second %s -> %s", hung.Src, hung.Dst, fx.last.Src, fx.last.Dst)
-	}
-	answer := fx.reply(dptest.SYN | dptest.ACK)
-	answer.Seq, answer.Ack, answer.Payload = 700_000, 900_001, nil
-	fx.went(answer)
-	ack = fx.fromClient(dptest.TCP, dptest.ACK)
-	ack.Seq, ack.Ack, ack.Payload = 900_001, 700_001, nil
-	fx.went(ack)
-	return hung, ack
+	return hung, opensAgain(t, fx, hung)
 }
 
 // The agent keeps the expired flow as long as the newer connection of the client lives.
@@ -137,9 +119,7 @@ func TestAnExpiredFlowIsRemovedBesideAnotherOne(t *testing.T) {
 	hungAndReopened(t, fx)
 	fx.collect()
 	fx.collect()
-	if n := len(fx.confirmed().servers); n != 1 {
-		t.Errorf("%d flows; want 1: the other one expired a minute ago", n)
-	}
+	must.Row(t, "flows", 1, len(fx.confirmed().servers)) // the other one expired a minute ago
 }
 
 // When the first server goes down, the agent resets the client's live connection with the second one.
@@ -152,12 +132,10 @@ func TestNoResetOfAnotherFlow(t *testing.T) {
 		plan := fx.service(lb.TCP, "b1", "b2")
 		fx.goDown(plan, hung.Dst)
 		var s int
-		if err := fx.peer.Do(func() (err error) {
+		must.Do(t, fx.peer.Do(func() (err error) {
 			s, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK, int(0x0300)) // ETH_P_ALL
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		defer unix.Close(s)
 		fx.end()
 		time.Sleep(200 * time.Millisecond)
@@ -171,14 +149,10 @@ func TestNoResetOfAnotherFlow(t *testing.T) {
 			if v6 {
 				off = 54
 			}
-			if n < off+20 || binary.BigEndian.Uint16(b[off:]) != 80 || b[off+13]&4 == 0 {
-				continue
-			}
-			t.Errorf("v6 %t: a RST to port %d of the client", v6, binary.BigEndian.Uint16(b[off+2:]))
+			isReset := n >= off+20 && binary.BigEndian.Uint16(b[off:]) == 80 && b[off+13]&4 != 0
+			must.True(t, !isReset, "v6 %t: a RST to port %d of the client", v6, binary.BigEndian.Uint16(b[off+2:]))
 		}
-		if r := fx.run(ack.Frame()); r.reason != forwarded || r.out.Dst.Addr() != fx.addr("b2") {
-			t.Errorf("the live connection: %s %s", r.did, r.reason)
-		}
+		must.Row(t, "the live connection", fx.addr("b2"), fx.went(ack))
 	}
 }
 
@@ -198,19 +172,15 @@ func TestAnExpiredUDPFlowMovesNoOtherOne(t *testing.T) {
 		live := fx.last
 		fx.went(fx.reply(0))
 		fx.went(udp(fx))
-		if live.Src != first.Src {
-			t.Fatalf("%s, %s", first.Src, live.Src)
-		}
+		must.Equal(t, first.Src, live.Src)
 		fx.service(lb.UDP, "b1") // back; b2 is drained: the live flow keeps it
-		if r := fx.run(udp(fx).Frame()); r.out.Dst != live.Dst {
-			t.Fatalf("before: %s", r.out.Dst)
-		}
+		must.Equal(t, live.Dst, fx.run(udp(fx).Frame()).out.Dst)
 		for i := range 16 {
 			fx.run(fx.on(i, dptest.UDP, 0).Frame())
-			if r := fx.run(udp(fx).Frame()); r.out.Dst != live.Dst || r.out.Src != live.Src {
-				t.Fatalf("after %d datagrams of others the live flow goes from %s to %s (%s); it went from %s to %s",
-					i+1, r.out.Src, r.out.Dst, r.reason, live.Src, live.Dst)
-			}
+			r := fx.run(udp(fx).Frame())
+			must.Need(t, r.out.Dst == live.Dst && r.out.Src == live.Src,
+				"after %d datagrams of others the live flow goes from %s to %s (%s); it went from %s to %s",
+				i+1, r.out.Src, r.out.Dst, r.reason, live.Src, live.Dst)
 		}
 	})
 }
@@ -227,9 +197,7 @@ func TestLastACKAfterASimultaneousClose(t *testing.T) {
 		fin.Payload = nil
 		fx.went(answer)
 		fx.went(fin)
-		ack := fx.fromClient(dptest.TCP, dptest.ACK)
-		ack.Seq, ack.Ack, ack.Payload = 1002, 5008, nil
-		fx.went(ack)
+		fx.went(bare(fx.fromClient(dptest.TCP, dptest.ACK), 1002, 5008))
 		syn := fx.on(1, dptest.TCP, dptest.SYN)
 		syn.Seq = 1 << 20
 		fx.wantReason("a SYN that the server must accept", syn, forwarded)

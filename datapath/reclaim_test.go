@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -62,45 +63,16 @@ func (fx *fixture) openFlow(proto lb.Protocol, i int) string {
 	}
 	fx.went(fx.on(i, dptest.TCP, dptest.SYN))
 	fx.went(fx.reply(dptest.SYN | dptest.ACK))
-	if r := fx.run(fx.on(i, dptest.TCP, dptest.ACK).Frame()); r.reason != forwarded {
-		return r.reason
-	}
-	return ""
+	reason := fx.run(fx.on(i, dptest.TCP, dptest.ACK).Frame()).reason
+	return strings.TrimPrefix(reason, forwarded)
 }
 
 // goesOn checks that a flow is open in both directions.
 func (fx *fixture) goesOn(proto lb.Protocol, i int) {
 	fx.t.Helper()
-	if r := fx.run(fx.on(i, uint8(proto), flagsOf(proto)).Frame()); r.did != "sent" {
-		fx.t.Errorf("flow %d: %s %s", i, r.did, r.reason)
-		return
-	}
-	fx.went(fx.reply(flagsOf(proto)))
-}
-
-func flagsOf(proto lb.Protocol) uint8 {
-	if proto == lb.TCP {
-		return dptest.ACK
-	}
-	return 0
-}
-
-// unattended is a case of flows without an agent.
-type unattended struct {
-	proto lb.Protocol
-	// ends makes flows end; they are then idle for this long.
-	ends func(fx *fixture, i int)
-	idle time.Duration
-}
-
-var unattendedCases = map[string]unattended{
-	"ended": {lb.TCP, func(fx *fixture, i int) {
-		p := fx.on(i, dptest.TCP, dptest.RST)
-		p.Seq += 5
-		fx.went(p)
-	}, time.Minute},
-	"silent":         {lb.TCP, nil, 3 * time.Hour},
-	"half-open, UDP": {lb.UDP, nil, 10 * time.Minute},
+	flags := dptest.ACK * bpf.Truth(proto == lb.TCP)
+	fx.went(fx.on(i, uint8(proto), flags))
+	fx.went(fx.reply(flags))
 }
 
 // Without an agent, flows that have ended and flows that are silent make room for new ones, many times the size of the
@@ -108,7 +80,19 @@ var unattendedCases = map[string]unattended{
 func TestFlowsEndWithoutAnAgent(t *testing.T) {
 	t.Parallel()
 	const size, rounds = 96, 6
-	for name, x := range unattendedCases {
+	for name, x := range map[string]struct {
+		proto lb.Protocol
+		ends  func(fx *fixture, i int) // makes a flow end, which is then idle for this long
+		idle  time.Duration
+	}{
+		"ended": {lb.TCP, func(fx *fixture, i int) {
+			p := fx.on(i, dptest.TCP, dptest.RST)
+			p.Seq += 5
+			fx.went(p)
+		}, time.Minute},
+		"silent":         {lb.TCP, nil, 3 * time.Hour},
+		"half-open, UDP": {lb.UDP, nil, 10 * time.Minute},
+	} {
 		t.Run(name, func(t *testing.T) {
 			eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
 				fx := shared(t, h, v6, func(o *Options) { o.MaxFlows = size })
@@ -120,17 +104,15 @@ func TestFlowsEndWithoutAnAgent(t *testing.T) {
 				fx.agentGone()
 				const live = 4
 				for i := range live {
-					if why := fx.openFlow(x.proto, i); why != "" {
-						t.Fatalf("flow %d: %s", i, why)
-					}
+					why := fx.openFlow(x.proto, i)
+					must.Need(t, why == "", "flow %d: %s", i, why)
 				}
 				at := live
 				for range rounds {
 					first := at
 					for range room / 2 {
-						if why := fx.openFlow(x.proto, at); why != "" {
-							t.Errorf("flow %d: %s", at, why)
-						}
+						why := fx.openFlow(x.proto, at)
+						must.True(t, why == "", "flow %d: %s", at, why)
 						at++
 					}
 					for i := first; i < at; i++ {
@@ -176,51 +158,40 @@ func TestFullTableWithoutAnAgent(t *testing.T) {
 			stored++
 		}
 	}
-	if n := places(); n != stored || n < size/2 || n == size {
-		t.Errorf("without an agent, %d of %d flows are stored, with %d places", stored, size, n)
-	}
+	n := places()
+	must.True(t, n == stored && n >= size/2 && n != size,
+		"without an agent, %d of %d flows are stored, with %d places", stored, size, n)
 	fx.reset()
 	fx.service(lb.TCP, "b1", "b2")
 	for i := range size {
-		if why := fx.openFlow(lb.TCP, i); why != "" {
-			t.Fatalf("flow %d: %s", i, why)
-		}
+		why := fx.openFlow(lb.TCP, i)
+		must.Need(t, why == "", "flow %d: %s", i, why)
 		if i == size/4 { // what was stored before also counts
 			fx.collect()
 		}
-		if n := places(); i < size/2 && n > 0 || n > size/2 {
-			t.Fatalf("%d flows have %d places", i+1, n)
-		}
+		n := places()
+		must.Need(t, (i >= size/2 || n == 0) && n <= size/2, "%d flows have %d places", i+1, n)
 	}
-	if n := places(); n < size*2/5 {
-		t.Errorf("%d flows have %d places", size, n)
-	}
-	if why := fx.openFlow(lb.TCP, size); why != "flows_full" {
-		t.Errorf("one more flow: %q", why)
-	}
+	n = places()
+	must.True(t, n >= size*2/5, "%d flows have %d places", size, n)
+	must.Row(t, "one more flow", "flows_full", fx.openFlow(lb.TCP, size))
 	fx.agentGone()
 	for i := size; i < size+10; i++ {
-		if why := fx.openFlow(lb.TCP, i); why != "flows_full" {
-			t.Errorf("with live flows only: %q", why)
-		}
+		must.Row(t, "with live flows only", "flows_full", fx.openFlow(lb.TCP, i))
 	}
-	if n := len(fx.confirmed().servers); n != size {
-		t.Errorf("%d of %d live flows are left", n, size)
-	}
+	must.Row(t, "live flows", size, len(fx.confirmed().servers))
 	fx.ageFlows(3*time.Hour, 0, size)
 	for i := range 4 * size {
-		if why := fx.openFlow(lb.TCP, 1000+i); why != "" {
-			t.Errorf("flow %d: %s", i, why)
-		}
+		why := fx.openFlow(lb.TCP, 1000+i)
+		must.True(t, why == "", "flow %d: %s", i, why)
 		if i >= 20 {
 			fx.ageFlows(3*time.Hour, 1000+i-20, 1000+i-20)
 			fx.goesOn(lb.TCP, 1000+i-10)
 		}
 	}
 	fx.collect() // an agent is back
-	if n := len(fx.confirmed().servers); n > 30 {
-		t.Errorf("%d flows are left when the agent is back", n)
-	}
+	n = len(fx.confirmed().servers)
+	must.True(t, n <= 30, "%d flows are left when the agent is back", n)
 }
 
 // The tables of DSR flows are LRU maps, which need no agent: entries of ended flows give way, and flows with packets
@@ -228,9 +199,7 @@ func TestFullTableWithoutAnAgent(t *testing.T) {
 func TestDirectReturnFlowsEndWithoutAnAgent(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookXDP, false, nil)
-	fx.serve(func(s *lb.Service) {
-		s.Algorithm, s.Method, s.Encap = lb.AlgorithmRoundRobin, lb.MethodTunnel, lb.EncapGUE
-	}, "b1", "b2")
+	fx.byTunnel(func(*lb.Service) {})
 	fx.agentGone()
 	server := fx.went(fx.on(0, dptest.TCP, dptest.SYN))
 	m := fx.d.objects.SyDsrFlows
@@ -240,17 +209,15 @@ func TestDirectReturnFlowsEndWithoutAnAgent(t *testing.T) {
 		k.T.Src.W[3], k.T.Sport = uint32(i), uint16(i)
 		fx.put(m, &k, &ended)
 		if i%256 == 0 {
-			if to := fx.went(fx.on(0, dptest.TCP, dptest.ACK)); to != server {
-				t.Fatalf("after %d flows, the live one went to %s; before to %s", i, to, server)
-			}
+			to := fx.went(fx.on(0, dptest.TCP, dptest.ACK))
+			must.Need(t, to == server, "after %d flows, the live one went to %s; before to %s", i, to, server)
 		}
 	}
 	for i := range 100 {
 		to := fx.went(fx.on(1+i, dptest.TCP, dptest.SYN))
 		for range 2 {
-			if again := fx.went(fx.on(1+i, dptest.TCP, dptest.ACK)); again != to {
-				t.Errorf("flow %d went to %s and %s", i, to, again)
-			}
+			again := fx.went(fx.on(1+i, dptest.TCP, dptest.ACK))
+			must.True(t, again == to, "flow %d went to %s and %s", i, to, again)
 		}
 	}
 }

@@ -15,6 +15,15 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
+// sources sets the tunnel sources that follow from the nodes.
+func (fx *fixture) sources(names ...string) error {
+	var all []netip.Addr
+	for _, name := range names {
+		all = append(all, fx.addr(name))
+	}
+	return fx.d.SetTunnelSources(all)
+}
+
 // received runs a tunnel packet of another node.
 func (fx *fixture) received(sender string, in dptest.Packet, private ...byte) result {
 	fx.t.Helper()
@@ -30,9 +39,8 @@ func (fx *fixture) received(sender string, in dptest.Packet, private ...byte) re
 	}
 	if did != "dropped" {
 		var err error
-		if r.out, err = dptest.Parse(frame); err != nil {
-			fx.t.Fatalf("%s: %v", did, err)
-		}
+		r.out, err = dptest.Parse(frame)
+		must.Need(fx.t, err == nil, "%s: %v", did, err)
 	}
 	return r
 }
@@ -42,15 +50,12 @@ func TestDecapsulatedPackets(t *testing.T) {
 	t.Parallel()
 	for _, v6 := range []bool{false, true} {
 		fx := shared(t, hookTC, v6, func(o *Options) { o.Delivers = true })
-		fx.do(func() error {
-			return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router"), fx.addr("self")})
-		})
+		fx.do(func() error { return fx.sources("b2", "router", "self") })
 		from := fx.received
 		is := func(when string, r result, did, reason string) {
 			t.Helper()
-			if r.did != did || r.reason != reason {
-				t.Errorf("%s: %s: %s; want %s: %s", when, r.did, r.reason, did, reason)
-			}
+			must.True(t, r.did == did && r.reason == reason,
+				"%s: %s: %s; want %s: %s", when, r.did, r.reason, did, reason)
 			if did == "passed" && (r.out.Dst != fx.at("b1", 8080) || r.out.Src.Addr() != fx.addr("client")) {
 				t.Errorf("%s: delivered as %+v", when, r.out)
 			}
@@ -127,7 +132,7 @@ func TestDatagramsStopAskingEarlierNodes(t *testing.T) {
 	t.Parallel()
 	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
-		fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router")}) })
+		fx.do(func() error { return fx.sources("b2", "router") })
 		fx.nodes(lb.UDP, "b2")
 		fx.nodes(lb.UDP, "self", "-b2")
 		here, there, left := fx.on(1, dptest.UDP, 0), fx.on(2, dptest.UDP, 0), fx.on(3, dptest.UDP, 0)
@@ -144,9 +149,8 @@ func TestDatagramsStopAskingEarlierNodes(t *testing.T) {
 		relayed("a live flow again")
 		opened := func(when string, r result) {
 			t.Helper()
-			if r.did != "passed" || r.out.Dst != fx.at("b1", 8080) {
-				t.Errorf("%s: %s: %s: %+v", when, r.did, r.reason, r.out)
-			}
+			must.True(t, r.did == "passed" && r.out.Dst == fx.at("b1", 8080),
+				"%s: %s: %s: %+v", when, r.did, r.reason, r.out)
 		}
 		opened("a new flow", fx.run(fx.on(4, dptest.UDP, 0).Frame()))
 		opened("a new flow, from another node", fx.received("router", fx.on(5, dptest.UDP, 0)))
@@ -161,9 +165,7 @@ func TestDatagramsStopAskingEarlierNodes(t *testing.T) {
 		fx.nodes(lb.UDP, "self")
 		fx.d.flows.Collect(t.Context(), nil)
 		opened("its node has no backends", fx.received("router", left))
-		if n := len(entries[bpf.FlowKey, bpf.Relay](t, fx.d.objects.SyRelays)); n != 0 {
-			t.Errorf("%d flows are relayed", n)
-		}
+		must.Row(t, "relayed flows", 0, len(entries[bpf.FlowKey, bpf.Relay](t, fx.d.objects.SyRelays)))
 	})
 }
 
@@ -172,7 +174,7 @@ func TestDatagramsStopAskingEarlierNodes(t *testing.T) {
 func TestDatagramsAvoidNodesThatMayBeDown(t *testing.T) {
 	t.Parallel()
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
-		fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router")}) })
+		fx.do(func() error { return fx.sources("b2", "router") })
 		in := fx.on(1, dptest.UDP, 0)
 		for _, left := range []string{"b2", "router"} {
 			fx.reset()
@@ -187,9 +189,7 @@ func TestDatagramsAvoidNodesThatMayBeDown(t *testing.T) {
 			fx.sentTo("one is left", fx.run(in.Frame()), in, true, left, "self")
 			fx.nodes(lb.UDP, "self")
 			fx.collect()
-			if r := fx.run(in.Frame()); r.did != "passed" {
-				t.Errorf("none is left: %s: %s", r.did, r.reason)
-			}
+			fx.wantDid("none is left", in, "passed")
 		}
 	})
 }
@@ -210,15 +210,12 @@ func (fx *fixture) by(n int, port uint16) dptest.Packet {
 func TestAffinityThroughChangesOfNodes(t *testing.T) {
 	t.Parallel()
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
-		fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router")}) })
-		nodes := func(names ...string) {
-			fx.change(func(s *lb.Service) { s.Affinity = time.Hour }, names...)
-		}
+		fx.do(func() error { return fx.sources("b2", "router") })
+		nodes := func(names ...string) { fx.change(func(s *lb.Service) { s.Affinity = time.Hour }, names...) }
 		opened := func(when string, r result) {
 			t.Helper()
-			if r.did != "passed" || r.out.Dst != fx.at("b1", 8080) {
-				t.Errorf("%s: %s: %s: %+v", when, r.did, r.reason, r.out)
-			}
+			must.True(t, r.did == "passed" && r.out.Dst == fx.at("b1", 8080),
+				"%s: %s: %s: %+v", when, r.did, r.reason, r.out)
 		}
 
 		nodes("self", "b2")
@@ -226,9 +223,8 @@ func TestAffinityThroughChangesOfNodes(t *testing.T) {
 		for n := range 50 {
 			first := fx.run(fx.by(n, 0).Frame()).did
 			for port := range uint16(4) {
-				if did := fx.run(fx.by(n, port+1).Frame()).did; did != first {
-					t.Fatalf("client %d: a connection was %s, one before %s", n, did, first)
-				}
+				did := fx.run(fx.by(n, port+1).Frame()).did
+				must.Need(t, did == first, "client %d: a connection was %s, one before %s", n, did, first)
 			}
 			if first == "passed" {
 				here = n
@@ -236,9 +232,7 @@ func TestAffinityThroughChangesOfNodes(t *testing.T) {
 				there = n
 			}
 		}
-		if here < 0 || there < 0 {
-			t.Fatal("all clients have one node")
-		}
+		must.Need(t, here >= 0 && there >= 0, "all clients have one node")
 
 		fx.reset()
 		nodes("self")
@@ -261,9 +255,7 @@ func TestAffinityThroughChangesOfNodes(t *testing.T) {
 			true, "b2", "self")
 		fx.d.services.Settle(0, 0)
 		fx.sentTo("later", fx.run(syn.Frame()), syn, true, "b2", "self")
-		if n := len(entries[bpf.FlowKey, bpf.Relay](t, fx.d.objects.SyRelays)); n != 0 {
-			t.Errorf("%d entries for connections", n)
-		}
+		must.Row(t, "entries for connections", 0, len(entries[bpf.FlowKey, bpf.Relay](t, fx.d.objects.SyRelays)))
 		opened("the earlier node does not know it", fx.received("b2", syn, fx.chained(true)...))
 		opened("another connection", fx.run(fx.by(here, 1).Frame()))
 		opened("another connection, sent by another node",
@@ -311,14 +303,11 @@ func TestNodesAreListedOnce(t *testing.T) {
 				if all := len(got.nodes); all > 1 {
 					several++
 					slices.SortFunc(got.nodes, netip.Addr.Compare)
-					if len(slices.Compact(got.nodes)) < all {
-						t.Errorf("affinity %s: flow %d: sent to %s", affinity, i, got)
-					}
+					must.True(t, len(slices.Compact(got.nodes)) >= all,
+						"affinity %s: flow %d: sent to %s", affinity, i, got)
 				}
 			}
-			if affinity != 0 && several == 0 {
-				t.Error("no flow has two nodes")
-			}
+			must.True(t, affinity == 0 || several > 0, "no flow has two nodes")
 		}
 	})
 }
@@ -349,7 +338,7 @@ func (fx *fixture) on81(names ...string) {
 func TestAFloodOfRelayedDatagramsLeavesOthersAlone(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, func(o *Options) { o.Delivers = true })
-	fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2")}) })
+	fx.do(func() error { return fx.sources("b2") })
 	for _, nodes := range [][]string{{"b2"}, {"self", "-b2"}} {
 		fx.nodes(lb.UDP, nodes...)
 		fx.on81(nodes...)
@@ -357,9 +346,8 @@ func TestAFloodOfRelayedDatagramsLeavesOthersAlone(t *testing.T) {
 	invented := fx.invented(rand.New(rand.NewPCG(1, 3)), 72_000, dptest.UDP, 0)
 	fx.runMany(invented)
 	flooded, share := fx.relays(80)
-	if flooded != share || flooded > fx.d.objects.SyRelays.MaxEntries()/2+1 {
-		t.Errorf("the flooded service has %d entries and a share of %d", flooded, share)
-	}
+	must.True(t, flooded == share && flooded <= fx.d.objects.SyRelays.MaxEntries()/2+1,
+		"the flooded service has %d entries and a share of %d", flooded, share)
 	live := fx.on(1, dptest.UDP, 0)
 	live.Dst = fx.at("vip", 81)
 	fx.sentTo("the slot has changed", fx.run(live.Frame()), live, true, "b2", "self")
@@ -369,9 +357,8 @@ func TestAFloodOfRelayedDatagramsLeavesOthersAlone(t *testing.T) {
 	must.Do(t, fx.d.objects.SyRelayShare.Update(uint32(table.MaxFrontends), uint32(7), ebpf.UpdateExist))
 	fx.collect()
 	var all uint32
-	if err := fx.d.objects.SyRelayShare.Lookup(uint32(table.MaxFrontends), &all); err != nil || all != flooded+1 {
-		t.Errorf("after a walk: %d entries (%v); want %d", all, err, flooded+1)
-	}
+	err := fx.d.objects.SyRelayShare.Lookup(uint32(table.MaxFrontends), &all)
+	must.True(t, err == nil && all == flooded+1, "after a walk: %d entries (%v); want %d", all, err, flooded+1)
 }
 
 // A datagram of a service that has its share of flows comes back from the earlier node and is dropped. Nothing of it is
@@ -379,7 +366,7 @@ func TestAFloodOfRelayedDatagramsLeavesOthersAlone(t *testing.T) {
 func TestRefusedDatagramsLeaveNoRelays(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, func(o *Options) { o.Delivers, o.MaxFlows = true, 20 })
-	fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2")}) })
+	fx.do(func() error { return fx.sources("b2") })
 	fx.nodes(lb.UDP, "b2")
 	fx.nodes(lb.UDP, "self", "-b2")
 	live := fx.on(0, dptest.UDP, 0)
@@ -392,7 +379,7 @@ func TestRefusedDatagramsLeaveNoRelays(t *testing.T) {
 			refused++
 		}
 	}
-	if n, share := fx.relays(80); refused < 30 || n != 1 || share != 1 {
-		t.Errorf("%d were refused, %d are relayed, the share is %d; want 1", refused, n, share)
-	}
+	n, share := fx.relays(80)
+	must.True(t, refused >= 30 && n == 1 && share == 1,
+		"%d were refused, %d are relayed, the share is %d; want 1", refused, n, share)
 }

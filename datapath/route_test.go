@@ -21,9 +21,7 @@ import (
 func (fx *fixture) nextHop(p dptest.Packet) string {
 	fx.t.Helper()
 	r := fx.run(p.Frame())
-	if r.did != "sent" || r.reason != "forwarded" {
-		fx.t.Fatalf("%s: %s", r.did, r.reason)
-	}
+	must.Need(fx.t, r.did == "sent" && r.reason == "forwarded", "%s: %s", r.did, r.reason)
 	return net.HardwareAddr(r.frame[:6]).String()
 }
 
@@ -42,10 +40,8 @@ func TestRouteWithSeveralNextHops(t *testing.T) {
 	each(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		fx.tunnelTo(lb.TCP, nil, 77)
-		policy := map[string]string{
-			"net.ipv4.fib_multipath_hash_policy": "1", "net.ipv6.fib_multipath_hash_policy": "1",
-		}
-		must.Do(t, fx.host.Sysctl(policy))
+		must.Do(t, fx.host.Sysctl(map[string]string{
+			"net.ipv4.fib_multipath_hash_policy": "1", "net.ipv6.fib_multipath_hash_policy": "1"}))
 		to := netip.MustParseAddr("192.0.2.77")
 		gateways := []netip.Addr{netip.MustParseAddr("192.0.2.201"), netip.MustParseAddr("192.0.2.202")}
 		if v6 {
@@ -65,9 +61,7 @@ func TestRouteWithSeveralNextHops(t *testing.T) {
 				if first[i] == "" {
 					first[i] = mac
 				}
-				if mac != first[i] {
-					t.Fatalf("flow %d took %s and takes %s", i, first[i], mac)
-				}
+				must.Need(t, mac == first[i], "flow %d took %s and takes %s", i, first[i], mac)
 				count[mac]++
 			}
 			if round == 1 { // the results of the first lookups are no longer used
@@ -75,9 +69,7 @@ func TestRouteWithSeveralNextHops(t *testing.T) {
 			}
 		}
 		for mac, n := range count {
-			if n < 100 || len(count) != 2 {
-				t.Errorf("%s got %d of 600 packets; want about half: %v", mac, n, count)
-			}
+			must.True(t, n >= 100 && len(count) == 2, "%s got %d of 600 packets; want about half: %v", mac, n, count)
 		}
 	})
 }
@@ -133,7 +125,7 @@ func serveBehind(t *testing.T, balancer *lab.Host, mode Mode, change func(*lb.Se
 	t.Helper()
 	o := testOptions()
 	o.Interfaces, o.Mode = []string{"out", "in"}, mode
-	err := balancer.Do(func() error {
+	must.Do(t, balancer.Do(func() error {
 		d, err := Open(o)
 		if err != nil {
 			return err
@@ -149,10 +141,7 @@ func serveBehind(t *testing.T, balancer *lab.Host, mode Mode, change func(*lb.Se
 		}
 		f()
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	must.Do(t, balancer.Do(func() error { return Cleanup(o.PinPath, o.StateDir, quiet) }))
 }
 
@@ -173,21 +162,13 @@ func TestBalancerIsNoRouter(t *testing.T) {
 		forwarding := map[string]string{"net.ipv4.ip_forward": on, "net.ipv6.conf.all.forwarding": on}
 		must.Do(t, balancer.Sysctl(forwarding))
 		before := [3]bool{router, router, true}
-		if now := reached(); now != before {
-			t.Fatalf("before, a router: %t: %v", router, now)
-		}
+		must.Equal(t, before, reached())
 		for _, mode := range []Mode{ModeTC, ModeXDP} {
 			serveBehind(t, balancer, mode, func(*lb.Service) {}, func() {
-				if now := reached(); now != before {
-					t.Errorf("%s: server by IPv4, by IPv6, balancer reached: %v; before: %v", mode, now, before)
-				}
-				if _, err := traffic.From(client).Get(t.Context(), "http://203.0.113.10/"); err != nil {
-					t.Errorf("%s: by the VIP: %v", mode, err)
-				}
+				must.Row(t, mode, before, reached())
+				must.Get(traffic.From(client).Get(t.Context(), "http://203.0.113.10/"))(t)
 			})
-			if now := reached(); now != before {
-				t.Errorf("%s, after the cleanup: %v; before: %v", mode, now, before)
-			}
+			must.Row(t, mode+", after the cleanup", before, reached())
 		}
 	}
 }
@@ -200,15 +181,9 @@ func TestKeepSourceOfConnections(t *testing.T) {
 		for _, keep := range []bool{true, false} {
 			serveBehind(t, balancer, mode, func(s *lb.Service) { s.KeepSource = keep }, func() {
 				for range 20 {
-					a, err := traffic.From(client).Get(t.Context(), "http://203.0.113.10/?size=100000")
-					if err != nil {
-						t.Errorf("%s: %v", mode, err)
-						return
-					}
-					if saw := a.Client.Addr() == netip.MustParseAddr("192.0.2.2"); saw != keep {
-						t.Errorf("%s, keep source %t: the server sees %s", mode, keep, a.Client)
-						return
-					}
+					a := must.Get(traffic.From(client).Get(t.Context(), "http://203.0.113.10/?size=100000"))(t)
+					saw := a.Client.Addr() == netip.MustParseAddr("192.0.2.2")
+					must.Need(t, saw == keep, "%s, keep source %t: the server sees %s", mode, keep, a.Client)
 				}
 			})
 		}
@@ -231,15 +206,12 @@ func TestKeepSource(t *testing.T) {
 					src, dst = fx.at("vip", 80), in.Dst
 				}
 				r := fx.run(in.Frame())
-				if r.did != "sent" || r.reason != "forwarded" || r.out.Src != src || r.out.Dst != dst {
-					t.Fatalf("%d, step %d: %s, %s, from %s to %s; want %s to %s", proto, step, r.did, r.reason,
-						r.out.Src, r.out.Dst, src, dst)
-				}
+				must.Need(t, r.did == "sent" && r.reason == "forwarded" && r.out.Src == src && r.out.Dst == dst,
+					"%d, step %d: %s, %s, from %s to %s; want %s to %s",
+					proto, step, r.did, r.reason, r.out.Src, r.out.Dst, src, dst)
 			}
 			other := dptest.Packet{Src: fx.at("b1", 8080), Dst: fx.at("client", 50000), Proto: proto, Flags: dptest.ACK}
-			if r := fx.run(other.Frame()); r.did != "passed" || r.reason != "not_ours" {
-				t.Errorf("another packet of the server: %s, %s", r.did, r.reason)
-			}
+			fx.wantReason("another packet of the server", other, "not_ours")
 		}
 	})
 }
@@ -259,7 +231,6 @@ func TestKeepSourceOfTwoFlows(t *testing.T) {
 	first, second := fx.fromClient(dptest.TCP, dptest.SYN), fx.fromClient(dptest.TCP, dptest.SYN)
 	second.Dst = fx.at("vip", 81)
 	a, b := fx.run(first.Frame()).out, fx.run(second.Frame()).out
-	if a.Src != first.Src || b.Src.Addr() != first.Src.Addr() || b.Src.Port() == a.Src.Port() {
-		t.Errorf("the server receives the flows from %s and %s", a.Src, b.Src)
-	}
+	must.True(t, a.Src == first.Src && b.Src.Addr() == first.Src.Addr() && b.Src.Port() != a.Src.Port(),
+		"the server receives the flows from %s and %s", a.Src, b.Src)
 }

@@ -48,18 +48,14 @@ func (r row) run(t *testing.T, fx *fixture) {
 	r.state(fx)
 	in := r.in(fx)
 	got := fx.run(in.Frame())
-	if got.did != r.did || got.reason != r.reason {
-		t.Fatalf("%s: %s; want %s: %s", got.did, got.reason, r.did, r.reason)
-	}
+	must.Need(t, got.did == r.did && got.reason == r.reason,
+		"%s: %s; want %s: %s", got.did, got.reason, r.did, r.reason)
 	if r.did == "sent" && r.reason == "forwarded" {
-		if want := wholeFrame(in, got.out); !bytes.Equal(got.frame, want) {
-			t.Errorf("sent\n%x; want\n%x", got.frame, want)
-		}
+		want := wholeFrame(in, got.out)
+		must.True(t, bytes.Equal(got.frame, want), "sent\n%x; want\n%x", got.frame, want)
 	}
 	if r.check != nil {
-		if err := r.check(fx, in, got.out); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, r.check(fx, in, got.out))
 	}
 }
 
@@ -94,8 +90,6 @@ func TestEveryReasonHasARow(t *testing.T) {
 		have = append(have, r.reason)
 	}
 	for _, reason := range names.Reasons {
-		if !slices.Contains(have, reason) {
-			t.Errorf("no row gives the reason %q", reason)
-		}
+		must.True(t, slices.Contains(have, reason), "no row gives the reason %q", reason)
 	}
 }

@@ -46,9 +46,8 @@ func with(state func(*fixture), packets ...func(*fixture) dptest.Packet) func(*f
 		fx.t.Helper()
 		state(fx)
 		for i, p := range packets {
-			if r := fx.run(p(fx).Frame()); r.did != "sent" {
-				fx.t.Fatalf("packet %d of the preparation was %s: %s", i, r.did, r.reason)
-			}
+			r := fx.run(p(fx).Frame())
+			must.Need(fx.t, r.did == "sent", "packet %d of the preparation was %s: %s", i, r.did, r.reason)
 		}
 	}
 }

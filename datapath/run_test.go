@@ -24,12 +24,7 @@ func (fx *fixture) run(frame []byte) result {
 	fx.t.Helper()
 	r := result{reason: fx.explain(frame), frame: frame}
 	before := fx.counts()
-	if fx.hook == hookXDP {
-		r.did, r.frame = fx.runXDP(frame)
-	}
-	if fx.hook == hookTC || r.did == "passed" {
-		r.did, r.frame = fx.runTC(r.frame)
-	}
+	r.did, r.frame = fx.through(frame)
 	// The counted reason is the final one; sending may fail for another reason than explain returns.
 	for v, n := range fx.counts() {
 		if n > before[v] {
@@ -42,15 +37,41 @@ func (fx *fixture) run(frame []byte) result {
 	}
 	if (r.did == "sent" || delivered) && !isFragment(r.frame) {
 		var err error
-		if r.out, err = dptest.ParseWhole(r.frame); err != nil {
-			fx.t.Fatalf("what was sent: %v\n%x", err, r.frame)
-		}
+		r.out, err = dptest.ParseWhole(r.frame)
+		must.Need(fx.t, err == nil, "what was sent: %v\n%x", err, r.frame)
 		fromHere := r.out.Src.Addr() == fx.addr("self") && r.out.Src.Port() != 0
 		if r.reason == "forwarded" && fromHere && r.out.Inner == nil {
 			fx.last = r.out
 		}
 	}
 	return r
+}
+
+// through runs a frame through the hook, and through tc when XDP passes it.
+func (fx *fixture) through(frame []byte) (did string, out []byte) {
+	fx.t.Helper()
+	if did, out = fx.first(frame); fx.hook == hookXDP && did == "passed" {
+		return fx.runTC(out)
+	}
+	return did, out
+}
+
+// first runs a frame through the hook alone.
+func (fx *fixture) first(frame []byte) (did string, out []byte) {
+	fx.t.Helper()
+	if fx.hook == hookXDP {
+		return fx.runXDP(frame)
+	}
+	return fx.runTC(frame)
+}
+
+// payload returns n bytes that are not alike.
+func payload(n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i * 7)
+	}
+	return b
 }
 
 func isFragment(f []byte) bool {
@@ -105,16 +126,14 @@ func (fx *fixture) runProgram(
 		ret, err = prog.Run(&opts)
 		return err
 	})
-	if did = verdicts[ret]; did == "" {
-		fx.t.Fatalf("the program returned %d", ret)
-	}
+	did = verdicts[ret]
+	must.Need(fx.t, did != "", "the program returned %d", ret)
 	return did, opts.DataOut
 }
 
 func (fx *fixture) counts() map[Verdict]uint64 {
 	fx.t.Helper()
-	s := must.Get(fx.d.Stats())(fx.t)
-	return s.Packets
+	return must.Get(fx.d.Stats())(fx.t).Packets
 }
 
 // explain returns the reason that sy_explain gives.
@@ -134,10 +153,16 @@ func (fx *fixture) explained(frame []byte) (e bpf.Explained) {
 	return e
 }
 
+// wantDid runs a packet and checks what was done with it.
+func (fx *fixture) wantDid(when string, p dptest.Packet, did string) {
+	fx.t.Helper()
+	r := fx.run(p.Frame())
+	must.True(fx.t, r.did == did, "%s: %s: %s; want %s", when, r.did, r.reason, did)
+}
+
 // wantReason runs a packet and checks its reason.
 func (fx *fixture) wantReason(when string, p dptest.Packet, reason string) {
 	fx.t.Helper()
-	if r := fx.run(p.Frame()); r.reason != reason {
-		fx.t.Errorf("%s: %s: %s; want %s", when, r.did, r.reason, reason)
-	}
+	r := fx.run(p.Frame())
+	must.True(fx.t, r.reason == reason, "%s: %s: %s; want %s", when, r.did, r.reason, reason)
 }

@@ -45,6 +45,7 @@ func TestMain(m *testing.M) {
 	code := m.Run()
 	for _, fixtures := range pool.free {
 		for _, fx := range fixtures {
+			fx.stopCalls()
 			if err := fx.d.Close(); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 				code = 1
@@ -195,16 +196,13 @@ func (fx *fixture) reset() {
 	for _, m := range fx.maps() {
 		switch {
 		case slices.Contains(serviceMaps, m.name):
-			if n := m.entries(fx.t); n > 0 {
-				fx.t.Fatalf("%s has %d entries without a service", m.name, n)
-			}
+			n := m.entries(fx.t)
+			must.Need(fx.t, n == 0, "%s has %d entries without a service", m.name, n)
 		case !slices.Contains(keptMaps, m.name):
 			m.clear(fx.t)
 		}
 	}
-	fx.do(func() error {
-		return errors.Join(fx.d.flows.Resume(true), fx.d.services.SetLoads(nil))
-	})
+	fx.do(func() error { return errors.Join(fx.d.flows.Resume(true), fx.d.services.SetLoads(nil)) })
 }
 
 // clear clears maps.
@@ -248,18 +246,16 @@ func (m namedMap) clear(t *testing.T) {
 		keys[len(keys)-1] = m.MaxEntries() - 1
 		value := reflect.ArrayOf(int(m.ValueSize()), reflect.TypeFor[byte]())
 		zero := reflect.MakeSlice(reflect.SliceOf(value), len(keys), len(keys)).Interface()
-		if _, err := m.BatchUpdate(keys, zero, nil); err != nil {
-			t.Fatalf("clear %s: %v", m.name, err)
-		}
+		_, err := m.BatchUpdate(keys, zero, nil)
+		must.Need(t, err == nil, "clear %s: %v", m.name, err)
 	case ebpf.PerCPUArray:
 		zero := make([][]byte, ebpf.MustPossibleCPU())
 		for i := range zero {
 			zero[i] = make([]byte, m.ValueSize())
 		}
 		for i := range m.MaxEntries() {
-			if err := m.Put(i, zero); err != nil {
-				t.Fatalf("clear %s: %v", m.name, err)
-			}
+			err := m.Put(i, zero)
+			must.Need(t, err == nil, "clear %s: %v", m.name, err)
 		}
 	default:
 		for _, k := range m.keys(t) {
@@ -277,9 +273,8 @@ func (m namedMap) keys(t *testing.T) (keys [][]byte) {
 	for all.Next(&key, &value) {
 		keys = append(keys, slices.Clone(key))
 	}
-	if err := all.Err(); err != nil {
-		t.Fatalf("read %s: %v", m.name, err)
-	}
+	err := all.Err()
+	must.Need(t, err == nil, "read %s: %v", m.name, err)
 	return keys
 }
 

@@ -4,9 +4,9 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -26,46 +26,33 @@ func TestPacketsWithoutDFAreFragmented(t *testing.T) {
 	for _, h := range []hookName{hookXDP, hookTC} {
 		for _, method := range []lb.Method{lb.MethodNAT, lb.MethodTunnel} {
 			t.Run(string(h)+"/"+string(method), func(t *testing.T) {
-				fx := newFixture(t, h, false, func(o *Options) { o.Mode = ModeXDP })
-				if h == hookTC {
-					fx.close()
-					fx.o.Mode = ModeTC
-					fx.open()
-				}
+				fx := newFixture(t, h, false, func(o *Options) { o.Mode = Mode(h) })
 				fx.serve(func(s *lb.Service) {
 					s.Ports[0].Protocol, s.Method, s.Encap = lb.UDP, method, lb.EncapIPIP
 				}, "b1")
 				fx.shrinkMTU(1280)
 				w := fx.wire()
 				p := udp(fx)
-				p.DF, p.Payload = false, make([]byte, 1400)
-				for i := range p.Payload {
-					p.Payload[i] = byte(i * 7)
-				}
+				p.DF, p.Payload = false, payload(1400)
 				w.send(p.Frame())
 				joined := w.joined()
 				inner := joined
 				if method == lb.MethodTunnel {
 					inner = *joined.Inner
 				}
-				if joined.Src.Addr() != fx.addr("self") || joined.Dst.Addr() != fx.addr("b1") ||
-					joined.TTL != 63 || inner.TTL != 63 || !bytes.Equal(inner.Payload, p.Payload) {
-					t.Errorf("joined to %+v", joined)
-				}
+				must.True(t, joined.Src.Addr() == fx.addr("self") && joined.Dst.Addr() == fx.addr("b1") &&
+					joined.TTL == 63 && inner.TTL == 63 && bytes.Equal(inner.Payload, p.Payload), "%+v", joined)
 				if method == lb.MethodNAT {
 					back := p
 					back.Src, back.Dst = joined.Dst, joined.Src
 					w.send(back.Frame())
-					if err := toClient(fx, back, w.joined()); err != nil {
-						t.Error(err)
-					}
+					must.Do(t, toClient(fx, back, w.joined()))
 				}
 				p.DF = true
 				w.send(p.Frame())
 				answer, err := dptest.Parse(w.next())
-				if err != nil || answer.Proto != dptest.ICMP || answer.Code != 4 {
-					t.Errorf("with DF: %+v, %v", answer, err)
-				}
+				must.True(t, err == nil && answer.Proto == dptest.ICMP && answer.Code == 4,
+					"with DF: %+v, %v", answer, err)
 			})
 		}
 	}
@@ -81,7 +68,7 @@ type wire struct {
 func (fx *fixture) wire() *wire {
 	fx.t.Helper()
 	w := &wire{fx: fx}
-	err := fx.peer.Do(func() (err error) {
+	must.Do(fx.t, fx.peer.Do(func() (err error) {
 		const all = unix.ETH_P_ALL<<8 | unix.ETH_P_ALL>>8 // in network byte order
 		if w.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, all); err != nil {
 			return err
@@ -91,10 +78,7 @@ func (fx *fixture) wire() *wire {
 			return err
 		}
 		return unix.Bind(w.fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: nic.Index})
-	})
-	if err != nil {
-		fx.t.Fatal(err)
-	}
+	}))
 	fx.t.Cleanup(func() { unix.Close(w.fd) })
 	limit := unix.NsecToTimeval(int64(10 * time.Second))
 	must.Do(fx.t, unix.SetsockoptTimeval(w.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
@@ -112,9 +96,7 @@ func (w *wire) next() []byte {
 	b, aux := make([]byte, 4096), make([]byte, unix.CmsgSpace(20)) // struct tpacket_auxdata
 	for {
 		n, _, _, from, err := unix.Recvmsg(w.fd, b, aux, 0)
-		if err != nil {
-			w.fx.t.Fatalf("nothing was sent: %v", err)
-		}
+		must.Need(w.fx.t, err == nil, "nothing was sent: %v", err)
 		w.tag = binary.NativeEndian.Uint16(aux[unix.CmsgLen(16):])
 		ll, ok := from.(*unix.SockaddrLinklayer)
 		if ok && ll.Pkttype != unix.PACKET_OUTGOING && n > 34 && b[12] == 8 && b[13] == 0 {
@@ -126,12 +108,7 @@ func (w *wire) next() []byte {
 // joined returns the packet that the next two frames are the fragments of.
 func (w *wire) joined() dptest.Packet {
 	w.fx.t.Helper()
-	frames := [][]byte{w.next(), w.next()}
-	p, err := dptest.Join(frames)
-	if err != nil {
-		w.fx.t.Fatalf("%v\n%x", err, frames)
-	}
-	return p
+	return must.Get(dptest.Join([][]byte{w.next(), w.next()}))(w.fx.t)
 }
 
 // A VIP answers no ping in fragments, which only a stack could put together (docs/forwarding.md).
@@ -142,10 +119,9 @@ func TestPingInFragments(t *testing.T) {
 		ping := icmp(8, 128)(fx)
 		ping.Payload = make([]byte, 2000)
 		for i, frame := range ping.Fragments(1, 1400) {
-			want := []string{"unsupported_protocol", "fragment_not_found"}[i]
-			if r := fx.run(frame); r.did != "dropped" || r.reason != want {
-				t.Errorf("fragment %d: %s: %s; want %s", i, r.did, r.reason, want)
-			}
+			r := fx.run(frame)
+			want := []string{"dropped: unsupported_protocol", "dropped: fragment_not_found"}[i]
+			must.Row(t, i, want, r.did+": "+r.reason)
 		}
 	})
 }
@@ -156,54 +132,32 @@ func TestJumboFrames(t *testing.T) {
 	each(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := newFixtureWith(t, h, v6, nil, func(fx *fixture) {
 			for _, host := range []*lab.Host{fx.host, fx.peer} {
-				err := host.Do(func() error {
+				must.Do(t, host.Do(func() error {
 					nic, err := netlink.LinkByName("eth0")
 					return errors.Join(err, netlink.LinkSetMTU(nic, 9000))
-				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				}))
 			}
 		})
 		established(fx)
 		// BPF_PROG_TEST_RUN gives XDP one buffer for up to 3520 bytes, and takes up to about 3700 for tc.
 		const size = 3560
 		run := func(p dptest.Packet) dptest.Packet {
-			frame, did := p.Frame(), "passed"
-			out := frame
-			if h == hookXDP {
-				did, out = fx.runXDP(frame)
-			}
-			if did == "passed" {
-				did, out = fx.runTC(out)
-			}
+			did, out := fx.through(p.Frame())
 			answer, err := dptest.Parse(out)
-			if did != "sent" || err != nil {
-				t.Errorf("%s: %v", did, err)
-			}
+			must.True(t, did == "sent" && err == nil, "%s: %v", did, err)
 			return answer
 		}
 		big := tcp(dptest.ACK | dptest.PSH)(fx)
-		big.Payload = make([]byte, size)
-		for i := range big.Payload {
-			big.Payload[i] = byte(i * 7)
-		}
+		big.Payload = payload(size)
 		was := fx.bytes()
-		if err := sentOn(fx, big, run(big)); err != nil {
-			t.Error("forwarded with other contents or headers") // err has all of them
-		}
-		if got := fx.bytes() - was; got != uint64(len(big.Frame())) {
-			t.Errorf("%d bytes were counted; want %d", got, len(big.Frame()))
-		}
+		// The errors have all contents.
+		must.True(t, sentOn(fx, big, run(big)) == nil, "forwarded with other contents or headers")
+		must.Row(t, "bytes counted", uint64(len(big.Frame())), fx.bytes()-was)
 		big.Src = fx.at("client", 40001)
-		if err := aReset(fx, big, run(big)); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, aReset(fx, big, run(big)))
 		ping := icmp(8, 128)(fx)
 		ping.Payload = big.Payload
-		if err := echoReply(fx, ping, run(ping)); err != nil {
-			t.Error("the echo reply has other contents")
-		}
+		must.True(t, echoReply(fx, ping, run(ping)) == nil, "the echo reply has other contents")
 	})
 }
 
@@ -222,28 +176,19 @@ func TestJumboFramesByXDP(t *testing.T) {
 		})
 		t.Cleanup(func() { objects.Close() })
 		big := tcp(dptest.ACK | dptest.PSH)(fx)
-		big.Payload = make([]byte, 8000)
-		for i := range big.Payload {
-			big.Payload[i] = byte(i * 7)
-		}
-		nic := func(mtu int) {
-			fx.do(func() error {
-				nic, err := netlink.LinkByName("eth0")
-				return errors.Join(err, netlink.LinkSetMTU(nic, mtu))
-			})
+		big.Payload = payload(8000)
+		setMTU := func(mtu int) {
+			fx.onNIC("eth0", func(nic netlink.Link) error { return netlink.LinkSetMTU(nic, mtu) })
 		}
 		frame := big.Frame()
-		nic(1500)
+		setMTU(1500)
 		did, out := fx.runProgram(objects.SyXdp, frame, fx.xdp(frame), hookXDP.verdicts())
-		if did != "passed" || string(out) != string(frame) {
-			t.Errorf("too big for the MTU: %s by XDP; want passed to tc, which answers", did)
-		}
-		nic(9000)
+		must.True(t, did == "passed" && string(out) == string(frame),
+			"too big for the MTU: %s by XDP; want passed to tc, which answers", did)
+		setMTU(9000)
 		did, out = fx.runProgram(objects.SyXdp, frame, fx.xdp(frame), hookXDP.verdicts())
 		p, err := dptest.Parse(out)
-		if did != "sent" || err != nil || sentOn(fx, big, p) != nil {
-			t.Errorf("%s, %v", did, err)
-		}
+		must.True(t, did == "sent" && err == nil && sentOn(fx, big, p) == nil, "%s, %v", did, err)
 	}
 }
 
@@ -261,9 +206,7 @@ func TestRepliesAreCounted(t *testing.T) {
 			fx.run(fx.reply(dptest.ACK).Frame())
 		}
 		for f, got := range must.Get(fx.d.Stats())(t).Frontends {
-			if got.Packets != 13 || got.Replies != 11 || got.Flows != 1 {
-				t.Errorf("%v: %+v", f, got)
-			}
+			must.True(t, got.Packets == 13 && got.Replies == 11 && got.Flows == 1, "%v: %+v", f, got)
 		}
 	})
 }
@@ -271,8 +214,7 @@ func TestRepliesAreCounted(t *testing.T) {
 // bytes are those counted for the frontend.
 func (fx *fixture) bytes() (n uint64) {
 	fx.t.Helper()
-	s := must.Get(fx.d.Stats())(fx.t)
-	for _, f := range s.Frontends {
+	for _, f := range must.Get(fx.d.Stats())(fx.t).Frontends {
 		n += f.Bytes
 	}
 	return n
@@ -284,9 +226,7 @@ func (fx *fixture) sentByTunnel() []byte {
 	p := tcp(dptest.ACK)(fx)
 	p.Payload = make([]byte, 1380)
 	r := fx.run(p.Frame())
-	if r.did != "sent" || r.out.Inner == nil {
-		fx.t.Fatalf("%s: %s", r.did, r.reason)
-	}
+	must.Need(fx.t, r.did == "sent" && r.out.Inner != nil, "%s: %s", r.did, r.reason)
 	return r.frame[14:]
 }
 
@@ -315,12 +255,11 @@ func TestForgedPathMTU(t *testing.T) {
 			if v6 {
 				head, protoAt, short = 40, 6, sent[:48]
 			}
-			quote := func(part []byte, change func(q []byte)) []byte {
-				q := append([]byte(nil), part...)
+			quote := func(change func(q []byte)) []byte {
+				q := slices.Clone(long)
 				change(q)
 				return q
 			}
-			same := func([]byte) {}
 			inner := head
 			if encap == lb.EncapGUE {
 				inner += 12
@@ -340,26 +279,26 @@ func TestForgedPathMTU(t *testing.T) {
 				quote    []byte
 				believed bool
 			}{
-				{"below the minimum", 1279, quote(long, same), false},
-				{"not below the packet", uint32(len(sent)), quote(long, same), false},
-				{"from another source", 1300, quote(long, func(q []byte) {
+				{"below the minimum", 1279, long, false},
+				{"not below the packet", uint32(len(sent)), long, false},
+				{"from another source", 1300, quote(func(q []byte) {
 					other := fx.addr("elsewhere").AsSlice()
 					copy(q[head-2*len(other):], other)
 				}), false},
-				{"to another server", 1300, quote(long, func(q []byte) { q[head-1] ^= 1 }), false},
-				{"of another protocol", 1300, quote(long, func(q []byte) { q[protoAt] = dptest.TCP }), false},
-				{"to another VIP", 1300, quote(long, func(q []byte) { q[vipAt] ^= 1 }), false},
-				{"not by GUE", 1300, quote(long, func(q []byte) {
+				{"to another server", 1300, quote(func(q []byte) { q[head-1] ^= 1 }), false},
+				{"of another protocol", 1300, quote(func(q []byte) { q[protoAt] = dptest.TCP }), false},
+				{"to another VIP", 1300, quote(func(q []byte) { q[vipAt] ^= 1 }), false},
+				{"not by GUE", 1300, quote(func(q []byte) {
 					if encap == lb.EncapGUE {
 						q[head] = 0x30 // source port 12288
 					} else {
 						q[vipAt] ^= 2
 					}
 				}), false},
-				{"a short quote", 1350, quote(short, same), false},
-				{"a long quote", 1320, quote(long, same), true},
-				{"larger than before", 1400, quote(long, same), false},
-				{"lower than before", 1310, quote(long, same), true},
+				{"a short quote", 1350, short, false},
+				{"a long quote", 1320, long, true},
+				{"larger than before", 1400, long, false},
+				{"lower than before", 1310, long, true},
 			} {
 				was := learned()
 				r := fx.run(fx.report(c.mtu, c.quote).Frame())
@@ -368,10 +307,8 @@ func TestForgedPathMTU(t *testing.T) {
 				if r.reason == "unsupported_protocol" { // dropped: its destination is a VIP
 					want = r.reason
 				}
-				if r.reason != want || c.believed != (now.Mtu == c.mtu) || !c.believed && now != was {
-					t.Errorf("%s, %s: %s: %s; the MTU was %d and is %d",
-						encap, c.name, r.did, r.reason, was.Mtu, now.Mtu)
-				}
+				must.True(t, r.reason == want && c.believed == (now.Mtu == c.mtu) && (c.believed || now == was),
+					"%s, %s: %s: %s; the MTU was %d and is %d", encap, c.name, r.did, r.reason, was.Mtu, now.Mtu)
 			}
 		}
 	})
@@ -386,15 +323,11 @@ func TestSmallestPacketIsNeverTooBig(t *testing.T) {
 		path := bpf.PMTU{Seen: uint64(bpf.Uptime()), Mtu: 1280}
 		must.Do(t, fx.d.objects.SyPmtu.Put(bpf.ToAddr(fx.addr("b1")), path))
 		p := tcp(dptest.ACK)(fx)
-		for size, want := range map[int]string{1280: "sent forwarded", 1281: "sent too_big"} {
-			p.Payload = make([]byte, size-60)
-			r := fx.run(p.Frame())
-			if got := fmt.Sprint(r.did, " ", r.reason); got != want {
-				t.Errorf("%s: %d bytes: %s; want %s", h, size, got, want)
-			}
-			if r.reason == "too_big" && (r.out.Rest != 1280 || binary.BigEndian.Uint16(r.out.Payload[4:]) != 1241) {
-				t.Errorf("%s: answered with MTU %d", h, r.out.Rest)
-			}
-		}
+		p.Payload = make([]byte, 1280-60)
+		fx.went(p)
+		p.Payload = make([]byte, 1281-60)
+		r := fx.run(p.Frame())
+		must.True(t, r.did == "sent" && r.reason == "too_big" && r.out.Rest == 1280 &&
+			binary.BigEndian.Uint16(r.out.Payload[4:]) == 1241, "%s: %s: %s, MTU %d", h, r.did, r.reason, r.out.Rest)
 	}
 }

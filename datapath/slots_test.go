@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"os"
 	"reflect"
@@ -33,18 +34,14 @@ func TestTablesAreStored(t *testing.T) {
 		}
 	}
 	fx.do(func() error { return s.Write(want, &f) })
-	if got, err := s.Read(f); err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("the table is not what was written; %v", err)
-	}
+	got, err := s.Read(f)
+	must.True(t, err == nil && reflect.DeepEqual(got, want), "the table is not what was written; %v", err)
 	top := s.Space.Top
 	s.Retire(f)
-	if err := s.Write(table.Table{Slots: want.Slots[:100]}, &g); err != nil || g.Table.First < top {
-		t.Errorf("%v; words of a retired table were assigned before a grace period: %d", err, g.Table.First)
-	}
-	must.Do(t, s.Collect())
-	if err := s.Write(table.Table{Slots: want.Slots[:100]}, &g); err != nil || g.Table.First >= top {
-		t.Errorf("%v; words of a retired table were not assigned again: %d", err, g.Table.First)
-	}
+	must.Do(t, s.Write(table.Table{Slots: want.Slots[:100]}, &g))
+	must.True(t, g.Table.First >= top, "assigned before a grace period: %d", g.Table.First)
+	must.Do(t, errors.Join(s.Collect(), s.Write(table.Table{Slots: want.Slots[:100]}, &g)))
+	must.True(t, g.Table.First < top, "words of a retired table were not assigned again: %d", g.Table.First)
 }
 
 // The arrays grow once for all plans of a delta, because each time takes a grace period. Room for the next tables is
@@ -58,23 +55,18 @@ func TestArraysGrowOnce(t *testing.T) {
 		delta.Put = append(delta.Put, lb.Build(sizedService(i, 10, false), nil, lb.Drains{}).Frontends...)
 	}
 	fx.apply(delta)
-	if slots.Len() < 2*slotsPerChunk/table.LineWords {
-		t.Fatalf("%d lines; want those of several chunks", slots.Len())
-	}
+	must.Need(t, slots.Len() >= 2*slotsPerChunk/table.LineWords,
+		"%d lines; want those of several chunks", slots.Len())
 	all := fx.d.chunks
 	for _, c := range []*table.Chunked{all.Slots, all.Backends, all.FrontendCounters, all.BackendCounters} {
-		if c.Grown != 1 {
-			t.Errorf("%s grew %d times for one delta; want once", c.Name(), c.Grown)
-		}
+		must.True(t, c.Grown == 1, "%s grew %d times for one delta; want once", c.Name(), c.Grown)
 	}
 	s := fx.d.services.Slots
 	s.Space.Top = s.Words.Len() * table.LineWords // full
 	fx.do(func() error { return s.Reserve(table.SpareWords) })
 	grown := slots.Grown
 	fx.apply(lb.Delta{Put: delta.Put[:1]})
-	if slots.Grown != grown {
-		t.Error("a change after room was made took a grace period")
-	}
+	must.True(t, slots.Grown == grown, "a change after room was made took a grace period")
 }
 
 const slotsPerChunk = 65536 // SLOT_CHUNK of bpf/maps.h
@@ -86,13 +78,10 @@ func TestChunksHaveTheTypesOfTheirTemplate(t *testing.T) {
 	fx := newFixture(t, hookTC, false, nil)
 	fx.service(lb.TCP, "b1")
 	for _, c := range []*table.Chunked{fx.d.chunks.Slots, fx.d.chunks.Backends, fx.d.chunks.FrontendCounters} {
-		if len(c.Chunks) != 1 {
-			t.Fatalf("%s has %d chunks; want 1", c.Name(), len(c.Chunks))
-		}
+		must.Need(t, len(c.Chunks) == 1, "%s has %d chunks; want 1", c.Name(), len(c.Chunks))
 		info := must.Get(c.Chunks[0].Info())(t)
-		if id, ok := info.BTFID(); c.Spec.Value != nil && (!ok || id == 0) {
-			t.Errorf("a chunk of %s has no BTF", c.Name())
-		}
+		id, ok := info.BTFID()
+		must.True(t, c.Spec.Value == nil || ok && id > 0, "a chunk of %s has no BTF", c.Name())
 	}
 }
 
@@ -105,29 +94,20 @@ func TestTablesSurviveARestart(t *testing.T) {
 	at := lb.Frontend{VIP: fx.addr("vip"), Port: 80, Protocol: lb.TCP}
 	value := fx.d.services.Frontends[at].Value
 	before := must.Get(fx.d.services.Slots.Read(value))(t)
-	if !slices.ContainsFunc(before.Slots, table.Slot.Changed) {
-		t.Fatal("no slot has an earlier backend")
-	}
+	must.Need(t, slices.ContainsFunc(before.Slots, table.Slot.Changed), "no slot has an earlier backend")
 	to := fx.went(fx.on(1, dptest.TCP, dptest.SYN))
 	fx.close()
 	fx.open()
-	if now := fx.d.services.Frontends[at].Value; now != value {
-		t.Errorf("the frontend was %+v and is %+v", value, now)
-	}
+	must.Row(t, "the frontend", value, fx.d.services.Frontends[at].Value)
 	after, err := fx.d.services.Slots.Read(value)
-	if err != nil || !reflect.DeepEqual(before, after) {
-		t.Errorf("the table changed; %v", err)
-	}
+	must.True(t, err == nil && reflect.DeepEqual(before, after), "the table changed; %v", err)
 	var f bpf.Frontend
 	must.Do(t, fx.d.services.Slots.Write(table.Table{Slots: make([]table.Slot, 50)}, &f))
 	for _, x := range table.SpansOf(value) {
-		if x = table.WholeLines(x); f.Table.First >= x.First && f.Table.First < x.End() {
-			t.Errorf("words of %v were assigned again", x)
-		}
+		x = table.WholeLines(x)
+		must.True(t, f.Table.First < x.First || f.Table.First >= x.End(), "words of %v were assigned again", x)
 	}
-	if now := fx.went(fx.on(1, dptest.TCP, dptest.SYN)); now != to {
-		t.Errorf("a flow went to %s and goes to %s", to, now)
-	}
+	must.Row(t, "the server of a flow", to, fx.went(fx.on(1, dptest.TCP, dptest.SYN)))
 }
 
 // Memory follows the configuration: without services there is no chunk, with one service one chunk of each kind.
@@ -145,9 +125,7 @@ func TestMemoryFollowsTheConfiguration(t *testing.T) {
 		}
 		return n
 	}
-	if n := size(); n != 0 {
-		t.Errorf("%d bytes without a service", n)
-	}
+	must.Row(t, "bytes without a service", 0, size())
 	fx.service(lb.TCP, "b1", "b2")
 	perCPU := uint64(2 * 1024 * 24 * ebpf.MustPossibleCPU())
 	if n, limit := size(), 2*(256<<10+1024*96)+perCPU; n == 0 || n > limit+perCPU {
@@ -171,9 +149,8 @@ func TestPlansOpenNoFiles(t *testing.T) {
 	}
 	fx.apply(delta)
 	const some = plans / 10 // a chunk of slots; the runtime also opens some
-	if after := open(); after > before+some {
-		t.Errorf("%d files with one plan, %d with %d more", before, after, plans)
-	}
+	after := open()
+	must.True(t, after <= before+some, "%d files with one plan, %d with %d more", before, after, plans)
 }
 
 // Room is made before the first change, and again after frontends were put: no change waits for a grace period.
@@ -207,23 +184,20 @@ func TestServersFollowFromTheSeed(t *testing.T) {
 			fx := shared(t, h, v6, func(o *Options) { o.HashSeed = [32]byte{seed} })
 			fx.tunnelTo(lb.TCP, nil, 21, 22)
 			for i := range to {
-				to[i] = fx.went(fx.on(i, dptest.TCP, dptest.SYN))
+				to[i] = fx.quick(fx.on(i, dptest.TCP, dptest.SYN))
 			}
 			return to
 		}
 		first, other := servers(1), servers(2)
-		if again := servers(1); again != first {
-			t.Error("two balancers with one seed choose different servers")
-		}
+		must.True(t, servers(1) == first, "two balancers with one seed choose different servers")
 		same := 0
 		for i := range first {
 			if first[i] == other[i] {
 				same++
 			}
 		}
-		if same > flows*3/4 {
-			t.Errorf("with another seed %d of %d flows have the same server; want about half", same, flows)
-		}
+		must.True(t, same <= flows*3/4,
+			"with another seed %d of %d flows have the same server; want about half", same, flows)
 	})
 }
 
@@ -249,23 +223,15 @@ func TestFilterHasTheAddressesInUse(t *testing.T) {
 		fx := newFixture(t, h, v6, nil)
 		empty := fx.filtered()
 		fx.service(lb.TCP, "b1", "b2")
-		if n := fx.filtered(); n != empty+3 {
-			t.Errorf("%d bits with a VIP and two backends; want %d", n, empty+3)
-		}
+		must.Row(t, "bits with a VIP and two backends", empty+3, fx.filtered())
 		fx.close()
 		fx.o.HashSeed = [32]byte{1}
 		fx.open()
-		if n := fx.filtered(); n != empty+3 {
-			t.Errorf("%d bits after a takeover; want %d", n, empty+3)
-		}
-		if r := fx.run(tcp(dptest.SYN)(fx).Frame()); r.reason != "forwarded" {
-			t.Errorf("after a takeover: %s, %s", r.did, r.reason)
-		}
+		must.Row(t, "bits after a takeover", empty+3, fx.filtered())
+		fx.wantReason("after a takeover", tcp(dptest.SYN)(fx), forwarded)
 		fx.reset()
 		fx.do(func() error { fx.d.flows.Collect(t.Context(), nil); return nil })
-		if n := fx.filtered(); n != empty {
-			t.Errorf("%d bits without services; want %d", n, empty)
-		}
+		must.Row(t, "bits without services", empty, fx.filtered())
 	})
 }
 
@@ -278,8 +244,6 @@ func TestFilterCounts(t *testing.T) {
 	before := fx.filtered()
 	for step, do := range []func(netip.Addr, bpf.AddrKind) error{f.Add, f.Add, f.Remove, f.Remove} {
 		must.Do(t, do(addr, bpf.AddrVIP))
-		if n, want := fx.filtered(), before+[]int{1, 1, 1, 0}[step]; n != want {
-			t.Errorf("step %d: %d bits; want %d", step, n, want)
-		}
+		must.Row(t, step, before+[]int{1, 1, 1, 0}[step], fx.filtered())
 	}
 }

@@ -147,12 +147,9 @@ func (fx *fixture) sentTo(when string, r result, in dptest.Packet, passed bool, 
 		return
 	}
 	got, err := nodesOf(r.out)
-	if err != nil || got.passed != want.passed || !slices.Equal(got.nodes, want.nodes) {
-		fx.t.Errorf("%s: sent to %s (%v); want %s", when, got, err, want)
-	}
-	if r.out.Src.Addr() != fx.addr("self") {
-		fx.t.Errorf("%s: the outer source is %s", when, r.out.Src)
-	}
+	must.True(fx.t, err == nil && got.passed == want.passed && slices.Equal(got.nodes, want.nodes),
+		"%s: sent to %s (%v); want %s", when, got, err, want)
+	must.True(fx.t, r.out.Src.Addr() == fx.addr("self"), "%s: the outer source is %s", when, r.out.Src)
 	if err := onlyHops(in, *r.out.Inner); err != nil {
 		fx.t.Errorf("%s: %v", when, err)
 	}
@@ -170,9 +167,8 @@ func TestSpread(t *testing.T) {
 		fx.reset()
 		fx.nodes(lb.TCP, "self", "b2")
 		r := fx.run(local.Frame())
-		if r.did != "passed" || r.out.Dst != fx.at("b1", 8080) || r.out.Src != local.Src {
-			t.Errorf("a flow of this node: %s: %s: %+v", r.did, r.reason, r.out)
-		}
+		must.True(t, r.did == "passed" && r.out.Dst == fx.at("b1", 8080) && r.out.Src == local.Src,
+			"a flow of this node: %s: %s: %+v", r.did, r.reason, r.out)
 		fx.sentTo("a SYN of another node's", fx.run(remote.Frame()), remote, false, "b2")
 		fx.out(dptest.Packet{Src: fx.at("b1", 8080), Dst: local.Src, Proto: dptest.TCP,
 			Flags: dptest.SYN | dptest.ACK, Seq: 5000})
@@ -181,9 +177,8 @@ func TestSpread(t *testing.T) {
 		syn.Flags = dptest.SYN
 		delivered := func(when string) {
 			t.Helper()
-			if r := fx.run(local.Frame()); r.did != "passed" || r.out.Dst != fx.at("b1", 8080) {
-				t.Errorf("%s: a flow of this node: %s: %s", when, r.did, r.reason)
-			}
+			r := fx.run(local.Frame())
+			must.True(t, r.did == "passed" && r.out.Dst == fx.at("b1", 8080), "%s: %s: %s", when, r.did, r.reason)
 		}
 		delivered("confirmed")
 		fx.sentTo("nothing changed", fx.run(remote.Frame()), remote, false, "b2")
@@ -193,9 +188,7 @@ func TestSpread(t *testing.T) {
 		fx.nodes(lb.TCP, "self", "-b2")
 		delivered("the only target")
 		fx.sentTo("its node accepts no new flows", fx.run(remote.Frame()), remote, true, "b2")
-		if r := fx.run(fx.on(200, dptest.TCP, dptest.SYN).Frame()); r.did != "passed" {
-			t.Errorf("a SYN, the only target: %s: %s", r.did, r.reason)
-		}
+		fx.wantDid("a SYN, the only target", fx.on(200, dptest.TCP, dptest.SYN), "passed")
 		fx.nodes(lb.TCP, "router", "-self", "-b2")
 		delivered("others are the target")
 		fx.sentTo("two nodes had its slot", fx.run(remote.Frame()), remote, false, "router", "b2")
@@ -203,21 +196,16 @@ func TestSpread(t *testing.T) {
 		fx.nodes(lb.TCP, "-router", "-self", "-b2")
 		delivered("no targets")
 		fx.sentTo("no targets", fx.run(remote.Frame()), remote, false, "router", "b2")
-		if r := fx.run(syn.Frame()); r.reason != "no_backend" || r.did != "sent" {
-			t.Errorf("a SYN, no targets: %s: %s", r.did, r.reason)
-		}
+		fx.wantReason("a SYN, no targets", syn, "no_backend")
 		fx.close()
 		fx.open()
 		fx.nodes(lb.TCP, "b2", "router", "self")
 		delivered("another agent")
-		if got, _ := nodesOf(fx.run(remote.Frame()).out); !slices.Contains(got.nodes, fx.addr("b2")) {
-			t.Errorf("another agent: sent to %s", got)
-		}
+		got, _ := nodesOf(fx.run(remote.Frame()).out)
+		must.True(t, slices.Contains(got.nodes, fx.addr("b2")), "another agent: sent to %s", got)
 		fx.nodes(lb.TCP, "self")
 		fx.wantReason("its node has no pods", remote, "no_flow")
-		if n := len(fx.dsrFlows()); n != 0 {
-			t.Errorf("%d entries of flows that other nodes deliver", n)
-		}
+		must.Row(t, "entries of flows that other nodes deliver", 0, len(fx.dsrFlows()))
 	})
 }
 
@@ -247,9 +235,8 @@ func TestSpreadUsesPortsAgain(t *testing.T) {
 		fx.nodes(lb.TCP, "b2", "-self")
 		here := func(when string, r result) {
 			t.Helper()
-			if r.did != "passed" || r.out.Dst != fx.at("b1", 8080) {
-				t.Errorf("%s: %s: %s: %+v", when, r.did, r.reason, r.out)
-			}
+			must.True(t, r.did == "passed" && r.out.Dst == fx.at("b1", 8080),
+				"%s: %s: %s: %+v", when, r.did, r.reason, r.out)
 		}
 		here("the last packet, again", send(dptest.FIN|dptest.ACK, 1001, 5002))
 		here("a RST, for data of the server that came late", send(dptest.RST, 1002, 0))
@@ -272,9 +259,7 @@ func TestSpreadDatagrams(t *testing.T) {
 		fx.nodes(lb.UDP, "router", "-b2")
 		fx.sentTo("another node is the target", fx.run(in.Frame()), in, false, "router", "b2")
 		fx.nodes(lb.UDP, "self")
-		if r := fx.run(in.Frame()); r.did != "passed" || r.reason != "forwarded" {
-			t.Errorf("this node is the only one: %s: %s", r.did, r.reason)
-		}
+		fx.wantDid("this node is the only one", in, "passed")
 		must.Do(t, fx.flows().want(1, 1))
 	})
 }
@@ -286,30 +271,22 @@ func TestSpreadAnyNode(t *testing.T) {
 		syn, ack := fx.on(1, dptest.TCP, dptest.SYN), fx.on(2, dptest.TCP, dptest.ACK)
 		datagram := fx.on(3, dptest.UDP, 0)
 		fx.spread(lb.TCP, true, "-router", "self", "-b2")
-		if r := fx.run(syn.Frame()); r.did != "passed" {
-			t.Errorf("a SYN: %s: %s", r.did, r.reason)
-		}
+		fx.wantDid("a SYN", syn, "passed")
 		fx.sentTo("an unknown flow", fx.run(ack.Frame()), ack, true, "router", "b2")
 		fx.spread(lb.TCP, true, "-self", "-router", "-b2")
 		fx.wantReason("a SYN, none here", fx.on(4, dptest.TCP, dptest.SYN), "no_local_backend")
 		fx.sentTo("an unknown flow, none here", fx.run(ack.Frame()), ack, false, "router", "b2")
 		syn.Flags = dptest.SYN
-		if r := fx.run(syn.Frame()); r.did != "dropped" || r.reason != "no_local_backend" {
-			t.Errorf("a SYN again, none here: %s: %s", r.did, r.reason)
-		}
+		fx.wantReason("a SYN again, none here", syn, "no_local_backend")
 		fx.reset()
 		fx.spread(lb.TCP, true, "b2", "-self", "-router") // hints
-		if r := fx.run(fx.on(5, dptest.TCP, dptest.ACK).Frame()); r.did != "sent" {
-			t.Fatalf("%s: %s", r.did, r.reason)
-		}
+		fx.wantDid("a flow of another slot", fx.on(5, dptest.TCP, dptest.ACK), "sent")
 		fx.sentTo("another node may have selected another one", fx.run(ack.Frame()), ack, false, "b2", "router")
 		fx.spread(lb.TCP, true, "router", "-self", "-b2", "-31")
 		fx.sentTo("the node that had the slot is first", fx.run(ack.Frame()), ack, false, "router", "b2", "31")
 		fx.reset()
 		fx.spread(lb.UDP, true, "self", "-b2")
-		if r := fx.run(datagram.Frame()); r.did != "passed" {
-			t.Errorf("a datagram: %s: %s", r.did, r.reason)
-		}
+		fx.wantDid("a datagram", datagram, "passed")
 	})
 }
 
@@ -317,42 +294,30 @@ func TestSpreadAnyNode(t *testing.T) {
 func TestSpreadOverTablesOfOtherSizes(t *testing.T) {
 	t.Parallel()
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
-		names := func(n int) (all []string) {
-			for i := range n {
-				all = append(all, fmt.Sprint(31+i))
-			}
-			return all
+		var all []string
+		for i := range 30 {
+			all = append(all, fmt.Sprint(31+i))
 		}
 		for _, sizes := range [][]int{{8, 30, 28, 29}, {30, 9, 8, 7}} {
 			fx.reset()
-			fx.nodes(lb.TCP, names(sizes[0])...)
+			fx.nodes(lb.TCP, all[:sizes[0]]...)
 			has := map[int]netip.Addr{}
 			for i := range 100 {
 				has[i] = fx.went(fx.on(i, dptest.TCP, dptest.SYN))
 			}
 			for _, n := range sizes[1:] {
-				fx.nodes(lb.TCP, names(n)...)
+				fx.nodes(lb.TCP, all[:n]...)
 				listed := 0
 				for i := range 100 {
 					got, err := nodesOf(fx.run(fx.on(i, dptest.TCP, dptest.ACK).Frame()).out)
-					there := slices.Contains(fx.names(names(n)), has[i])
-					if err != nil || there && !slices.Contains(got.nodes, has[i]) {
-						t.Errorf("%d, then %d nodes: flow %d: sent to %s (%v); want %s among them",
-							sizes[0], n, i, got, err, has[i])
-					}
+					is := func(name string) bool { return fx.nodeAddr(name) == has[i] }
+					there := slices.ContainsFunc(all[:n], is)
+					must.True(t, err == nil && (!there || slices.Contains(got.nodes, has[i])),
+						"%d, then %d nodes: flow %d: sent to %s (%v), not to %s", sizes[0], n, i, got, err, has[i])
 					listed += len(got.nodes)
 				}
-				if listed > 300 {
-					t.Errorf("%d, then %d nodes: 100 flows list %d nodes", sizes[0], n, listed)
-				}
+				must.True(t, listed <= 300, "%d, then %d nodes: 100 flows list %d nodes", sizes[0], n, listed)
 			}
 		}
 	})
-}
-
-func (fx *fixture) names(nodes []string) (addrs []netip.Addr) {
-	for _, m := range nodes {
-		addrs = append(addrs, fx.nodeAddr(m))
-	}
-	return addrs
 }

@@ -37,9 +37,8 @@ func TestStackHasRoom(t *testing.T) {
 	for name, prog := range c.Programs {
 		used, path := deepest(t, spec.Programs[name].Instructions, prog.VerifierLog)
 		t.Logf("%s: %d bytes: %s", name, used, path)
-		if used > limit-room {
-			t.Errorf("%s: %d bytes of stack in %s; want at most %d", name, used, path, limit-room)
-		}
+		must.True(t, used <= limit-room,
+			"%s: %d bytes of stack in %s; want at most %d", name, used, path, limit-room)
 	}
 }
 
@@ -61,13 +60,10 @@ func deepest(t *testing.T, program asm.Instructions, log string) (bytes int, pat
 		}
 	}
 	found := regexp.MustCompile(`stack depth ([0-9+]+)`).FindStringSubmatch(log)
-	if found == nil {
-		t.Fatalf("no stack depth in %q", log)
-	}
+	must.Need(t, found != nil, "no stack depth in %q", log)
 	depths := strings.Split(found[1], "+")
-	if len(depths) != len(functions) {
-		t.Fatalf("the verifier has %d functions; want %d: %v", len(depths), len(functions), functions)
-	}
+	must.Need(t, len(depths) == len(functions),
+		"the verifier has %d functions; want %d: %v", len(depths), len(functions), functions)
 	frame := map[string]int{}
 	for i, text := range depths {
 		n := must.Get(strconv.Atoi(text))(t)

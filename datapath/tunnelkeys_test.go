@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
@@ -50,11 +51,10 @@ func TestTunnelPacketsNeedTheKey(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, h hookName, v6 bool) {
 		for _, delivers := range []bool{true, false} {
-			fx := newFixture(t, h, v6, func(o *Options) {
+			fx := shared(t, h, v6, func(o *Options) {
 				o.Delivers, o.TunnelSources = delivers, []netip.Prefix{netip.MustParsePrefix("::/0"),
 					netip.MustParsePrefix("0.0.0.0/0")}
 			})
-			must.Do(t, fx.host.Do(func() error { return fx.d.SetTunnelSources(nil) }))
 			in := fx.fromClient(dptest.TCP, dptest.SYN)
 			if delivers {
 				fx.nodes(lb.TCP, "self")
@@ -78,9 +78,7 @@ func TestTunnelPacketsNeedTheKey(t *testing.T) {
 			}
 			is := func(when, got, want string) {
 				t.Helper()
-				if got != want {
-					t.Errorf("delivers %t: %s: %s; want %s", delivers, when, got, want)
-				}
+				must.True(t, got == want, "delivers %t: %s: %s; want %s", delivers, when, got, want)
 			}
 			const refused = "dropped: tunnel_key_mismatch"
 			is("no key is set", reason(), "passed")
@@ -117,33 +115,38 @@ func tokenOf(p dptest.Packet) uint64 {
 	return binary.LittleEndian.Uint64(p.Private[4:])
 }
 
+// counted returns how many packets are dropped for a reason while f runs.
+func (fx *fixture) counted(reason string, f func()) uint64 {
+	fx.t.Helper()
+	v := Verdict{"drop", reason}
+	before := fx.counts()[v]
+	f()
+	return fx.counts()[v] - before
+}
+
 // Packets between nodes carry the first key, on the way to the first node and to the next one.
 func TestTunnelPacketsCarryTheKey(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := shared(t, h, v6, func(o *Options) { o.Delivers = true })
-		fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router")}) })
+		fx.do(func() error { return fx.sources("b2", "router") })
 		fx.nodes(lb.TCP, "b2")
 		in := fx.fromClient(dptest.TCP, dptest.SYN)
 		want := func(when string, r result, name string) {
 			t.Helper()
-			if got := tokenOf(r.out); r.did != "sent" || got != table.TunnelToken(key(name)) {
-				t.Errorf("%s: %s: %s, token %#x", when, r.did, r.reason, got)
-			}
+			must.True(t, r.did == "sent" && tokenOf(r.out) == table.TunnelToken(key(name)),
+				"%s: %s: %s, token %#x", when, r.did, r.reason, tokenOf(r.out))
 		}
 		r := fx.run(in.Frame())
-		if r.did != "sent" || tokenOf(r.out) != 0 || len(r.out.Private) != privateHead {
-			t.Errorf("without keys: %s: private data %x", r.did, r.out.Private)
-		}
+		must.True(t, r.did == "sent" && tokenOf(r.out) == 0 && len(r.out.Private) == privateHead,
+			"without keys: %s: private data %x", r.did, r.out.Private)
 		fx.keys(true, "one", "two")
 		want("a SYN", fx.run(in.Frame()), "one")
 		fx.nodes(lb.TCP, "router", "-b2")
 		in.Flags = dptest.ACK
 		r = fx.run(in.Frame())
 		want("with a list", r, "one")
-		if len(r.out.Private) == privateHead {
-			t.Errorf("no list: %x", r.out.Private)
-		}
+		must.True(t, len(r.out.Private) != privateHead, "no list: %x", r.out.Private)
 		fx.keys(true, "two", "one")
 		want("after a rotation", fx.run(in.Frame()), "two")
 		if h == hookTC {
@@ -160,7 +163,7 @@ func TestTunnelPacketsCarryTheKey(t *testing.T) {
 // GUE and no secret of ours.
 func TestServersGetTheKeyWhenTheyAreTunnelSources(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, h hookName, v6 bool) {
+	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
 		fx := newFixture(t, h, v6, func(o *Options) {
 			o.TunnelSources = []netip.Prefix{hostPrefix("192.0.2.21"), hostPrefix("2001:db8::21")}
 		})
@@ -168,24 +171,18 @@ func TestServersGetTheKeyWhenTheyAreTunnelSources(t *testing.T) {
 		for _, b := range []string{"b1", "b2"} {
 			fx.serve(tunnel(lb.EncapGUE), b)
 			r := fx.run(fx.fromClient(dptest.TCP, dptest.SYN).Frame())
-			if r.did != "sent" || r.out.Dst.Addr() != fx.addr(b) {
-				t.Fatalf("%s: %s: %s", b, r.did, r.reason)
-			}
-			if got := tokenOf(r.out) == table.TunnelToken(key("one")); got != (b == "b1") {
-				t.Errorf("%s: private data %x", b, r.out.Private)
-			}
-			if b == "b2" && len(r.out.Private) != 0 {
-				t.Errorf("%s: private data %x; want none", b, r.out.Private)
-			}
+			must.Need(t, r.did == "sent" && r.out.Dst.Addr() == fx.addr(b), "%s: %s: %s", b, r.did, r.reason)
+			must.True(t, tokenOf(r.out) == table.TunnelToken(key("one")) == (b == "b1"),
+				"%s: private data %x", b, r.out.Private)
+			must.True(t, b != "b2" || len(r.out.Private) == 0, "%s: private data %x; want none", b, r.out.Private)
 		}
 		fx.close()
 		fx.o.TunnelSources = nil
 		fx.open()
 		fx.serve(tunnel(lb.EncapGUE), "b1")
 		r := fx.run(fx.fromClient(dptest.TCP, dptest.SYN).Frame())
-		if r.did != "sent" || len(r.out.Private) != 0 {
-			t.Errorf("no longer a tunnel source: %s: private data %x", r.did, r.out.Private)
-		}
+		must.True(t, r.did == "sent" && len(r.out.Private) == 0,
+			"no longer a tunnel source: %s: private data %x", r.did, r.out.Private)
 	})
 }
 
@@ -195,16 +192,10 @@ func TestProbesCarryTheKey(t *testing.T) {
 	fx := newFixture(t, hookTC, false, func(o *Options) { o.TunnelSources = []netip.Prefix{hostPrefix("192.0.2.22")} })
 	fx.keys(true, "one")
 	for _, b := range []string{"b1", "b2"} {
-		var mark uint32
-		fx.do(func() (err error) {
-			mark, _, err = fx.d.ProbeWay(fx.addr("vip"), fx.addr(b), lb.MethodTunnel, lb.EncapGUE)
-			return err
-		})
-		did, frame := fx.runOut(fx.fromClient(dptest.TCP, dptest.SYN).Frame(), mark)
+		did, frame := fx.runOut(fx.fromClient(dptest.TCP, dptest.SYN).Frame(), fx.probeMark(b, lb.MethodTunnel))
 		out, err := dptest.Parse(frame)
-		if err != nil || did != "sent" || (tokenOf(out) == table.TunnelToken(key("one"))) != (b == "b2") {
-			t.Errorf("%s: %s (%v), private data %x", b, did, err, out.Private)
-		}
+		must.True(t, err == nil && did == "sent" && (tokenOf(out) == table.TunnelToken(key("one"))) == (b == "b2"),
+			"%s: %s (%v), private data %x", b, did, err, out.Private)
 	}
 }
 
@@ -215,7 +206,7 @@ func TestDecapsulatedPacketsAreFromAllowedSources(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		for _, proto := range []lb.Protocol{lb.TCP, lb.UDP} {
 			fx := shared(t, hookTC, v6, func(o *Options) { o.Delivers = true })
-			fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2")}) })
+			fx.do(func() error { return fx.sources("b2") })
 			fx.keys(true, "one")
 			is := func(when, from string, flags uint8, want string) {
 				t.Helper()
@@ -224,13 +215,11 @@ func TestDecapsulatedPacketsAreFromAllowedSources(t *testing.T) {
 				relayed := fx.chained(true)
 				copy(relayed[4:], fx.withToken("one")[4:])
 				for _, private := range [][]byte{fx.withToken("one"), relayed} {
-					before := fx.counts()
-					did, _ := fx.runTC(fx.fromNode(in, private...).Frame())
-					refused := fx.counts()[Verdict{Action: "drop", Reason: "not_allowed"}] >
-						before[Verdict{Action: "drop", Reason: "not_allowed"}]
-					if did != want || refused != (want == "dropped") {
-						t.Errorf("%s, %s: %s, not_allowed: %t; want %s", proto, when, did, refused, want)
-					}
+					var did string
+					frame := fx.fromNode(in, private...).Frame()
+					refused := fx.counted("not_allowed", func() { did, _ = fx.runTC(frame) })
+					must.True(t, did == want && refused == uint64(bpf.Truth(want == "dropped")),
+						"%s, %s: %s, not_allowed: %d; want %s", proto, when, did, refused, want)
 				}
 			}
 			all := []netip.Prefix{netip.PrefixFrom(fx.addr("client"), fx.addr("client").BitLen())}
@@ -252,11 +241,7 @@ func TestTunnelPacketsAreMarked(t *testing.T) {
 			o.TunnelSources = []netip.Prefix{hostPrefix("192.0.2.22"), hostPrefix("2001:db8::22")}
 		})
 		fx.serve(tunnel(lb.EncapGUE), "b1")
-		var probe uint32
-		fx.do(func() (err error) {
-			probe, _, err = fx.d.ProbeWay(fx.addr("vip"), fx.addr("b1"), lb.MethodTunnel, lb.EncapGUE)
-			return err
-		})
+		probe := fx.probeMark("b1", lb.MethodTunnel)
 		frame := fx.fromClient(dptest.TCP, dptest.SYN).Frame()
 		markAfter := func(prog *ebpf.Program, frame []byte, mark uint32) (after uint32, out []byte) {
 			t.Helper()
@@ -264,10 +249,7 @@ func TestTunnelPacketsAreMarked(t *testing.T) {
 			opts := ebpf.RunOptions{
 				Data: frame, DataOut: make([]byte, len(frame)+256), Context: fx.skb(mark), ContextOut: skb,
 			}
-			fx.do(func() error {
-				_, err := prog.Run(&opts)
-				return err
-			})
+			fx.do(func() error { _, err := prog.Run(&opts); return err })
 			return binary.NativeEndian.Uint32(skb[8:]), opts.DataOut
 		}
 		o := fx.d.objects
@@ -276,12 +258,9 @@ func TestTunnelPacketsAreMarked(t *testing.T) {
 			"of a health check": func() (uint32, []byte) { return markAfter(o.SyTcOut, frame, probe) },
 		} {
 			mark, out := in()
-			if mark != 0x53580000 {
-				t.Errorf("%s: mark %#x", name, mark)
-			}
-			if mark, _ := markAfter(o.SyTcOut, out, mark); mark != 0 {
-				t.Errorf("%s: mark %#x on the wire", name, mark)
-			}
+			must.True(t, mark == 0x53580000, "%s: mark %#x", name, mark)
+			onWire, _ := markAfter(o.SyTcOut, out, mark)
+			must.True(t, onWire == 0, "%s: mark %#x on the wire", name, onWire)
 		}
 	}
 }
@@ -291,13 +270,11 @@ func TestTunnelKeysThatCannotBe(t *testing.T) {
 		"four":          {Accept: [][]byte{{1}, {2}, {3}, {4}}},
 		"none accepted": {Send: []byte{1}, Required: true},
 	} {
-		if _, err := k.Encode(); err == nil {
-			t.Errorf("%s: no error", name)
-		}
+		_, err := k.Encode()
+		must.True(t, err != nil, "%s: no error", name)
 	}
-	if a, b := table.TunnelToken([]byte("a")), table.TunnelToken([]byte("b")); a == b || a == 0 {
-		t.Errorf("tokens %#x and %#x", a, b)
-	}
+	a, b := table.TunnelToken([]byte("a")), table.TunnelToken([]byte("b"))
+	must.True(t, a != b && a != 0, "tokens %#x and %#x", a, b)
 }
 
 // No frame without an accepted token is decapsulated, whatever else changes.
@@ -319,11 +296,7 @@ func TestRandomTunnelPacketsNeedTheKey(t *testing.T) {
 			if at := bytes.Index(f, token); at >= 0 && rnd.IntN(2) == 0 {
 				f[at+rnd.IntN(8)] ^= 1 << rnd.IntN(8)
 			}
-			run := fx.runTC
-			if fx.hook == hookXDP {
-				run = fx.runXDP
-			}
-			_, out := run(f)
+			_, out := fx.first(f)
 			switch has := bytes.Contains(f, token); {
 			case len(out) >= len(f):
 				refused++
@@ -333,8 +306,7 @@ func TestRandomTunnelPacketsNeedTheKey(t *testing.T) {
 				t.Fatalf("decapsulated without the token: %x", f)
 			}
 		}
-		if refused == 0 || decapsulated == 0 {
-			t.Errorf("%d were decapsulated, %d refused; want some of each", decapsulated, refused)
-		}
+		must.True(t, refused > 0 && decapsulated > 0,
+			"%d were decapsulated, %d refused; want some of each", decapsulated, refused)
 	})
 }

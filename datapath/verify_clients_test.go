@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"errors"
+	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -27,18 +29,20 @@ func (fx *fixture) warns(want string) {
 	})
 }
 
+// toRouter adds the default route.
+func toRouter(fx *fixture) {
+	fx.do(func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(v4["router"])}) })
+}
+
 // A route that takes replies from clients that were served is warned of; others are served, so nothing is withdrawn.
 func TestLostClients(t *testing.T) {
 	t.Parallel()
 	blackhole := &netlink.Route{Dst: prefix(v4["client"] + "/32"), Type: unix.RTN_BLACKHOLE}
-	fx, x := verified(t, ModeTC, false, nil, func(fx *fixture) {
-		fx.do(func() error { return netlink.RouteAdd(&netlink.Route{Gw: prefix(v4["router"] + "/32").IP}) })
-	})
+	fx, x := verified(t, ModeTC, false, nil, toRouter)
 	established(fx)
 	fx.collect()
-	if got := fx.d.flows.RecentClients(); len(got) != 1 || got[0].Client.Addr() != fx.addr("client") {
-		t.Fatalf("sampled clients %v", got)
-	}
+	got := fx.d.flows.RecentClients()
+	must.Need(t, len(got) == 1 && got[0].Client.Addr() == fx.addr("client"), "sampled clients %v", got)
 	fx.watch()
 	fx.warns("")
 	fx.do(func() error { return netlink.RouteAdd(blackhole) })
@@ -58,18 +62,14 @@ func TestLostClients(t *testing.T) {
 func TestClientsOfShortConnections(t *testing.T) {
 	t.Parallel()
 	blackhole := &netlink.Route{Dst: prefix(v4["client"] + "/32"), Type: unix.RTN_BLACKHOLE}
-	fx, _ := verified(t, ModeTC, false, nil, func(fx *fixture) {
-		fx.do(func() error { return netlink.RouteAdd(&netlink.Route{Gw: prefix(v4["router"] + "/32").IP}) })
-	})
+	fx, _ := verified(t, ModeTC, false, nil, toRouter)
 	established(fx)
 	fx.collect()
 	fx.reset()
 	fx.service(lb.TCP, "b1")
 	fx.collect()
 	fx.collect()
-	if n := len(fx.d.flows.RecentClients()); n != 1 {
-		t.Fatalf("%d clients after the end of the connection", n)
-	}
+	must.Equal(t, 1, len(fx.d.flows.RecentClients()))
 	fx.do(func() error { return netlink.RouteAdd(blackhole) })
 	start := time.Now()
 	look := func(at time.Duration, sample []lb.Question) (text string) {
@@ -84,15 +84,11 @@ func TestClientsOfShortConnections(t *testing.T) {
 		return text
 	}
 	const want = "1 of 1 sampled clients, such as 192.0.2.100: replies are dropped: no_route"
-	if w := look(0, fx.d.flows.RecentClients()); !strings.Contains(w, want) {
-		t.Errorf("%q", w)
-	}
-	if w := look(flow.KeepClients-1, nil); !strings.Contains(w, want) {
-		t.Errorf("later %q", w)
-	}
-	if w := look(flow.KeepClients, nil); w != "" {
-		t.Errorf("at the end %q", w)
-	}
+	w := look(0, fx.d.flows.RecentClients())
+	must.True(t, strings.Contains(w, want), "%q", w)
+	w = look(flow.KeepClients-1, nil)
+	must.True(t, strings.Contains(w, want), "later %q", w)
+	must.Row(t, "at the end", "", look(flow.KeepClients, nil))
 }
 
 // There is a warning when packets from other nodes are not delivered here. This node still announces, because its
@@ -101,7 +97,7 @@ func TestInboundFaults(t *testing.T) {
 	t.Parallel()
 	blackhole := &netlink.Route{Dst: prefix(v4["b1"] + "/32"), Type: unix.RTN_BLACKHOLE}
 	allow := func(names ...string) func(*fixture) error {
-		return func(fx *fixture) error { return fx.d.SetTunnelSources(fx.names(names)) }
+		return func(fx *fixture) error { return fx.sources(names...) }
 	}
 	for _, tt := range []struct {
 		name    string
@@ -116,22 +112,18 @@ func TestInboundFaults(t *testing.T) {
 			verify.InboundWarning + "tunnel packets from 192.0.2.22 are not accepted: unknown_tunnel_source"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			fx, x := verified(t, ModeTC, false, func(o *Options) { o.Delivers = true }, func(fx *fixture) {
-				fx.do(func() error { return netlink.RouteAdd(&netlink.Route{Gw: prefix(v4["router"] + "/32").IP}) })
-			})
+			fx, x := verified(t, ModeTC, false, func(o *Options) { o.Delivers = true }, toRouter)
 			fx.do(func() error { return allow("self", "b2")(fx) })
 			fx.nodes(lb.TCP, "self", "b2")
 			fx.watch()
 			fx.warns("")
 			steps := func() string { return strings.Join(fx.explainClient().Steps, "\n") }
-			if s := steps(); !strings.Contains(s, "when another node selects this one, the packet is delivered here") {
-				t.Errorf("explain:\n%s", s)
-			}
+			s := steps()
+			must.True(t, strings.Contains(s, "when another node selects this one, the packet is delivered"), "%s", s)
 			fx.do(func() error { return tt.do(fx) })
 			fx.warns(tt.warning)
-			if s := steps(); !strings.Contains(s, tt.warning) {
-				t.Errorf("explain:\n%s", s)
-			}
+			s = steps()
+			must.True(t, strings.Contains(s, tt.warning), "%s", s)
 			x.is("")
 			fx.do(func() error { return tt.undo(fx) })
 			fx.warns("")
@@ -167,13 +159,9 @@ func TestForgedFlowsWithdrawNothing(t *testing.T) {
 		return fault
 	}
 	put(time.Hour, "b1", "b2")
-	if f := fault(); f != "" {
-		t.Fatal(f)
-	}
+	must.Equal(t, "", fault())
 	client, ok := fx.d.verifier.Clients.Of(fx.addr("vip"), nil)
-	if !ok {
-		t.Fatal("no client of synthetic packets")
-	}
+	must.Need(t, ok, "no client of synthetic packets")
 	forge := func(step int) netip.Addr {
 		var frames [][]byte
 		var p dptest.Packet
@@ -199,12 +187,8 @@ func TestForgedFlowsWithdrawNothing(t *testing.T) {
 		return left
 	}
 	put(0, removed(1))
-	if f := fault(); f != "" {
-		t.Errorf("all flows of the client are forged: fault %q", f)
-	}
+	must.Row(t, "the fault, when all flows of the client are forged", "", fault())
 	removed(2)
 	put(0, "elsewhere")
-	if f := fault(); f == "" {
-		t.Error("each second flow is forged: no fault of a server without a route")
-	}
+	must.True(t, fault() != "", "each second flow is forged: no fault of a server without a route")
 }

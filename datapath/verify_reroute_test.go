@@ -35,7 +35,6 @@ func TestWayToServersIsLost(t *testing.T) {
 	}
 	ours, _ := netlink.ParseAddr("10.1.0.1/24")
 	toServers := prefix("10.1.0.0/24")
-	toRouter := &netlink.Route{Dst: prefix("0.0.0.0/0"), Gw: net.ParseIP(v4["router"])}
 	toPeer := &netlink.Route{Dst: prefix("0.0.0.0/0"), Gw: net.ParseIP(v4["peer"])}
 	for _, tt := range []struct {
 		name       string
@@ -46,18 +45,17 @@ func TestWayToServersIsLost(t *testing.T) {
 		{"link set down", eth1(netlink.LinkSetDown), eth1(netlink.LinkSetUp)},
 		{"route deleted", func(*fixture) error {
 			return netlink.RouteDel(&netlink.Route{Dst: toServers, Scope: netlink.SCOPE_LINK})
-		},
-			eth1(func(nic netlink.Link) error {
-				return netlink.RouteAdd(
-					&netlink.Route{Dst: toServers, LinkIndex: nic.Attrs().Index, Scope: netlink.SCOPE_LINK})
-			})},
+		}, eth1(func(nic netlink.Link) error {
+			return netlink.RouteAdd(
+				&netlink.Route{Dst: toServers, LinkIndex: nic.Attrs().Index, Scope: netlink.SCOPE_LINK})
+		})},
 	} {
 		for _, proto := range []lb.Protocol{lb.TCP, lb.UDP} {
 			t.Run(tt.name+"/"+proto.String(), func(t *testing.T) {
 				fx, x := verified(t, ModeTC, false, nil, func(fx *fixture) {
 					fx.secondNIC()
 					must.Do(t, fx.peer.AddAddress("eth0", netip.MustParsePrefix("192.0.2.200/24")))
-					fx.do(func() error { return netlink.RouteAdd(toRouter) })
+					toRouter(fx)
 				})
 				fx.service(proto, "inside")
 				fx.watch()
@@ -67,17 +65,14 @@ func TestWayToServersIsLost(t *testing.T) {
 				const want = "10.1.0.2 does not answer since its route changed from eth1 to 192.0.2.254 on eth0"
 				x.becomes(want, 3*time.Second)
 				t.Logf("noticed after %s", time.Since(start).Round(time.Millisecond))
-				if e := fx.explainClient(); proto == lb.TCP && !strings.Contains(e.Fault, want) {
-					t.Errorf("explain: fault %q", e.Fault)
-				}
+				e := fx.explainClient()
+				must.True(t, proto != lb.TCP || strings.Contains(e.Fault, want), "explain: fault %q", e.Fault)
 				fx.do(func() error { return tt.it(fx) })
 				x.becomes("", 3*time.Second)
 				// By another router they answer: that change is none of our business.
 				fx.do(func() error { return netlink.RouteReplace(toPeer) })
 				fx.do(func() error { return tt.break_(fx) })
-				for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-					x.is("")
-				}
+				x.staysAway(2 * time.Second)
 			})
 		}
 	}
@@ -91,39 +86,28 @@ func TestUnreachableIsNoAnswer(t *testing.T) {
 	end := func(h *lab.Host, address string) lab.End {
 		return lab.End{Host: h, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix(address)}}
 	}
-	err := errors.Join(l.Link(end(node, "192.0.2.1/24"), end(router, "192.0.2.2/24"), lab.LinkOptions{}),
-		node.AddRoute(lab.Default, netip.MustParseAddr("192.0.2.2")), router.Forward())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(l.Link(end(node, "192.0.2.1/24"), end(router, "192.0.2.2/24"), lab.LinkOptions{}),
+		node.AddRoute(lab.Default, netip.MustParseAddr("192.0.2.2")), router.Forward()))
 	for route, want := range map[string]bool{"unreachable 10.1.0.0/16": false, "local 10.2.0.1/32 dev lo": true} {
 		out, err := router.Run(t.Context(), "ip", append([]string{"route", "add"}, strings.Fields(route)...)...)
-		if err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+		must.Need(t, err == nil, "%v\n%s", err, out)
 		to := netip.AddrPortFrom(netip.MustParsePrefix(strings.Fields(route)[1]).Addr(), 80)
 		if !want {
 			to = netip.AddrPortFrom(to.Addr().Next(), 80)
 		}
-		err = node.Do(func() error {
+		must.Do(t, node.Do(func() error {
 			fd, err := verify.Dial(to)
 			if err != nil {
 				return err
 			}
 			defer unix.Close(fd)
-			if _, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 5000); err != nil {
-				return err
-			}
+			_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 5000)
 			for i := range 2 {
-				if got := verify.HasResponded(fd); got != want && (i == 0 || !want) {
-					t.Errorf("%s: responded %t, look %d; want %t", route, got, i, want)
-				}
+				got := verify.HasResponded(fd)
+				must.True(t, got == want || i > 0 && want, "%s: responded %t, look %d; want %t", route, got, i, want)
 			}
-			return nil
-		})
-		if err != nil {
-			t.Errorf("%s: %v", route, err)
-		}
+			return err
+		}))
 	}
 }
 
@@ -151,23 +135,17 @@ func TestInterfaceThatLeadsToClientsIsNamed(t *testing.T) {
 		}), "eth0, which leads to clients, sends no ARP", false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			fx, x := verified(t, ModeTC, false, nil, func(fx *fixture) {
-				fx.secondNIC()
-				fx.do(func() error { return route(fx) })
-			})
+			fx, x := verified(t, ModeTC, false, nil, func(fx *fixture) { fx.secondNIC(); toRouter(fx) })
 			fx.service(lb.TCP, "inside")
 			fx.watch()
 			x.becomes("", noticed)
 			fx.do(func() error { return tt.break_(fx) })
 			x.becomes(tt.want, 2*noticed)
 			e := fx.explainClient()
-			if says := strings.Contains(strings.Join(e.Steps, "\n"), "eth0 is down"); says != tt.down {
-				t.Errorf("explain:\n%s", strings.Join(e.Steps, "\n"))
-			}
+			must.True(t, strings.Contains(strings.Join(e.Steps, "\n"), "eth0 is down") == tt.down,
+				"explain:\n%s", strings.Join(e.Steps, "\n"))
 			for _, s := range fx.d.Interfaces() {
-				if want := tt.down && s.Name == "eth0"; s.Down != want {
-					t.Errorf("%+v", s)
-				}
+				must.True(t, s.Down == (tt.down && s.Name == "eth0"), "%+v", s)
 			}
 			fx.do(func() error { return tt.it(fx) })
 			x.becomes("", 5*time.Second)
@@ -242,9 +220,7 @@ func TestOneUnreachedBackend(t *testing.T) {
 func TestFaultsOfAFrontendWithBackendsAgainAreReportedAtOnce(t *testing.T) {
 	t.Parallel()
 	route := &netlink.Route{Gw: net.ParseIP(v4["router"])}
-	fx, x := verified(t, ModeTC, false, nil, func(fx *fixture) {
-		fx.do(func() error { return netlink.RouteAdd(route) })
-	})
+	fx, x := verified(t, ModeTC, false, nil, toRouter)
 	fx.service(lb.TCP, "b1")
 	fx.watch()
 	fx.do(func() error { return netlink.RouteDel(route) })

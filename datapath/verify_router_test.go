@@ -23,18 +23,12 @@ func TestDeadRouter(t *testing.T) {
 	t.Parallel()
 	via := func(names ...string) *netlink.Route {
 		r := &netlink.Route{Dst: prefix("0.0.0.0/0")}
-		if len(names) == 1 {
-			r.Gw = net.ParseIP(v4[names[0]])
-			return r
-		}
 		for _, name := range names {
 			r.MultiPath = append(r.MultiPath, &netlink.NexthopInfo{Gw: net.ParseIP(v4[name])})
 		}
 		return r
 	}
-	fx, x := verified(t, ModeTC, false, nil, func(fx *fixture) {
-		fx.do(func() error { return netlink.RouteAdd(via("router")) })
-	})
+	fx, x := verified(t, ModeTC, false, nil, toRouter)
 	fx.service(lb.TCP, "b1")
 	fx.watch()
 	vip := fx.addr("vip")
@@ -44,13 +38,9 @@ func TestDeadRouter(t *testing.T) {
 		fx.send("11.1.1.1:9")
 		return wrong(x.of(vip) != want, "fault %q", x.of(vip))
 	})
-	if e := fx.explainClient(); e.Fault != "" { // this client is on the link
-		t.Errorf("explain: fault %q", e.Fault)
-	}
-	time.Sleep(4 * time.Second) // the kernel asks it again
-	if f := x.of(vip); f != want {
-		t.Errorf("then the fault is %q", f)
-	}
+	must.Row(t, "the fault of explain", "", fx.explainClient().Fault) // this client is on the link
+	time.Sleep(4 * time.Second)                                       // the kernel asks it again
+	must.Row(t, "then the fault is", want, x.of(vip))
 	fx.do(func() error { return netlink.RouteReplace(via("down", "router")) })
 	x.becomes("", 3*time.Second)
 }
@@ -91,28 +81,23 @@ func (fx *fixture) send(to string) {
 // the link or behind a router.
 func TestDefaultRouteIsLost(t *testing.T) {
 	t.Parallel()
-	toRouter := &netlink.Route{Dst: prefix("0.0.0.0/0"), Gw: net.ParseIP(v4["router"])}
-	for _, tt := range []struct {
-		name  string
-		route *netlink.Route
-	}{
-		{"no other route", nil},
-		{"a private network behind a router", &netlink.Route{Dst: prefix("10.0.0.0/8"), Gw: net.ParseIP(v4["b1"])}},
-		{"a public network behind a router", &netlink.Route{Dst: prefix("11.0.0.0/8"), Gw: net.ParseIP(v4["b1"])}},
+	for name, network := range map[string]string{
+		"no other route": "", "a private network behind a router": "10.0.0.0/8",
+		"a public network behind a router": "11.0.0.0/8",
 	} {
-		t.Run(tt.name, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			fx, x := verified(t, ModeTC, false, nil, func(fx *fixture) {
 				must.Do(t, fx.host.AddAddress("eth0", netip.MustParsePrefix("172.16.0.2/24")))
-				for _, r := range []*netlink.Route{tt.route, toRouter} {
-					if r != nil {
-						fx.do(func() error { return netlink.RouteAdd(r) })
-					}
+				if network != "" {
+					way := &netlink.Route{Dst: prefix(network), Gw: net.ParseIP(v4["b1"])}
+					fx.do(func() error { return netlink.RouteAdd(way) })
 				}
+				toRouter(fx)
 			})
 			fx.service(lb.TCP, "b1")
 			fx.watch()
 			x.is("")
-			fx.do(func() error { return netlink.RouteDel(toRouter) })
+			fx.do(func() error { return netlink.RouteDel(&netlink.Route{Gw: net.ParseIP(v4["router"])}) })
 			x.appears()
 		})
 	}
@@ -146,9 +131,7 @@ func TestNoDefaultRouteIsNeeded(t *testing.T) {
 			if name == "Internet" {
 				fx.do(func() error { return netlink.RouteDel(&netlink.Route{Dst: prefix("0.0.0.0/0")}) })
 			}
-			for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-				x.is("")
-			}
+			x.staysAway(2 * time.Second)
 			for _, n := range strings.Fields(r.lost) {
 				fx.do(func() error { return netlink.RouteDel(&netlink.Route{Dst: prefix(n)}) })
 			}
@@ -166,9 +149,7 @@ func behindRouter(t *testing.T, isV6 bool) (fx *fixture, x *faults, router netip
 	}
 	fx, x = verified(t, ModeTC, isV6, nil, func(fx *fixture) {
 		must.Do(t, fx.peer.AddAddress("eth0", router))
-		fx.do(func() error {
-			return netlink.RouteAdd(&netlink.Route{Dst: prefix(all), Gw: router.Addr().AsSlice()})
-		})
+		fx.do(func() error { return netlink.RouteAdd(&netlink.Route{Dst: prefix(all), Gw: router.Addr().AsSlice()}) })
 	})
 	fx.service(lb.TCP, "b1")
 	fx.watch()
@@ -226,14 +207,8 @@ func TestDroppedAnswersHaveAReason(t *testing.T) {
 		}
 		return errors.New("it does")
 	})
-	q := lb.Question{Client: fx.at("unknown", 40000), To: fx.at("vip", 80), Protocol: lb.TCP}
-	fx.do(func() error {
-		e, err := fx.d.Explain(q)
-		if f := x.of(fx.addr("vip")); !strings.Contains(f, "does not pass packets on") || e.Fault != f {
-			t.Errorf("explain: %q; reported: %q", e.Fault, f)
-		}
-		return err
-	})
+	x.is("does not pass packets on")
+	must.Row(t, "explain", x.of(fx.addr("vip")), fx.answer(fx.at("unknown", 40000), fx.at("vip", 80), lb.TCP).Fault)
 }
 
 // A server on the link whose MAC address changes is found, although the kernel sends it nothing.
@@ -268,18 +243,15 @@ func TestRouterIgnoresUnicastRequests(t *testing.T) {
 	fx, x, router := behindRouter(t, false)
 	rules := "add table arp t; add chain arp t c { type filter hook input priority 0; }; " +
 		"add rule arp t c meta pkttype host arp operation request drop"
-	if out, err := fx.peer.Run(t.Context(), "nft", rules); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	out, err := fx.peer.Run(t.Context(), "nft", rules)
+	must.Need(t, err == nil, "%v\n%s", err, out)
 	for end := time.Now().Add(6 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		n := fx.neighbourEntry(router.Addr())
-		if f := x.of(fx.addr("vip")); f != "" || n.State&route.Valid == 0 {
-			t.Fatalf("state %#x, fault %q", n.State, f)
-		}
+		f := x.of(fx.addr("vip"))
+		must.Need(t, f == "" && n.State&route.Valid != 0, "state %#x, fault %q", n.State, f)
 	}
-	if n := fx.neighbourEntry(router.Addr()); n.Confirmed > 300 {
-		t.Errorf("confirmed %d ms ago", 10*n.Confirmed)
-	}
+	n := fx.neighbourEntry(router.Addr())
+	must.True(t, n.Confirmed <= 300, "confirmed %d ms ago", 10*n.Confirmed)
 }
 
 // watched is a verified service of b1 with a default route, whose answers about routes do not expire.
@@ -312,9 +284,7 @@ func TestRoutesAreAskedForAgainWhileARouterIsSilent(t *testing.T) {
 	fx := watchedRoutes(t, "192.0.2.99")
 	since := fx.d.verifier.Routes.Since
 	fx.ticks(4)
-	if !fx.d.verifier.Routes.Since.After(since) {
-		t.Error("the answers are kept")
-	}
+	must.True(t, fx.d.verifier.Routes.Since.After(since), "the answers are kept")
 }
 
 // While nothing changes the kernel is not asked again. A change that is not reported is found when the answers expire.
@@ -326,21 +296,16 @@ func TestRoutesExpire(t *testing.T) {
 	had := v.Clients.Had4
 	fx.do(func() error { return netlink.RouteDel(&netlink.Route{Gw: net.ParseIP(v4["router"])}) })
 	fx.ticks(2)
-	if v.Clients.Had4 != had || had != verify.ReachPublic {
-		t.Errorf("clients %d, then %d; want %d", had, v.Clients.Had4, verify.ReachPublic)
-	}
+	must.True(t, v.Clients.Had4 == had && had == verify.ReachPublic,
+		"clients %d, then %d; want %d", had, v.Clients.Had4, verify.ReachPublic)
 	routed := func() (ok bool) {
 		fx.do(func() error { ok = v.Routes.Routed(route.Far4.Public[0]); return nil })
 		return ok
 	}
-	if !routed() {
-		t.Error("the kernel was asked again")
-	}
+	must.True(t, routed(), "the kernel was asked again")
 	v.Routes.Until = time.Now()
 	fx.ticks(2)
-	if routed() || v.Clients.Chosen != v.Routes.Since {
-		t.Error("the kernel was not asked again")
-	}
+	must.True(t, !routed() && v.Clients.Chosen == v.Routes.Since, "the kernel was not asked again")
 }
 
 // There may be many backends behind one router: while it answers, the kernel is not asked for the route to each.
@@ -349,7 +314,6 @@ func TestRoutesToBackendsAreNotAskedFor(t *testing.T) {
 	fx := watchedRoutes(t, v4["router"])
 	fx.service(lb.TCP, "far")
 	fx.ticks(4)
-	if _, asked := fx.d.verifier.Routes.Routes[route.Question{To: fx.addr("far"), Entry: true}]; asked {
-		t.Error("the kernel was asked")
-	}
+	_, asked := fx.d.verifier.Routes.Routes[route.Question{To: fx.addr("far"), Entry: true}]
+	must.True(t, !asked, "the kernel was asked")
 }

@@ -56,8 +56,15 @@ func (x *faults) of(addr netip.Addr) string {
 // is checks the fault of the VIP: that it has this text, or with "" that there is none.
 func (x *faults) is(want string) {
 	x.fx.t.Helper()
-	if got := x.of(x.fx.addr("vip")); (got == "") != (want == "") || !strings.Contains(got, want) {
-		x.fx.t.Errorf("fault %q; want %q", got, want)
+	got := x.of(x.fx.addr("vip"))
+	must.True(x.fx.t, (got == "") == (want == "") && strings.Contains(got, want), "fault %q; want %q", got, want)
+}
+
+// staysAway checks for some time that the VIP has no fault.
+func (x *faults) staysAway(d time.Duration) {
+	x.fx.t.Helper()
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		x.is("")
 	}
 }
 
@@ -92,19 +99,13 @@ func (fx *fixture) repaired() error {
 	fx.t.Helper()
 	var out []InterfaceStatus
 	missing := ""
-	fx.do(func() error {
-		out, missing = fx.d.hooks.Inspect(), fx.d.sysctls.Forwards("lo")
-		return nil
-	})
+	fx.do(func() error { out, missing = fx.d.hooks.Inspect(), fx.d.sysctls.Forwards("lo"); return nil })
 	for _, s := range out {
 		if s.Fault != "" {
 			return fmt.Errorf("%s: %s", s.Name, s.Fault)
 		}
 	}
-	if missing != "" {
-		return errors.New(missing)
-	}
-	return nil
+	return wrong(missing != "", "%s", missing)
 }
 
 // repairs returns how many repairs are counted.
@@ -116,13 +117,9 @@ func (fx *fixture) repairs() (sum uint64) {
 }
 
 // explainClient explains the first packet of the client to VIP:80.
-func (fx *fixture) explainClient() (e lb.Explanation) {
+func (fx *fixture) explainClient() lb.Explanation {
 	fx.t.Helper()
-	fx.do(func() (err error) {
-		e, err = fx.d.Explain(lb.Question{Client: fx.at("client", 40000), To: fx.at("vip", 80), Protocol: lb.TCP})
-		return err
-	})
-	return e
+	return fx.answer(fx.at("client", 40000), fx.at("vip", 80), lb.TCP)
 }
 
 func setSysctl(path, value string) func(*fixture) error {
@@ -201,19 +198,14 @@ func TestRepairs(t *testing.T) {
 			must.Do(t, fx.repaired())
 			pins := len(fx.pinned())
 			fx.do(func() error { return tt.change(fx) })
-			if fx.repaired() == nil && len(fx.pinned()) == pins && fx.repairs() == 0 {
-				t.Fatal("the change has no effect")
-			}
+			must.Need(t, fx.repaired() != nil || len(fx.pinned()) != pins || fx.repairs() > 0, "no effect")
 			labtest.Until(t, noticed, "it is repaired", func() error {
 				return errors.Join(fx.repaired(), wrong(len(fx.pinned()) != pins, "pins are missing"))
 			})
-			if fx.repairs() == 0 {
-				t.Error("no repair is counted")
-			}
+			must.True(t, fx.repairs() > 0, "no repair is counted")
 			x.is("")
-			if e := fx.explainClient(); e.Fault != "" || e.Reply != forwarded {
-				t.Errorf("explain: reply %q, fault %q", e.Reply, e.Fault)
-			}
+			e := fx.explainClient()
+			must.True(t, e.Fault == "" && e.Reply == forwarded, "explain: reply %q, fault %q", e.Reply, e.Fault)
 		})
 	}
 }
@@ -226,8 +218,7 @@ func TestChainIsRepaired(t *testing.T) {
 	must.Do(t, fx.d.objects.SyProgs.Delete(uint32(0)))
 	var id uint32
 	labtest.Until(t, noticed, "it is restored", func() error { return fx.d.objects.SyProgs.Lookup(uint32(0), &id) })
-	labtest.Until(t, noticed, "the repair is counted",
-		func() error { return wrong(fx.repairs() != 1, "%d", fx.repairs()) })
+	labtest.Until(t, noticed, "the repair is counted", func() error { return wrong(fx.repairs() != 1, "not once") })
 }
 
 func ip(f func(nic netlink.Link) error) func(*fixture) error {
@@ -253,8 +244,7 @@ func prefix(text string) *net.IPNet {
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	defaultRoute := &netlink.Route{Gw: net.ParseIP(v4["router"])}
-	b1 := prefix(v4["b1"] + "/32")
-	blackhole := &netlink.Route{Dst: b1, Type: unix.RTN_BLACKHOLE}
+	blackhole := &netlink.Route{Dst: prefix(v4["b1"] + "/32"), Type: unix.RTN_BLACKHOLE}
 	for _, tt := range []struct {
 		name       string
 		break_, it func(*fixture) error // it ends the state
@@ -272,9 +262,7 @@ func TestFaults(t *testing.T) {
 		}, nil, "no_frontend"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			fx, x := verified(t, ModeTC, false, nil, func(fx *fixture) {
-				fx.do(func() error { return netlink.RouteAdd(defaultRoute) })
-			})
+			fx, x := verified(t, ModeTC, false, nil, toRouter)
 			fx.service(lb.TCP, "b1")
 			fx.watch()
 			x.is("")
@@ -296,21 +284,19 @@ func TestFaultsOfANewFrontendAreReportedAtOnce(t *testing.T) {
 	fx.service(lb.TCP, "unknown")
 	x.is("no_route")
 	e := fx.explainClient()
-	if e.Action != "reset" || e.Reason != "no_route" || !strings.Contains(e.Fault, "no_route") {
-		t.Errorf("explain: %s, %s, fault %q", e.Action, e.Reason, e.Fault)
-	}
+	must.True(t, e.Action == "reset" && e.Reason == "no_route" && strings.Contains(e.Fault, "no_route"),
+		"explain: %s, %s, fault %q", e.Action, e.Reason, e.Fault)
 }
 
 // A packet that this node delivers itself names a backend of the frontend for delivery, not a node.
 func TestDeliveryHereIsNoFault(t *testing.T) {
 	t.Parallel()
+	fx, x := verified(t, ModeTC, false, func(o *Options) { acceptTunnels(o); o.Delivers = true }, func(*fixture) {})
 	for _, nodes := range [][]string{{"self"}, {"self", "router"}, {"router"}} {
 		for _, policyLocal := range []bool{false, true} {
-			delivers := func(o *Options) { acceptTunnels(o); o.Delivers = true }
-			fx, x := verified(t, ModeTC, false, delivers, func(*fixture) {})
+			fx.reset()
 			fx.spread(lb.TCP, policyLocal, nodes...)
 			x.is("")
-			fx.close()
 		}
 	}
 }
@@ -318,13 +304,10 @@ func TestDeliveryHereIsNoFault(t *testing.T) {
 // secondNIC adds eth1, on whose link the host "peer" has an address.
 func (fx *fixture) secondNIC() {
 	fx.t.Helper()
-	err := fx.lab.Link(
+	must.Do(fx.t, fx.lab.Link(
 		lab.End{Host: fx.host, Name: "eth1", Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.1/24")}},
 		lab.End{Host: fx.peer, Name: "eth1", Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.2/24")}},
-		lab.LinkOptions{})
-	if err != nil {
-		fx.t.Fatal(err)
-	}
+		lab.LinkOptions{}))
 }
 
 // The interface that leads to a backend gets the programs, at once and when the route changes later.
@@ -341,14 +324,11 @@ func TestInterfacesFollowRoutes(t *testing.T) {
 	t.Run("at the start", func(t *testing.T) {
 		fx, x := verified(t, ModeTC, false, nil, (*fixture).secondNIC)
 		fx.service(lb.TCP, "inside")
-		if got := names(fx); !maps.Equal(got, want) || x.of(fx.addr("vip")) != "" {
-			t.Errorf("attached to %v, fault %q", got, x.of(fx.addr("vip")))
-		}
+		must.Row(t, "attached to", want, names(fx))
+		x.is("")
 		fx.close()
 		fx.open() // the next agent keeps it, before it has any plan
-		if got := names(fx); !maps.Equal(got, want) {
-			t.Errorf("the next agent is attached to %v", got)
-		}
+		must.Row(t, "the next agent is attached to", want, names(fx))
 	})
 	t.Run("a new interface", func(t *testing.T) {
 		fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
@@ -379,9 +359,8 @@ func TestARoundOfManyFaultsIsShort(t *testing.T) {
 	for _, tries := range fx.d.verifier.Failed {
 		sum += tries
 	}
-	if sum < n || sum > n+2*verify.MadeTries || len(x.now) != n {
-		t.Errorf("%d synthetic packets for %d frontends, %d faults", sum, n, len(x.now))
-	}
+	must.True(t, sum >= n && sum <= n+2*verify.MadeTries && len(x.now) == n,
+		"%d synthetic packets for %d frontends, %d faults", sum, n, len(x.now))
 }
 
 // appears waits until the VIP has a fault.

@@ -41,29 +41,20 @@ func (fx *fixture) looks(now *time.Time) func() string {
 // New connections that are dropped because of a limit are warned of, as long as they are.
 func TestExhaustedCapacityIsWarnedOf(t *testing.T) {
 	t.Parallel()
-	fx := shared(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+	fx := shared(t, hookTC, false, onePort)
 	fx.service(lb.TCP, "b1")
 	now := time.Now()
 	look := fx.looks(&now)
 	connect(fx)
-	if w := look() + look(); w != "" {
-		t.Errorf("warnings at the start: %s", w)
-	}
-	other := fx.fromClient(dptest.TCP, dptest.SYN)
-	other.Src = fx.at("client", 40001)
-	if r := fx.run(other.Frame()); r.reason != "snat_exhausted" {
-		t.Fatalf("a second connection: %s: %s", r.did, r.reason)
-	}
+	must.Row(t, "warnings at the start", "", look()+look())
+	fx.wantReason("a second connection", fx.on(1, dptest.TCP, dptest.SYN), "snat_exhausted")
 	want := "1 packets of new connections were dropped or reset since " + now.Format(time.TimeOnly) +
 		": snat_exhausted (web to " + fx.at("b1", 8080).String() + "): some 200 tries found no free source port"
 	for range int(verify.ExhaustedFor / verify.WarnEvery) {
-		if w := look(); !strings.HasPrefix(w, want) {
-			t.Fatalf("warnings %q; want %q", w, want)
-		}
+		w := look()
+		must.Need(t, strings.HasPrefix(w, want), "warnings %q; want %q", w, want)
 	}
-	if w := look(); w != "" {
-		t.Errorf("warnings later: %s", w)
-	}
+	must.Row(t, "warnings later", "", look())
 }
 
 // A DSR server whose clients do not continue is named until they do, unless no server's clients do.
@@ -96,9 +87,8 @@ func TestLostRepliesOfAServerAreFound(t *testing.T) {
 	} {
 		w := after(tt.lost)
 		several := strings.Count(w, "clients continued after 0") > 1
-		if tt.want == "" && w != "" || !strings.Contains(w, tt.want) || several {
-			t.Errorf("findings %q; want %q", w, tt.want)
-		}
+		must.True(t, (tt.want != "" || w == "") && strings.Contains(w, tt.want) && !several,
+			"findings %q; want %q", w, tt.want)
 	}
 }
 
@@ -109,16 +99,12 @@ func TestServiceWithItsShareIsNamed(t *testing.T) {
 	dns(fx)
 	v := fx.d.verifier
 	owners := map[string]bool{}
-	find := func() {
-		fx.do(func() error { v.Look(false); v.FindOwners("udp_share_full", owners); return nil })
-	}
-	if find(); len(owners) > 0 {
-		t.Errorf("without a flow: %v", owners)
-	}
+	find := func() { fx.do(func() error { v.Look(false); v.FindOwners("udp_share_full", owners); return nil }) }
+	find()
+	must.Row(t, "without a flow", nil, owners)
 	fx.run(udp(fx).Frame())
-	if find(); !owners["web"] || len(owners) != 1 {
-		t.Errorf("%v; want web", owners)
-	}
+	find()
+	must.Row(t, "with its share", map[string]bool{"web": true}, owners)
 }
 
 // A takeover keeps the tables with their flows, and so their size; another max_flows is warned of.
@@ -137,12 +123,10 @@ func TestKeptSizeIsWarnedOf(t *testing.T) {
 		fx.close()
 		fx.open()
 		w := strings.Join(lbtest.Texts(fx.d.Findings()), "; ")
-		if !strings.HasPrefix(w, tt.want) || tt.want == "" && w != "" {
-			t.Errorf("max_flows %d: warnings %q; want %q", tt.flows, w, tt.want)
-		}
-		if n := fx.d.objects.SyStreamServers.MaxEntries(); n != 100 {
-			t.Errorf("max_flows %d: the table has room for %d", tt.flows, n)
-		}
+		must.True(t, strings.HasPrefix(w, tt.want) && (tt.want != "" || w == ""),
+			"max_flows %d: warnings %q; want %q", tt.flows, w, tt.want)
+		n := fx.d.objects.SyStreamServers.MaxEntries()
+		must.True(t, n == 100, "max_flows %d: the table has room for %d", tt.flows, n)
 	}
 }
 
@@ -156,18 +140,14 @@ func TestTunnelPacketsWithoutTheKeyAreWarnedOf(t *testing.T) {
 	fx.keys(true, "current")
 	now := time.Now()
 	look := fx.looks(&now)
-	if w := look() + look(); w != "" {
-		t.Errorf("warnings at the start: %s", w)
-	}
+	must.Row(t, "warnings at the start", "", look()+look())
 	in := fx.fromClient(dptest.TCP, dptest.SYN)
 	in.Dst = fx.at("loopback", 80)
-	if did, _ := fx.runTC(fx.fromNode(in).Frame()); did != "dropped" {
-		t.Fatalf("a packet without a key was %s", did)
-	}
-	if w := look(); !strings.HasPrefix(w, "1 tunnel packets were dropped since ") ||
-		!strings.Contains(w, ": tunnel_key_mismatch: ") {
-		t.Errorf("warnings %q", w)
-	}
+	did, _ := fx.runTC(fx.fromNode(in).Frame())
+	must.Need(t, did == "dropped", "a packet without a key was %s", did)
+	w := look()
+	must.True(t, strings.HasPrefix(w, "1 tunnel packets were dropped since ") &&
+		strings.Contains(w, ": tunnel_key_mismatch: "), "warnings %q", w)
 }
 
 // If synthetic packets cannot be run, no fault is known, and a warning says so.
@@ -198,9 +178,7 @@ func TestShortageIsNoFault(t *testing.T) {
 	must.Do(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	none := limit
 	none.Cur = 0 // those that are open stay
-	set := func(limit unix.Rlimit) {
-		must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
-	}
+	set := func(limit unix.Rlimit) { must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }
 	defer set(limit)
 	set(none)
 	watch()
@@ -210,9 +188,7 @@ func TestShortageIsNoFault(t *testing.T) {
 	watch()
 	fx.warns("")
 	for _, s := range fx.d.Interfaces() {
-		if s.Mode == "" {
-			t.Errorf("%+v", s)
-		}
+		must.True(t, s.Mode != "", "%+v", s)
 	}
 }
 
@@ -227,9 +203,7 @@ func TestProgramsThatMayNotBeExamined(t *testing.T) {
 		fx.changed()
 		return strings.Join(lbtest.Texts(fx.d.Findings()), "; ")
 	}
-	if w := look(); w != "" {
-		t.Errorf("warnings with all capabilities: %s", w)
-	}
+	must.Row(t, "warnings with all capabilities", "", look())
 	fx.d.hooks.Foreign = map[string]hook.Foreign{} // what was found is not asked again for a while
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var all [2]unix.CapUserData
@@ -244,9 +218,8 @@ func TestProgramsThatMayNotBeExamined(t *testing.T) {
 		return unix.Capset(&header, &all[0])
 	})
 	const want = "eth0: whether programs of others that run before ours (id "
-	if w := strings.Join(lbtest.Texts(fx.d.Findings()), "; "); !strings.HasPrefix(w, want) {
-		t.Errorf("warnings %q; want %q", w, want)
-	}
+	w := strings.Join(lbtest.Texts(fx.d.Findings()), "; ")
+	must.True(t, strings.HasPrefix(w, want), "warnings %q; want %q", w, want)
 	x.is("")
 }
 
@@ -257,7 +230,7 @@ func TestNoRouteToClientsIsWarnedOf(t *testing.T) {
 	fx.service(lb.TCP, "b1")
 	fx.watch()
 	fx.warns("only clients on the links of this node get replies from " + v4["vip"] + ": there is no default route")
-	fx.do(func() error { return netlink.RouteAdd(&netlink.Route{Gw: prefix(v4["router"] + "/32").IP}) })
+	toRouter(fx)
 	fx.warns("")
 	x.is("")
 }
@@ -281,9 +254,7 @@ func TestAChangeIsIndependentOfOtherFaults(t *testing.T) {
 			d.Put = append(d.Put, fx.numbered(i, 1))
 		}
 		fx.apply(d)
-		if len(x.now) != to {
-			t.Fatalf("%d faults of %d frontends", len(x.now), to)
-		}
+		must.Need(t, len(x.now) == to, "%d faults of %d frontends", len(x.now), to)
 	}
 	garbage := func() uint64 {
 		const changes = 50
@@ -298,9 +269,8 @@ func TestAChangeIsIndependentOfOtherFaults(t *testing.T) {
 	put(0, 16)
 	few := garbage()
 	put(16, 4096)
-	if many := garbage(); many > few+few/2 {
-		t.Errorf("a change leaves %d bytes of garbage with 4096 faults, and %d with 16", many, few)
-	}
+	many := garbage()
+	must.True(t, many <= few+few/2, "a change leaves %d bytes of garbage with 4096 faults, and %d with 16", many, few)
 }
 
 // While this node has a fault, each VIP has it, also one that is put then, and not long one that is removed.
@@ -321,9 +291,7 @@ func TestFaultsOfTheNodeFollowChanges(t *testing.T) {
 	}
 	labtest.Until(t, noticed, "it is reported", func() error { return reported(down, down, "") })
 	fx.apply(lb.Delta{Put: plans[2:], Delete: []lb.Frontend{plans[1].Frontend}})
-	if f := x.of(plans[2].VIP); f != down {
-		t.Errorf("fault %q when Apply returns", f)
-	}
+	must.Row(t, "the fault when Apply returns", down, x.of(plans[2].VIP))
 	labtest.Until(t, 5*time.Second, "the removed one has no fault", func() error {
 		return errors.Join(reported(down, "", down), wrong(fx.d.verifier.Faults() != 2, "%d", fx.d.verifier.Faults()))
 	})

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The sample contains only clients that have proved their address, and at most a fixed number.
@@ -17,9 +18,7 @@ func TestClientSample(t *testing.T) {
 	s.see(bpf.GCUDP, bpf.ServerKey{}, f, vip)
 	f.F.State = uint8(bpf.FlowClosed)
 	s.see(bpf.GCHalfOpen, bpf.ServerKey{}, f, vip)
-	if len(s.all) != 0 {
-		t.Error("a client that has proved nothing is in the sample")
-	}
+	must.True(t, len(s.all) == 0, "a client that has proved nothing is in the sample")
 	for i := range byte(200) {
 		f.Client.Client = bpf.ToAddr(netip.AddrFrom4([4]byte{10, 0, 0, i}))
 		s.see(bpf.GCStream, bpf.ServerKey{}, f, vip)
@@ -30,7 +29,6 @@ func TestClientSample(t *testing.T) {
 			late++
 		}
 	}
-	if len(s.all) != sampledClients || late < sampledClients/4 {
-		t.Errorf("%d in the sample, %d of them seen late", len(s.all), late)
-	}
+	must.True(t, len(s.all) == sampledClients && late >= sampledClients/4,
+		"%d in the sample, %d of them seen late", len(s.all), late)
 }

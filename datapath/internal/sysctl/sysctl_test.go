@@ -21,12 +21,9 @@ func TestSysctlWithoutAStateFolder(t *testing.T) {
 	var log strings.Builder
 	s.file, s.log = filepath.Join(file, "sysctl.json"), slog.New(slog.NewTextHandler(&log, nil))
 	must.Do(t, s.change(setting, func(string) string { return "1" }))
-	if now, err := os.ReadFile(setting); err != nil || string(now) != "1\n" {
-		t.Errorf("the setting is %q, %v; want 1", now, err)
-	}
-	if !strings.Contains(log.String(), "was=0") {
-		t.Errorf("log %s", log.String())
-	}
+	now, err := os.ReadFile(setting)
+	must.True(t, err == nil && string(now) == "1\n", "the setting is %q, %v; want 1", now, err)
+	must.True(t, strings.Contains(log.String(), "was=0"), "log %s", log.String())
 }
 
 // In a container settings cannot be written. Cleanup then has none to restore, and an unchanged one is not an error.
@@ -41,15 +38,11 @@ func TestSysctlThatCannotBeWritten(t *testing.T) {
 		maps.Copy(s.old, was)
 		must.Do(t, s.save())
 		again, err := Open(dir, nil)
-		if err != nil || len(again.old) != len(was) {
-			t.Fatalf("%v, recorded %v; want %v", err, again.old, was)
-		}
+		must.Need(t, err == nil && len(again.old) == len(was), "%v, recorded %v; want %v", err, again.old, was)
 		if err := again.Restore(); err != nil {
 			t.Errorf("restore %v: %v", was, err)
 		}
 	}
 	s.old[path] = "other"
-	if err := s.Restore(); err == nil {
-		t.Error("another value was restored")
-	}
+	must.True(t, s.Restore() != nil, "another value was restored")
 }

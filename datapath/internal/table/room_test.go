@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // The last tenth of a table is for services with fewer places than the average, and for those that do not grow.
@@ -35,12 +36,9 @@ func TestRoom(t *testing.T) {
 				count:  func() map[string]lb.Places { return services },
 			}
 			err := r.admit(&lb.FrontendPlan{Service: tt.service, Needs: lb.Places{Backends: tt.needs}}, nil)
-			if fits := err == nil; fits != tt.fits {
-				t.Errorf("fits %t; want %t: %v", fits, tt.fits, err)
-			}
-			if err != nil && !errors.Is(err, lb.ErrRefused) {
-				t.Errorf("error %v; want one of the service", err)
-			}
+			fits := err == nil
+			must.True(t, fits == tt.fits, "fits %t; want %t: %v", fits, tt.fits, err)
+			must.True(t, err == nil || errors.Is(err, lb.ErrRefused), "error %v; want one of the service", err)
 		})
 	}
 }

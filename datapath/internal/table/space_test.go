@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // Random tables come and go: no word is assigned twice, and what was released is assigned again.
@@ -25,36 +27,27 @@ func TestSpaceAssignsNoWordTwice(t *testing.T) {
 		}
 		x := WholeLines(span{first, n})
 		for _, h := range held {
-			if h = WholeLines(h); x.First < h.End() && h.First < x.End() {
-				t.Fatalf("step %d: %v overlaps %v", step, x, h)
-			}
+			h = WholeLines(h)
+			must.Need(t, x.First >= h.End() || h.First >= x.End(), "step %d: %v overlaps %v", step, x, h)
 		}
-		if x.First < LineWords || x.End() > s.size {
-			t.Fatalf("step %d: %v is outside of the space", step, x)
-		}
+		must.Need(t, x.First >= LineWords && x.End() <= s.size, "step %d: %v is outside of the space", step, x)
 		held = append(held, span{first, n})
 	}
 	again := newSpace(s.size, slices.Clone(held))
-	if !slices.Equal(again.free, s.free) || again.Top != s.Top {
-		t.Errorf("after a restart %v, top %d; want %v, top %d", again.free, again.Top, s.free, s.Top)
-	}
+	must.True(t, slices.Equal(again.free, s.free) && again.Top == s.Top,
+		"after a restart %v, top %d; want %v, top %d", again.free, again.Top, s.free, s.Top)
 	for _, h := range held {
 		s.release(h)
 	}
-	if len(s.free) != 0 || s.Top != LineWords {
-		t.Errorf("with nothing assigned: free %v, top %d", s.free, s.Top)
-	}
+	must.True(t, len(s.free) == 0 && s.Top == LineWords, "with nothing assigned: free %v, top %d", s.free, s.Top)
 }
 
 func TestSpaceIsFull(t *testing.T) {
 	s := newSpace(64, nil)
-	if _, ok := s.take(49); ok {
-		t.Error("49 words were assigned in 48")
-	}
-	if first, ok := s.take(48); !ok || first != LineWords {
-		t.Errorf("48 words: %d, %t", first, ok)
-	}
-	if _, ok := s.take(1); ok {
-		t.Error("a word was assigned in a full space")
-	}
+	_, ok := s.take(49)
+	must.True(t, !ok, "49 words were assigned in 48")
+	first, ok := s.take(48)
+	must.True(t, ok && first == LineWords, "48 words: %d, %t", first, ok)
+	_, ok = s.take(1)
+	must.True(t, !ok, "a word was assigned in a full space")
 }
