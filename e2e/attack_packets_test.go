@@ -190,9 +190,8 @@ func (s *site) attack(t *testing.T, ctx context.Context, all *sync.WaitGroup, v 
 	}
 	all.Go(func() {
 		defer unix.Close(socket)
-		if err := a.send(ctx, socket, index, to, y); err != nil {
-			t.Errorf("attack: %v", err)
-		}
+		err := a.send(ctx, socket, index, to, y)
+		must.True(t, err == nil, "attack: %v", err)
 	})
 	return y.String
 }
@@ -256,9 +255,7 @@ func (s *site) flood(t *testing.T, ctx context.Context, vip netip.Addr, rate int
 			sent += n
 		}
 	})
-	if err != nil {
-		t.Errorf("flood %s: %v", vip, err)
-	}
+	must.True(t, err == nil, "flood %s: %v", vip, err)
 	return sent
 }
 

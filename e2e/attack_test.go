@@ -27,9 +27,8 @@ func TestAttack(t *testing.T) {
 	took, text := 40*time.Second, os.Getenv("ATTACK_TIME")
 	if text != "" {
 		var err error
-		if took, err = time.ParseDuration(text); err != nil {
-			t.Fatalf("ATTACK_TIME: %v", err)
-		}
+		took, err = time.ParseDuration(text)
+		must.Need(t, err == nil, "ATTACK_TIME: %v", err)
 	}
 	nat, tunnel := []string{"xdp"}, []string{"tc"}
 	if text != "" {
@@ -73,9 +72,7 @@ func (v *victims) fail(format string, args ...any) {
 }
 
 func (s *site) withstandsAttack(t *testing.T, took time.Duration, services func(active int) []lab.AgentService) {
-	if err := s.Balancers[0].SoftwareChecksums("eth0"); err != nil { // veth receives frames from XDP only with GRO
-		t.Fatal(err)
-	}
+	must.Do(t, s.Balancers[0].SoftwareChecksums("eth0")) // veth receives frames from XDP only with GRO
 	must.Do(t, s.Delay(s.Clients[0], roundTrip))
 	for _, net := range []string{invented4.String(), invented6.String()} { // answers to invented sources
 		must.Get(s.Topology.Router.Run(t.Context(), "ip", "route", "add", "blackhole", net))(t)
@@ -131,12 +128,10 @@ func (v *victims) report(t *testing.T, took time.Duration, syns int, packets str
 	t.Logf("sent: %d SYNs from invented sources\n%s", syns, packets)
 	t.Logf("%d of 200 live TCP connections go on, %d of %d UDP flows changed their server; %d new connections, "+
 		"the slowest took %s", alive, lost, len(v.udp), v.opened, v.slowest.Round(time.Millisecond))
-	if n := len(v.lost); n > 0 {
-		t.Errorf("%d lost:\n%s", n, strings.Join(v.lost[:min(n, 10)], "\n"))
-	}
-	if want := int(took.Seconds()); v.opened < want {
-		t.Errorf("only %d new connections in %s; want %d", v.opened, took, want)
-	}
+	n := len(v.lost)
+	must.True(t, n == 0, "%d lost:\n%s", n, strings.Join(v.lost[:min(n, 10)], "\n"))
+	want := int(took.Seconds())
+	must.True(t, v.opened >= want, "only %d new connections in %s; want %d", v.opened, took, want)
 }
 
 // slowChecks lets servers that share two CPUs with an attacker answer slowly, which is not what is tested.

@@ -53,12 +53,9 @@ func (s *site) addressBecomesOwn(t *testing.T) {
 		got, err := s.Client().Get(t.Context(), fmt.Sprintf("http://%s:7000/", vip4))
 		return errors.Join(err, labtest.ErrorIf(got.Server != own.Name, "%s answered", got.Server))
 	})
-	if err := shows(t, a, reason, "check", lab.AgentConfigPath); err == nil {
-		t.Error("check accepts the address of this machine")
-	}
-	if out, err := a.CLI(t.Context(), "reload"); err == nil {
-		t.Errorf("a reload accepts the address of this machine: %s", out)
-	}
+	must.True(t, shows(t, a, reason, "check", lab.AgentConfigPath) != nil, "check accepts the address of this machine")
+	out, err := a.CLI(t.Context(), "reload")
+	must.True(t, err != nil, "a reload accepts the address of this machine: %s", out)
 	must.Do(t, errors.Join(
 		s.Topology.Router.DeleteRoute(labtest.HostRoute(vip4)), b.DeleteAddress("eth0", labtest.HostRoute(vip4))))
 	s.waitRoutes(t, b)
@@ -77,10 +74,7 @@ func (s *site) uplinkRecreated(t *testing.T, mode string) {
 	s.checkAnswered(t, 20)
 	must.Get(balancer.Run(t.Context(), "ip", "link", "delete", "eth0"))(t)
 	attached := func(want string) func() error {
-		return func() error {
-			out, err := s.Agents[0].CLI(t.Context(), "status")
-			return errors.Join(err, labtest.ErrorIf(!strings.Contains(out, want), "%s", out))
-		}
+		return func() error { return shows(t, s.Agents[0], want, "status") }
 	}
 	labtest.Until(t, lab.Ready, "status shows that it does not exist", attached("interface not found"))
 	near := []netip.Prefix{netip.PrefixFrom(balancer.V4, 30), netip.PrefixFrom(balancer.V6, 64)}
@@ -99,13 +93,7 @@ func (s *site) uplinkRecreated(t *testing.T, mode string) {
 // severalUplinks: the balancer receives requests on one uplink and reaches the servers by another.
 func (s *site) severalUplinks(t *testing.T, mode string) {
 	balancer := s.Balancers[0]
-	inside := []netip.Prefix{
-		netip.MustParsePrefix("192.0.2.100/25"), netip.MustParsePrefix("2001:db8:2::100/64"),
-	}
-	must.Do(t, s.Link(
-		lab.End{Host: balancer.Host, Name: "eth1", Addresses: inside},
-		lab.End{Host: s.Switch, Name: "lb1", Bridge: "switch"},
-		lab.LinkOptions{SoftwareChecksums: mode == "xdp"}))
+	inside := s.linkToServers(t, mode)
 	must.Do(t, s.Agents[0].Terminate(t.Context(), lab.Ready))
 	s.Config[0].Interfaces = []string{"eth0", "eth1"}
 	must.Do(t, errors.Join(s.Agents[0].Configure(s.Config[0].TOML()), s.Agents[0].Start()))
@@ -114,11 +102,21 @@ func (s *site) severalUplinks(t *testing.T, mode string) {
 	s.checkAnswered(t, 200)
 	for _, w := range s.web {
 		clients := w.Clients()
-		if clients[inside[0].Addr()] == 0 || clients[inside[1].Addr()] == 0 {
-			t.Errorf("%s had requests from %v; want the balancer's addresses on eth1", w.Name, clients)
-		}
+		must.True(t, clients[inside[0].Addr()] > 0 && clients[inside[1].Addr()] > 0,
+			"%s had requests from %v; want the balancer's addresses on eth1", w.Name, clients)
 	}
 	labtest.Exchange(t, labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 50), "over two uplinks")
+}
+
+// linkToServers gives the balancer eth1, on the link of the servers, and returns its addresses there.
+func (s *site) linkToServers(t *testing.T, mode string) []netip.Prefix {
+	t.Helper()
+	inside := []netip.Prefix{netip.MustParsePrefix("192.0.2.100/25"), netip.MustParsePrefix("2001:db8:2::100/64")}
+	must.Do(t, s.Link(
+		lab.End{Host: s.Balancers[0].Host, Name: "eth1", Addresses: inside},
+		lab.End{Host: s.Switch, Name: "lb1", Bridge: "switch"},
+		lab.LinkOptions{SoftwareChecksums: mode == "xdp"}))
+	return inside
 }
 
 // killed: SIGKILL and a restart of the agent fail no request and no connection and remove no route. The history stays.
@@ -126,9 +124,8 @@ func (s *site) killed(t *testing.T) {
 	before := must.Get(s.Agents[0].CLI(t.Context(), "events", "--kind", "routes"))(t)
 	s.survivesRestart(t, func(a *lab.Agent) error { a.Kill(); return nil }, (*lab.Agent).Start)
 	after := must.Get(s.Agents[0].CLI(t.Context(), "events", "--kind", "routes"))(t)
-	if !strings.Contains(before, "route announced") || !strings.HasPrefix(after, before) || after == before {
-		t.Errorf("events before:\n%s\nand after:\n%s", before, after)
-	}
+	must.True(t, strings.Contains(before, "route announced") && strings.HasPrefix(after, before) && after != before,
+		"events before:\n%s\nand after:\n%s", before, after)
 }
 
 // restartsBySignal: so it is with the signal that systemd sends for a restart.
@@ -146,17 +143,14 @@ func (s *site) restartsByCommand(t *testing.T) {
 		return errors.Join(err, labtest.ErrorIf(!strings.HasPrefix(out, "restarted: version "),
 			"the output is %q", out))
 	})
-	if now := a.Process().Pid(); now != pid {
-		t.Errorf("process %d became %d", pid, now)
-	}
+	now := a.Process().Pid()
+	must.True(t, now == pid, "process %d became %d", pid, now)
 	a.Kill()
 	must.Do(t, a.Start())
 	labtest.Until(t, lab.Ready, "the agent starts", func() error { // before its first lines Go ignores the signal
 		return labtest.ErrorIf(!a.Process().Log.Contains("interface attached"), "not yet")
 	})
-	if err := a.EndForRestart(t.Context(), lab.Ready); err != nil {
-		t.Errorf("during the start: %v", err)
-	}
+	must.Do(t, a.EndForRestart(t.Context(), lab.Ready)) // during the start
 	must.Do(t, errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)))
 	c := s.Config[0]
 	missing := c
@@ -164,9 +158,8 @@ func (s *site) restartsByCommand(t *testing.T) {
 	for _, text := range []string{c.TOML() + "\n[nonsense]\n", missing.TOML()} {
 		must.Do(t, a.Configure(text))
 		out, err := a.CLI(t.Context(), "restart")
-		if err == nil || !a.Process().Running() || strings.Contains(a.Process().Log.Tail(100), "agent restarting") {
-			t.Errorf("a restart with an invalid file: %s", out)
-		}
+		must.True(t, err != nil && a.Process().Running() &&
+			!strings.Contains(a.Process().Log.Tail(100), "agent restarting"), "a restart with an invalid file: %s", out)
 	}
 	must.Do(t, a.Configure(c.TOML()))
 }
@@ -198,9 +191,7 @@ func (s *site) survivesRestart(t *testing.T, end, start func(*lab.Agent) error) 
 		tr.Stop()
 		r := tr.Between(time.Time{}, time.Time{})
 		t.Logf("%s: %s", vips[i], r)
-		if r.Err() != nil || r.Answered() < 100 {
-			t.Errorf("%s: %d answered; %v", vips[i], r.Answered(), r.Err())
-		}
+		must.True(t, r.Err() == nil && r.Answered() >= 100, "%s: %d answered; %v", vips[i], r.Answered(), r.Err())
 	}
 }
 
@@ -239,26 +230,19 @@ func (s *site) watchRoutes(t *testing.T) (stop func()) {
 func (s *site) cleansUp(t *testing.T) {
 	lb := s.Balancers[0]
 	s.checkAnswered(t, 20)
-	if _, err := s.Agents[0].CLI(t.Context(), "cleanup"); err == nil {
-		t.Error("cleanup beside a running agent succeeded")
-	}
+	_, err := s.Agents[0].CLI(t.Context(), "cleanup")
+	must.True(t, err != nil, "cleanup beside a running agent succeeded")
 	s.checkAnswered(t, 20)
 	must.Do(t, s.Agents[0].Terminate(t.Context(), lab.Ready))
 	must.Get(s.Agents[0].CLI(t.Context(), "cleanup"))(t)
-	for path, want := range map[string]string{
-		"/proc/sys/net/ipv4/conf/eth0/forwarding": "0", "/proc/sys/net/ipv6/conf/eth0/forwarding": "0",
-	} {
-		if got, err := lb.ReadFile(path); err != nil || strings.TrimSpace(got) != want {
-			t.Errorf("%s is %q, %v; want %s", path, got, err, want)
-		}
+	for _, family := range []string{"ipv4", "ipv6"} {
+		got := must.Get(lb.ReadFile("/proc/sys/net/" + family + "/conf/eth0/forwarding"))(t)
+		must.Row(t, "forwarding of "+family, "0", strings.TrimSpace(got))
 	}
-	if out, err := lb.Run(t.Context(), "ls", "/sys/fs/bpf"); err != nil || strings.Contains(out, "steelyard") {
-		t.Errorf("still pinned: %s %v", out, err)
-	}
-	out, err := lb.Run(t.Context(), "ip", "-details", "link", "show", "eth0")
-	if err != nil || strings.Contains(out, "xdp") {
-		t.Errorf("XDP is still attached: %s %v", out, err)
-	}
+	out := must.Get(lb.Run(t.Context(), "ls", "/sys/fs/bpf"))(t)
+	must.True(t, !strings.Contains(out, "steelyard"), "still pinned: %s", out)
+	out = must.Get(lb.Run(t.Context(), "ip", "-details", "link", "show", "eth0"))(t)
+	must.True(t, !strings.Contains(out, "xdp"), "XDP is still attached: %s", out)
 }
 
 var binary string // the program under test

@@ -151,9 +151,8 @@ func TestDirectReturn(t *testing.T) {
 func (s *site) seesClients(t *testing.T) {
 	for _, w := range s.web {
 		for from := range w.Clients() {
-			if from != s.Clients[0].V4 && from != s.Clients[0].V6 {
-				t.Errorf("%s had a request from %s; want the address of the client", w.Name, from)
-			}
+			must.True(t, from == s.Clients[0].V4 || from == s.Clients[0].V6,
+				"%s had a request from %s; want the address of the client", w.Name, from)
 		}
 	}
 }
@@ -172,9 +171,7 @@ func (s *site) carriesLargeDatagrams(t *testing.T, m method) {
 func (s *site) largeDatagrams(t *testing.T, vip netip.Addr) {
 	const sent, lost = 40, 3
 	r := s.Client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), sent, 60_000, 2*time.Second)
-	if len(r.Errors) > lost || len(r.Servers) != s.active {
-		t.Errorf("%s: %s, %v", vip, r, r.Err())
-	}
+	must.True(t, len(r.Errors) <= lost && len(r.Servers) == s.active, "%s: %s, %v", vip, r, r.Err())
 }
 
 // keepsConnections: servers are added and removed, and an agent is killed; connections stay on their servers.
@@ -214,8 +211,7 @@ func (s *site) keepsConnections(t *testing.T, m method) {
 	}
 	established()
 	for _, a := range s.Agents {
-		labtest.Until(t, lab.Ready, "no server is unhealthy",
-			func() error { return backends(t, a, "unhealthy", 0) })
+		labtest.Until(t, lab.Ready, "none is unhealthy", func() error { return backends(t, a, "unhealthy", 0) })
 	}
 }
 
@@ -238,16 +234,13 @@ func (s *site) checksThePath(t *testing.T, m method) {
 	broken := s.Servers[2]
 	healthy := len(s.directService(m, 3).Backends)
 	for _, a := range s.Agents {
-		labtest.Until(t, lab.Ready, "all backends are healthy",
-			func() error { return backends(t, a, "healthy", healthy) })
+		labtest.Until(t, lab.Ready, "all are healthy", func() error { return backends(t, a, "healthy", healthy) })
 	}
 	for _, vip := range vips {
 		must.Do(t, traffic.DisownVIP(broken.Host, vip))
 	}
 	for _, a := range s.Agents {
-		labtest.Until(t, lab.Ready, "the check has failed", func() error {
-			return backends(t, a, "unhealthy", healthy/3)
-		})
+		labtest.Until(t, lab.Ready, "it fails", func() error { return backends(t, a, "unhealthy", healthy/3) })
 	}
 	for _, vip := range vips {
 		labtest.Until(t, lab.Ready, "the datapath has removed the server", func() error {
@@ -308,8 +301,7 @@ func loadedAt(t *testing.T, a *lab.Agent) string {
 func (s *site) checkAnswers(t *testing.T, keys []string) {
 	t.Helper()
 	for _, vip := range vips {
-		if r := s.Load(t, vip, 40); r.Err() != nil {
-			t.Errorf("%s, keys %q: %s, %v", vip, keys, r, r.Err())
-		}
+		r := s.Load(t, vip, 40)
+		must.True(t, r.Err() == nil, "%s, keys %q: %s, %v", vip, keys, r, r.Err())
 	}
 }

@@ -104,9 +104,8 @@ func (p *pair) start(
 func (p *pair) wait(t *testing.T, router *lab.Host, via string) {
 	t.Helper()
 	to := netip.MustParseAddr(via)
-	if _, err := router.WaitNextHops(t.Context(), lab.Ready, labtest.HostRoute(vip4), to); err != nil {
-		t.Fatalf("%s: %v", router, err)
-	}
+	_, err := router.WaitNextHops(t.Context(), lab.Ready, labtest.HostRoute(vip4), to)
+	must.Need(t, err == nil, "%s: %v", router, err)
 }
 
 // numbered sends a datagram with a number every millisecond until stop is called, which returns how many were sent, and
@@ -205,7 +204,5 @@ func (p *pair) gives(t *testing.T, up func() error, logged string, lossless bool
 	time.Sleep(500 * time.Millisecond)
 	sent, lost := stop()
 	t.Logf("%d of %d packets lost", len(lost), sent)
-	if lossless && len(lost) > 0 {
-		t.Errorf("%d of %d packets lost: %v", len(lost), sent, lost[:min(len(lost), 20)])
-	}
+	must.True(t, !lossless || len(lost) == 0, "%d of %d packets lost: %v", len(lost), sent, lost[:min(len(lost), 20)])
 }

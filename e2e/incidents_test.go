@@ -212,14 +212,12 @@ func TestIncidents(t *testing.T) {
 			return
 		}
 		took, err := lab.Until(t.Context(), lab.Ready, what, f)
-		if t.Logf("%s: %s after %s", x.name, what, took.Round(time.Millisecond)); err != nil {
-			t.Errorf("%s: %v", x.name, err)
-		}
+		t.Logf("%s: %s after %s", x.name, what, took.Round(time.Millisecond))
+		must.True(t, err == nil, "%s: %v", x.name, err)
 		_, section, _ := strings.Cut(string(page), "\n## "+x.symptom+"\n")
 		section, _, _ = strings.Cut(section, "\n## ")
-		if x.symptom != "" && !strings.Contains(section, "`"+x.code+"`") {
-			t.Errorf("docs/troubleshooting.md: %q does not name %q", x.symptom, x.code)
-		}
+		must.True(t, x.symptom == "" || strings.Contains(section, "`"+x.code+"`"),
+			"docs/troubleshooting.md: %q does not name %q", x.symptom, x.code)
 	}
 	var release func() // the connections that hold all source ports
 	slow := []incident{
@@ -251,17 +249,9 @@ func TestIncidents(t *testing.T) {
 			end:  func() { do(s.Switch.SetUp(server.Port)) },
 			code: "backend-down", command: "backends", words: []string{server.V4.String(), "no r"}},
 		{name: "a port is dead on all servers", symptom: "Refused",
-			begin: func() {
-				for _, e := range s.echo {
-					do(e.Stop())
-				}
-			},
-			end: func() {
-				for _, e := range s.echo {
-					do(e.Start())
-				}
-			},
-			code: "port-down", command: "status", words: []string{s.web.String() + ":443/tcp of web: none"}},
+			begin: func() { do(errors.Join(s.echo[0].Stop(), s.echo[1].Stop(), s.echo[2].Stop())) },
+			end:   func() { do(errors.Join(s.echo[0].Start(), s.echo[1].Start(), s.echo[2].Start())) },
+			code:  "port-down", command: "status", words: []string{s.web.String() + ":443/tcp of web: none"}},
 		{name: "a server by dsr lacks the address", begin: func() { do(traffic.DisownVIP(server.Host, s.direct)) },
 			end:  func() { do(traffic.OwnVIP(server.Host, s.direct)) },
 			code: "backend-down", command: "status",

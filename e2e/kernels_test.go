@@ -163,22 +163,18 @@ func (s *site) answers(t *testing.T, requests, servers int) {
 	for _, vip := range vips {
 		load := traffic.Load{URL: labtest.URL(vip), Requests: requests, Timeout: 20 * time.Second}
 		r := s.Client().Load(t.Context(), load)
-		if r.Err() != nil || len(r.Servers) != servers {
-			t.Errorf("%s: %s, %v; want %d servers", vip, r, r.Err(), servers)
-		}
+		must.True(t, r.Err() == nil && len(r.Servers) == servers,
+			"%s: %s, %v; want %d servers", vip, r, r.Err(), servers)
 	}
 }
 
 func (s *site) balancesSlowly(t *testing.T) {
 	s.answers(t, 100, 2)
 	for _, vip := range vips {
-		if err := s.Client().Ping(t.Context(), vip); err != nil {
-			t.Errorf("ping %s: %v", vip, err)
-		}
+		err := s.Client().Ping(t.Context(), vip)
+		must.True(t, err == nil, "ping %s: %v", vip, err)
 		r := s.Client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 30, 0, 10*time.Second)
-		if r.Err() != nil || len(r.Servers) != 2 {
-			t.Errorf("UDP to %s: %s, %v", vip, r, r.Err())
-		}
+		must.True(t, r.Err() == nil && len(r.Servers) == 2, "UDP to %s: %s, %v", vip, r, r.Err())
 	}
 }
 
@@ -190,9 +186,7 @@ func (s *site) balancesFragments(t *testing.T) {
 		if r.Err() != nil {
 			t.Logf("fragments to %s: %s; packet counters:\n%s", vip, r, labtest.PacketCounters(s.Agents[0]))
 		}
-		if len(r.Errors) > 2 || len(r.Servers) != 2 {
-			t.Errorf("fragments to %s: %s, %v", vip, r, r.Err())
-		}
+		must.True(t, len(r.Errors) <= 2 && len(r.Servers) == 2, "fragments to %s: %s, %v", vip, r, r.Err())
 	}
 }
 
@@ -228,9 +222,7 @@ func (s *site) besideIPVS(t *testing.T) {
 	must.Do(t, errors.Join(s.Topology.Router.AddRoute(labtest.HostRoute(other), lb.V4),
 		lb.Sysctl(map[string]string{"net.ipv4.vs.conntrack": "1", "net.ipv4.conf.eth0.forwarding": "1"})))
 	r := s.Client().Load(t.Context(), traffic.Load{URL: labtest.URL(other), Requests: 50, Timeout: 20 * time.Second})
-	if r.Err() != nil || len(r.Servers) != 2 {
-		t.Errorf("IPVS: %s, %v", r, r.Err())
-	}
+	must.True(t, r.Err() == nil && len(r.Servers) == 2, "IPVS: %s, %v", r, r.Err())
 	s.answers(t, 50, 2)
 }
 
@@ -249,9 +241,8 @@ func (m manyConns) exchange(t *testing.T, when string) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for _, c := range m {
-		if errs := c.Exchange(ctx); len(errs) > 0 {
-			t.Errorf("%s: %d connections failed, the first: %v", when, len(errs), errs[0])
-		}
+		errs := c.Exchange(ctx)
+		must.True(t, len(errs) == 0, "%s: %d connections failed: %v", when, len(errs), errs)
 	}
 }
 
@@ -294,23 +285,15 @@ func (s *site) withdraws(t *testing.T) {
 func (s *site) exits(t *testing.T) {
 	a := s.Agents[0]
 	must.Do(t, a.Process().Signal(syscall.SIGTERM))
-	if err := a.Process().Wait(t.Context()); err != nil {
-		t.Errorf("exit: %v; want status 0", err)
-	}
+	must.Do(t, a.Process().Wait(t.Context())) // status 0
 	for _, vip := range vips {
-		if got, err := s.Topology.Router.NextHops(labtest.HostRoute(vip)); err != nil || len(got) != 0 {
-			t.Errorf("the next hops of %s after the end of the agent: %v, %v", vip, got, err)
-		}
+		must.Row(t, "next hops", nil, must.Get(s.Topology.Router.NextHops(labtest.HostRoute(vip)))(t))
 	}
 	must.Get(a.CLI(t.Context(), "cleanup"))(t)
 	lb := s.Balancers[0].Host
-	if out := inHost(t, lb, "ls", "/sys/fs/bpf"); strings.Contains(out, "steelyard") {
-		t.Errorf("still pinned: %s", out)
-	}
+	must.True(t, !strings.Contains(inHost(t, lb, "ls", "/sys/fs/bpf"), "steelyard"), "still pinned")
 	out := ip(t, lb, "-details link show eth0") + inHost(t, lb, "tc", "qdisc")
-	if strings.Contains(out, "xdp") || strings.Contains(out, "clsact") {
-		t.Errorf("still attached: %s", out)
-	}
+	must.True(t, !strings.Contains(out, "xdp") && !strings.Contains(out, "clsact"), "still attached: %s", out)
 }
 
 // move moves the addresses of an interface to another one, which it sets up.

@@ -159,13 +159,9 @@ func TestMembersJoinedSegment(t *testing.T) {
 		}
 		return nil
 	})
-	if moved == 0 {
-		t.Error("the far member has no address")
-	}
+	must.True(t, moved > 0, "the far member has no address")
 	for _, vip := range m.VIPs {
-		if _, err := m.Client().Get(t.Context(), labtest.URL(vip)); err != nil {
-			t.Error(err)
-		}
+		must.Get(m.Client().Get(t.Context(), labtest.URL(vip)))(t)
 	}
 }
 
@@ -195,15 +191,12 @@ func TestMembersSeparated(t *testing.T) {
 		return nil
 	})
 	for _, vip := range m.VIPs {
-		if r := m.Load(t, vip, 200); r.Err() != nil {
-			t.Errorf("%s: %v", vip, r.Err())
-		}
+		r := m.Load(t, vip, 200)
+		must.True(t, r.Err() == nil, "%s: %v", vip, r.Err())
 	}
 	nft("delete table inet cut")
 	for vip, a := range m.Settled(t, m.Agents...) {
-		if a != before[vip] {
-			t.Errorf("%s has moved from %s to %s", vip, before[vip], a)
-		}
+		must.True(t, a == before[vip], "%s has moved from %s to %s", vip, before[vip], a)
 	}
 }
 
@@ -247,9 +240,7 @@ func TestAnnouncesByARPAndNDP(t *testing.T) {
 					return s.Client().Ping(t.Context(), vip)
 				})
 				r := s.Load(t, vip, 1000)
-				if r.Err() != nil {
-					t.Fatal(r.Err())
-				}
+				must.Do(t, r.Err())
 				labtest.CheckEven(t, r, 3)
 			}
 			must.Do(t, a.Terminate(t.Context(), lab.Ready))
@@ -337,8 +328,8 @@ func TestAddressPerMember(t *testing.T) {
 	must.Do(t, killed.Start())
 	m.Apart(t, m.Agents...)
 	for i, stop := range stops {
-		if longest, lost := stop(); lost > 0 || longest > labtest.TakeOverLimit {
-			t.Errorf("%s: %d requests lost, none answered for %s", m.VIPs[2*i], lost, longest)
-		}
+		longest, lost := stop()
+		must.True(t, lost == 0 && longest <= labtest.TakeOverLimit,
+			"%s: %d requests lost, none answered for %s", m.VIPs[2*i], lost, longest)
 	}
 }

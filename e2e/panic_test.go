@@ -88,9 +88,8 @@ func (s *panicSite) configure(t *testing.T, port int) {
 func (s *panicSite) allServed(t *testing.T, when string) {
 	t.Helper()
 	for i := range 200 {
-		if err := s.request(t, addressOf(i), 80); err != nil {
-			t.Errorf("%s: %v", when, err)
-		}
+		err := s.request(t, addressOf(i), 80)
+		must.True(t, err == nil, "%s: %v", when, err)
 	}
 }
 
@@ -126,9 +125,8 @@ func TestPanicOfOneObject(t *testing.T) {
 			s.configure(t, ports)
 			s.panicked(t, part, was, name)
 			s.allServed(t, "after the panic")
-			if s.request(t, addressOf(broken), uint16(ports)) == nil {
-				t.Errorf("port %d is served, although it could not be handled", ports)
-			}
+			must.True(t, s.request(t, addressOf(broken), uint16(ports)) != nil,
+				"port %d is served, although it could not be handled", ports)
 			s.fault(t, "")
 			ports++
 			s.configure(t, ports)
@@ -159,9 +157,8 @@ func TestPanicOfOneObject(t *testing.T) {
 			was := labtest.Panics(t, s.agent, tt.part)
 			s.fault(t, tt.part+" "+tt.object)
 			if tt.cause != nil {
-				if err := tt.cause(); (err != nil) != (tt.part == "http") {
-					t.Errorf("cause: %v", err)
-				}
+				err := tt.cause()
+				must.True(t, (err != nil) == (tt.part == "http"), "cause: %v", err)
 			}
 			s.panicked(t, tt.part, was, tt.object)
 			s.allServed(t, "after the panic")
@@ -181,10 +178,8 @@ func (s *panicSite) prints(t *testing.T, again string) {
 	}
 	labtest.Until(t, lab.Ready, again, func() error {
 		out, err := s.agent.CLI(t.Context(), command)
-		if err == nil && !strings.Contains(strings.Join(strings.Fields(out), " "), words) {
-			return fmt.Errorf("it prints\n%s", out)
-		}
-		return err
+		prints := strings.Contains(strings.Join(strings.Fields(out), " "), words)
+		return errors.Join(err, labtest.ErrorIf(!prints, "it prints\n%s", out))
 	})
 }
 
@@ -217,9 +212,7 @@ func TestVerdictFollowsClients(t *testing.T) {
 	text := strings.Replace(c.TOML(), "[datapath]\n", "[datapath]\nsnat_ports = \"1024-1031\"\n", 1)
 	agent := must.Get(lab.StartAgent(b.Host, lab.AgentOptions{Binary: binary, Config: text}))(t)
 	t.Cleanup(agent.Kill)
-	if err := agent.WaitReady(t.Context(), lab.Ready); err != nil {
-		t.Fatalf("%v\n%s", err, agent.Process().Log.Tail(20))
-	}
+	must.Do(t, agent.WaitReady(t.Context(), lab.Ready))
 	s.Agents = append(s.Agents, agent)
 	s.WaitRouted(t, []netip.Addr{vip4}, b)
 
@@ -228,51 +221,36 @@ func TestVerdictFollowsClients(t *testing.T) {
 		labtest.Until(t, lab.Ready, want[0], func() error {
 			out, err := agent.CLI(t.Context(), "status", "--check")
 			first, _, _ := strings.Cut(out, "\n")
-			for _, text := range want {
-				if !strings.Contains(first, text) {
-					return fmt.Errorf("the first line is %q; want %q", first, want)
-				}
-			}
-			if (err == nil) != (metric == 0) {
-				return fmt.Errorf("%s: exit with %v", first, err)
-			}
+			lacks := func(text string) bool { return !strings.Contains(first, text) }
 			m := labtest.Metrics(t, agent, "steelyard_verdict")
-			return labtest.ErrorIf(m != fmt.Sprintf("steelyard_verdict %d\n", metric), "%s", m)
+			return errors.Join(
+				labtest.ErrorIf(slices.ContainsFunc(want, lacks), "the first line is %q; want %q", first, want),
+				labtest.ErrorIf((err == nil) != (metric == 0), "%s: exit with %v", first, err),
+				labtest.ErrorIf(m != fmt.Sprintf("steelyard_verdict %d\n", metric), "%s", m))
 		})
 	}
 	logged := func(code string) {
 		t.Helper()
 		labtest.Until(t, lab.Ready, "the log names "+code, func() error {
-			if !agent.Process().Log.Contains(`msg="verdict changed" component=agent verdict=DEGRADED was=`) ||
-				!agent.Process().Log.Contains(" code="+code+" ") {
-				return errors.New("not yet")
-			}
-			return nil
+			log := &agent.Process().Log
+			return labtest.ErrorIf(!log.Contains(`msg="verdict changed" component=agent verdict=DEGRADED was=`) ||
+				!log.Contains(" code="+code+" "), "not yet")
 		})
 	}
 	verdict(0, "OK")
 
 	s.echo[0].Stop()
 	verdict(1, "DEGRADED: 1 of 4 backends are not healthy: "+netip.AddrPortFrom(s.Servers[0].V4, 9000).String())
-	if took, err := s.dial(t, vip4, 9000); err != nil {
-		t.Errorf("with one of two servers: %v after %s", err, took)
-	}
+	must.Get(s.dial(t, vip4, 9000))(t) // by the other server
 
 	s.echo[1].Stop()
 	verdict(1, "DEGRADED: 203.0.113.10:9000/tcp of web: none of its backends is healthy (0 of 2)")
-	if took, err := s.dial(t, vip4, 9000); err == nil || took > 4*time.Second {
-		t.Errorf("without a server: %v after %s; want it to be refused at once", err, took)
-	}
-	if took, err := s.dial(t, vip4, 80); err != nil {
-		t.Errorf("the other port: %v after %s", err, took)
-	}
-	out, err := agent.CLI(t.Context(), "services")
-	if err != nil || !strings.Contains(out, "down") {
-		t.Errorf("services: %v\n%s", err, out)
-	}
-	if m := labtest.Metrics(t, agent, `steelyard_findings{code="port-down"`); !strings.HasSuffix(m, " 1\n") {
-		t.Errorf("metrics: %q", m)
-	}
+	took, err := s.dial(t, vip4, 9000)
+	must.True(t, err != nil && took <= 4*time.Second, "without a server: %v after %s; want it refused", err, took)
+	must.Get(s.dial(t, vip4, 80))(t)
+	must.Do(t, shows(t, agent, "down", "services"))
+	m := labtest.Metrics(t, agent, `steelyard_findings{code="port-down"`)
+	must.True(t, strings.HasSuffix(m, " 1\n"), "metrics: %q", m)
 	logged("port-down")
 	for _, e := range s.echo {
 		must.Do(t, e.Start())
@@ -281,9 +259,7 @@ func TestVerdictFollowsClients(t *testing.T) {
 
 	failed, release := holdConnections(t, s, netip.AddrPortFrom(vip4, 9000), 80)
 	defer release()
-	if failed == 0 {
-		t.Fatal("80 connections by 16 source ports: none failed")
-	}
+	must.Need(t, failed > 0, "80 connections by 16 source ports: none failed")
 	verdict(1, "DEGRADED", "snat_exhausted", "web to")
 	logged("capacity")
 }

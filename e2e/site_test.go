@@ -11,6 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // site is a router, balancers that announce to it, and servers behind them.
@@ -107,9 +108,7 @@ func (s *site) checkAnswered(t *testing.T, n int) {
 		// With nat a server may have the source port in TIME_WAIT from an earlier flow and not accept the SYN: the
 		// timeout allows two retransmissions.
 		r := s.Client().Load(t.Context(), traffic.Load{URL: labtest.URL(vip), Requests: n, Timeout: 4 * time.Second})
-		if r.Err() != nil {
-			t.Errorf("%s: %v", vip, r.Err())
-		}
+		must.True(t, r.Err() == nil, "%s: %v", vip, r.Err())
 	}
 }
 

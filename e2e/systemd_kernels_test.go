@@ -44,82 +44,67 @@ func startedAtBoot(t *testing.T) {
 		return labtest.ErrorIf(state != "active", "%s", state)
 	})
 	online := number(t, "network", "ActiveEnterTimestampMonotonic")
-	if started := number(t, "steelyard", "ExecMainStartTimestampMonotonic"); online == 0 || started < online {
-		t.Errorf("started %d µs after the boot, the network %d µs", started, online)
-	}
+	started := number(t, "steelyard", "ExecMainStartTimestampMonotonic")
+	must.True(t, online > 0 && started >= online, "started %d µs after the boot, the network %d µs", started, online)
 	// The unit is active when the agent is ready.
-	if out, err := runHere(t, "steelyard", "status"); err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
+	out, err := runHere(t, "steelyard", "status")
+	must.True(t, err == nil, "%v\n%s", err, out)
 	waitRoute(t, "203.0.113.10", true)
 }
 
 func reloadedBySystemd(t *testing.T) {
 	text := must.Get(os.ReadFile(steelyardToml))(t)
-	write := func(text string) {
-		must.Do(t, os.WriteFile(steelyardToml, []byte(text), 0o640))
-	}
+	write := func(text string) { must.Do(t, os.WriteFile(steelyardToml, []byte(text), 0o640)) }
 	pid, restarts := property(t, "steelyard", "MainPID"), property(t, "steelyard", "NRestarts")
 	write(strings.Replace(string(text), `"203.0.113.10"`, `["203.0.113.10", "203.0.113.11"]`, 1))
 	command(t, "systemctl", "reload", "steelyard")
 	waitRoute(t, "203.0.113.11", true)
 	write(string(text) + "\n[nonsense]\n")
-	if out, err := runHere(t, "systemctl", "reload", "steelyard"); err == nil {
-		t.Errorf("the reload of an invalid file succeeded: %s", out)
-	}
+	out, err := runHere(t, "systemctl", "reload", "steelyard")
+	must.True(t, err != nil, "the reload of an invalid file succeeded: %s", out)
 	write(string(text))
 	command(t, "systemctl", "reload", "steelyard")
 	waitRoute(t, "203.0.113.11", false)
 	waitRoute(t, "203.0.113.10", true)
-	if now := property(t, "steelyard", "MainPID"); now != pid || property(t, "steelyard", "NRestarts") != restarts {
-		t.Errorf("process %s became %s", pid, now)
-	}
+	now := property(t, "steelyard", "MainPID")
+	must.True(t, now == pid && property(t, "steelyard", "NRestarts") == restarts, "process %s became %s", pid, now)
 }
 
 // restartedByWatchdog: an agent that does not run is replaced. The router keeps the route (graceful restart).
 func restartedByWatchdog(t *testing.T) {
-	if by := property(t, "steelyard", "RestartKillSignal"); by != "10" {
-		t.Errorf("a restart is told by signal %s; want 10, SIGUSR1", by)
-	}
+	by := property(t, "steelyard", "RestartKillSignal")
+	must.True(t, by == "10", "a restart is told by signal %s; want 10, SIGUSR1", by)
 	pid, restarts := number(t, "steelyard", "MainPID"), number(t, "steelyard", "NRestarts")
 	must.Do(t, syscall.Kill(pid, syscall.SIGSTOP))
 	labtest.Until(t, 2*time.Minute, "systemd has restarted the agent", func() error {
 		n, state := number(t, "steelyard", "NRestarts"), property(t, "steelyard", "ActiveState")
 		return labtest.ErrorIf(n != restarts+1 || state != "active", "%d restarts, %s", n, state)
 	})
-	if now := number(t, "steelyard", "MainPID"); now == pid {
-		t.Errorf("still process %d", now)
-	}
+	now := number(t, "steelyard", "MainPID")
+	must.True(t, now != pid, "still process %d", now)
 	waitRoute(t, "203.0.113.10", true)
-	if out, err := runHere(t, "steelyard", "status"); err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
+	out, err := runHere(t, "steelyard", "status")
+	must.True(t, err == nil, "%v\n%s", err, out)
 }
 
 func stoppedBySystemd(t *testing.T) {
 	command(t, "systemctl", "stop", "steelyard")
-	if routes := command(t, "ip", "-n", "router", "route", "show", "203.0.113.10"); routes != "" {
-		t.Errorf("a route remains: %s", routes)
-	}
+	must.Row(t, "a route remains", "", command(t, "ip", "-n", "router", "route", "show", "203.0.113.10"))
 	for name, want := range map[string]string{
 		"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "0", "ExecMainCode": "1", // CLD_EXITED
 	} {
-		if got := property(t, "steelyard", name); got != want {
-			t.Errorf("%s=%s; want %s", name, got, want)
-		}
+		got := property(t, "steelyard", name)
+		must.True(t, got == want, "%s=%s; want %s", name, got, want)
 	}
 }
 
 func uninstalled(t *testing.T) {
 	out, err := runHere(t, os.Getenv("STEELYARD_BINARY"), "uninstall")
-	if err == nil || !strings.Contains(out, `run "steelyard cleanup" first`) {
-		t.Errorf("uninstall before cleanup: %v\n%s", err, out)
-	}
+	must.True(t, err != nil && strings.Contains(out, `run "steelyard cleanup" first`),
+		"uninstall before cleanup: %v\n%s", err, out)
 	command(t, "steelyard", "cleanup")
 	command(t, os.Getenv("STEELYARD_BINARY"), "uninstall")
-	if state := property(t, "steelyard", "LoadState"); state != "not-found" {
-		t.Errorf("the unit is %s", state)
-	}
+	must.Row(t, "the unit is", "not-found", property(t, "steelyard", "LoadState"))
 }
 
 // waitRoute waits until the router has a route to a VIP, or has none.

@@ -41,38 +41,31 @@ func (s *site) attached(t *testing.T, mode string) {
 		Interfaces []struct{ Interface, Mode, Hook string }
 	}
 	must.Do(t, s.Agents[0].Get(t.Context(), "/v1/status", &info))
-	if len(info.Interfaces) != 1 || info.Interfaces[0].Mode != mode || info.Interfaces[0].Hook != labtest.TCHook(t) {
-		t.Errorf("interfaces %+v; want eth0 by %s, %s", info.Interfaces, mode, labtest.TCHook(t))
-	}
+	i := info.Interfaces
+	must.True(t, len(i) == 1 && i[0].Mode == mode && i[0].Hook == labtest.TCHook(t), "interfaces %+v", i)
 }
 
 func (s *site) balances(t *testing.T) {
 	for _, vip := range vips {
 		r := s.Load(t, vip, 1000)
-		if r.Err() != nil {
-			t.Fatal(r.Err())
-		}
+		must.Do(t, r.Err())
 		labtest.CheckEven(t, r, s.active)
 	}
 }
 
 func (s *site) refuses(t *testing.T) {
 	for _, vip := range vips {
-		if err := s.Client().Ping(t.Context(), vip); err != nil {
-			t.Errorf("ping %s: %v", vip, err)
-		}
-		if took, err := s.dial(t, vip, 81); !errors.Is(err, syscall.ECONNREFUSED) || took > time.Second {
-			t.Errorf("port 81 of %s: %v after %s; want connection refused within a second", vip, err, took)
-		}
+		must.Do(t, s.Client().Ping(t.Context(), vip))
+		took, err := s.dial(t, vip, 81)
+		must.True(t, errors.Is(err, syscall.ECONNREFUSED) && took <= time.Second,
+			"port 81 of %s: %v after %s; want connection refused within a second", vip, err, took)
 	}
 }
 
 func (s *site) balancesUDP(t *testing.T) {
 	for _, vip := range vips {
 		r := s.Client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 100, 0, 2*time.Second)
-		if r.Err() != nil || len(r.Servers) != s.active {
-			t.Errorf("%s: %s, %v", vip, r, r.Err())
-		}
+		must.True(t, r.Err() == nil && len(r.Servers) == s.active, "%s: %s, %v", vip, r, r.Err())
 	}
 }
 
@@ -108,9 +101,8 @@ func (s *site) rejectsInvalidFile(t *testing.T) {
 			"%v\n%s", err, out)
 	})
 	s.checkAnswered(t, 100)
-	if _, err := a.CLI(t.Context(), "check", "-c", lab.AgentConfigPath); err == nil {
-		t.Error("check accepts the invalid file")
-	}
+	_, err := a.CLI(t.Context(), "check", "-c", lab.AgentConfigPath)
+	must.True(t, err != nil, "check accepts the invalid file")
 	must.Do(t, errors.Join(a.Configure(text), a.Reload()))
 	labtest.Until(t, 5*time.Second, "status has no error", func() error {
 		out, err := a.CLI(t.Context(), "status")
@@ -136,23 +128,19 @@ func (s *site) serverFails(t *testing.T) {
 		return labtest.ErrorIf(r.Answered() < 20, "%s", r.String())
 	})
 	stream.Stop()
-	if r := stream.Between(off.Add(detection+250*time.Millisecond), time.Time{}); r.Err() != nil {
-		t.Errorf("more than %s after the failure: %v", detection+250*time.Millisecond, r.Err())
-	}
+	late := stream.Between(off.Add(detection+250*time.Millisecond), time.Time{})
+	must.True(t, late.Err() == nil, "more than %s after the failure: %v", detection+250*time.Millisecond, late.Err())
 	t.Logf("the check failed %s after the server; the bound is %s", left, detection)
-	if onIt == 0 {
-		t.Fatal("no connection was on the failed server")
-	}
+	must.Need(t, onIt > 0, "no connection was on the failed server")
 	// The agent resets its connections: the exchange fails long before the context ends.
 	start := time.Now()
 	errs := conns.Exchange(t.Context())
-	if took := time.Since(start); len(errs) != onIt || took > 2*time.Second {
-		t.Errorf("%d of %d connections of the failed server ended, after %s", len(errs), onIt, took)
-	}
+	took := time.Since(start)
+	must.True(t, len(errs) == onIt && took <= 2*time.Second,
+		"%d of %d connections of the failed server ended, after %s", len(errs), onIt, took)
 	must.Do(t, failed.PowerOn())
 	for _, a := range s.Agents {
-		labtest.Until(t, 15*time.Second, "the server is healthy again",
-			func() error { return backends(t, a, "healthy", 6) })
+		labtest.Until(t, 15*time.Second, "it is healthy again", func() error { return backends(t, a, "healthy", 6) })
 	}
 }
 
@@ -177,9 +165,8 @@ func (s *site) allServersFail(t *testing.T) {
 		must.Do(t, w.Stop())
 	}
 	s.waitRoutes(t)
-	if took := time.Since(start); took > detection+500*time.Millisecond {
-		t.Errorf("the routes were withdrawn after %s; want about %s", took, detection)
-	}
+	took := time.Since(start)
+	must.True(t, took <= detection+500*time.Millisecond, "withdrawn after %s; want about %s", took, detection)
 	for _, w := range s.web {
 		must.Do(t, w.Start())
 	}
@@ -210,20 +197,16 @@ func (s *site) drains(t *testing.T) {
 	a := s.Agents[0]
 	command := func(want string, args ...string) {
 		t.Helper()
-		if out, err := a.CLI(t.Context(), args...); err != nil || out != want {
-			t.Errorf("%v: %v: %q; want %q", args, err, out, want)
-		}
+		out, err := a.CLI(t.Context(), args...)
+		must.True(t, err == nil && out == want, "%v: %v: %q; want %q", args, err, out, want)
 	}
 	s.waitRoutes(t, s.Balancers...)
 	out, err := a.CLI(t.Context(), "drain", "unknown")
-	if err == nil || !strings.Contains(out, `there is no service "unknown"`) {
-		t.Errorf("drain of an unknown service: %v: %s", err, out)
-	}
+	must.True(t, err != nil && strings.Contains(out, `there is no service "unknown"`),
+		"drain of an unknown service: %v: %s", err, out)
 	command("drained: [web]", "drain", "web")
 	s.waitRoutes(t, s.Balancers[1:]...)
-	if out, err := a.CLI(t.Context(), "routes"); err != nil || !strings.Contains(out, "drained by the operator") {
-		t.Errorf("routes: %v\n%s", err, out)
-	}
+	must.Do(t, shows(t, a, "drained by the operator", "routes"))
 	s.checkAnswered(t, 40)
 	a.Kill()
 	must.Do(t, errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)))
@@ -243,13 +226,10 @@ func (s *site) terminates(t *testing.T) {
 	<-p.Done()
 	for _, vip := range vips {
 		got, err := s.Topology.Router.NextHops(labtest.HostRoute(vip))
-		if err != nil || len(got) != 1 || got[0] != labtest.Hops(vip, s.Balancers[1:])[0] {
-			t.Errorf("the next hops of %s after the end of the agent: %v, %v; want lb2", vip, got, err)
-		}
+		must.True(t, err == nil && len(got) == 1 && got[0] == labtest.Hops(vip, s.Balancers[1:])[0],
+			"the next hops of %s after the end of the agent: %v, %v; want lb2", vip, got, err)
 	}
-	if err := p.Wait(t.Context()); err != nil {
-		t.Errorf("exit: %v; want status 0", err)
-	}
+	must.Do(t, p.Wait(t.Context())) // status 0
 	s.checkAnswered(t, 100)
 }
 
@@ -263,34 +243,20 @@ func (s *site) farClient(t *testing.T, mtu int) traffic.Client {
 		}
 		return p
 	}
-	steps := []func() error{
-		edge.Forward,
-		func() error {
-			return s.Link(
-				lab.End{Host: s.Topology.Router, Name: "far", Addresses: on("198.18.1.1/30", "2001:db8:301::1/64")},
-				lab.End{Host: edge, Name: "up", Addresses: on("198.18.1.2/30", "2001:db8:301::2/64")},
-				lab.LinkOptions{MTU: mtu})
-		},
-		func() error {
-			return s.Link(
-				lab.End{Host: edge, Name: "far", Addresses: on("198.18.2.1/24", "2001:db8:302::1/64")},
-				lab.End{Host: client, Name: "eth0", Addresses: on("198.18.2.2/24", "2001:db8:302::2/64")},
-				lab.LinkOptions{})
-		},
-		func() error { return edge.AddRoute(lab.Default, netip.MustParseAddr("198.18.1.1")) },
-		func() error { return edge.AddRoute(lab.Default6, netip.MustParseAddr("2001:db8:301::1")) },
-		func() error { return client.AddRoute(lab.Default, netip.MustParseAddr("198.18.2.1")) },
-		func() error { return client.AddRoute(lab.Default6, netip.MustParseAddr("2001:db8:302::1")) },
-		func() error {
-			return s.Topology.Router.AddRoute(on("198.18.2.0/24")[0], netip.MustParseAddr("198.18.1.2"))
-		},
-		func() error {
-			return s.Topology.Router.AddRoute(on("2001:db8:302::/64")[0], netip.MustParseAddr("2001:db8:301::2"))
-		},
-	}
-	for _, step := range steps {
-		must.Do(t, step())
-	}
+	must.Do(t, errors.Join(
+		edge.Forward(),
+		s.Link(lab.End{Host: s.Topology.Router, Name: "far", Addresses: on("198.18.1.1/30", "2001:db8:301::1/64")},
+			lab.End{Host: edge, Name: "up", Addresses: on("198.18.1.2/30", "2001:db8:301::2/64")},
+			lab.LinkOptions{MTU: mtu}),
+		s.Link(lab.End{Host: edge, Name: "far", Addresses: on("198.18.2.1/24", "2001:db8:302::1/64")},
+			lab.End{Host: client, Name: "eth0", Addresses: on("198.18.2.2/24", "2001:db8:302::2/64")},
+			lab.LinkOptions{}),
+		edge.AddRoute(lab.Default, netip.MustParseAddr("198.18.1.1")),
+		edge.AddRoute(lab.Default6, netip.MustParseAddr("2001:db8:301::1")),
+		client.AddRoute(lab.Default, netip.MustParseAddr("198.18.2.1")),
+		client.AddRoute(lab.Default6, netip.MustParseAddr("2001:db8:302::1")),
+		s.Topology.Router.AddRoute(on("198.18.2.0/24")[0], netip.MustParseAddr("198.18.1.2")),
+		s.Topology.Router.AddRoute(on("2001:db8:302::/64")[0], netip.MustParseAddr("2001:db8:301::2"))))
 	return traffic.From(client)
 }
 
@@ -303,14 +269,10 @@ func transfers(t *testing.T, client traffic.Client) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		start := time.Now()
 		down, err := client.Get(ctx, fmt.Sprintf("%s?size=%d", labtest.URL(vip), transferSize))
-		if err != nil || len(down.Body) < transferSize {
-			t.Errorf("%d bytes from %s: %v", len(down.Body), vip, err)
-		}
+		must.True(t, err == nil && len(down.Body) >= transferSize, "%d bytes from %s: %v", len(down.Body), vip, err)
 		took := time.Since(start)
 		up, err := client.Upload(ctx, labtest.URL(vip), transferSize)
-		if err != nil || up.Status != 200 {
-			t.Errorf("to %s: status %d, %v", vip, up.Status, err)
-		}
+		must.True(t, err == nil && up.Status == 200, "to %s: status %d, %v", vip, up.Status, err)
 		t.Logf("%s: %s down, %s up", vip, took, time.Since(start)-took)
 		cancel()
 	}

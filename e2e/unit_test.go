@@ -37,9 +37,7 @@ func TestUnitCapabilitiesSuffice(t *testing.T) {
 			must.Do(t, agent.WaitReady(t.Context(), lab.Ready))
 			s.checkAnswered(t, 100)
 			must.Do(t, agent.Terminate(t.Context(), lab.Ready))
-			if out, err := agent.CLI(t.Context(), "cleanup"); err != nil {
-				t.Errorf("%v\n%s", err, out)
-			}
+			must.Get(agent.CLI(t.Context(), "cleanup"))(t)
 		})
 	}
 }
@@ -47,14 +45,11 @@ func TestUnitCapabilitiesSuffice(t *testing.T) {
 // checkReload runs the ExecReload of the unit: it succeeds with a valid file; with an invalid file it fails and changes
 // nothing.
 func checkReload(t *testing.T, agent *lab.Agent, config lab.AgentConfig) {
-	if out, err := agent.CLI(t.Context(), "reload"); err != nil {
-		t.Errorf("reload of a valid file: %v\n%s", err, out)
-	}
+	must.Get(agent.CLI(t.Context(), "reload"))(t)
 	must.Do(t, agent.Configure(config.TOML()+"\n[nonsense]\n"))
 	out, err := agent.CLI(t.Context(), "reload")
-	if err == nil || !strings.Contains(out+err.Error(), "nonsense: no such section") {
-		t.Errorf("reload of an invalid file: %v\n%s", err, out)
-	}
+	must.True(t, err != nil && strings.Contains(out+err.Error(), "nonsense: no such section"),
+		"reload of an invalid file: %v\n%s", err, out)
 	must.Do(t, agent.Configure(config.TOML()))
 }
 
@@ -90,13 +85,11 @@ func TestUnitCapabilitiesAreNeeded(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), lab.Ready)
 			defer cancel()
 			err = agent.Process().Wait(ctx)
-			if exit := new(exec.ExitError); !errors.As(err, &exit) || exit.ExitCode() != 1 {
-				t.Errorf("the agent: %v; want exit status 1", err)
-			}
+			exit := new(exec.ExitError)
+			must.True(t, errors.As(err, &exit) && exit.ExitCode() == 1, "the agent: %v; want exit status 1", err)
 			line := agent.Process().Log.FailureTail(1)
-			if !strings.HasPrefix(line, "steelyard: ") || !strings.Contains(line, "the agent lacks "+missing+";") {
-				t.Errorf("the end of its log: %q; want an error that names it", line)
-			}
+			must.True(t, strings.HasPrefix(line, "steelyard: ") && strings.Contains(line, " lacks "+missing+";"),
+				"the end of its log: %q; want an error that names it", line)
 			t.Log(line)
 		})
 	}
@@ -130,9 +123,7 @@ func unitCapabilities(t *testing.T) []string {
 	for _, m := range boundingSet.FindAllSubmatch(unit, -1) {
 		all = append(all, strings.Fields(string(m[1]))...)
 	}
-	if len(all) == 0 {
-		t.Fatal("the unit has no CapabilityBoundingSet")
-	}
+	must.Need(t, len(all) > 0, "the unit has no CapabilityBoundingSet")
 	return all
 }
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -108,9 +107,7 @@ func removePins(pattern string) func(*lab.Host) error {
 
 // attachXDP attaches a program with a constant result to eth0, replacing ours.
 func attachXDP(result int32) func(*lab.Host) error {
-	return func(h *lab.Host) error {
-		return h.Do(func() error { return dptest.AttachXDP("eth0", result) })
-	}
+	return func(h *lab.Host) error { return h.Do(func() error { return dptest.AttachXDP("eth0", result) }) }
 }
 
 func detachXDP(h *lab.Host) error {
@@ -166,9 +163,8 @@ var vandals = []vandal{
 	{name: "another XDP program that drops", mode: "tc", withdrawn: true,
 		do: attachXDP(dptest.XDPDrop), undo: detachXDP},
 	{name: "our XDP program replaced", mode: "xdp",
-		do: func(h *lab.Host) error {
-			return errors.Join(detachLinks("eth0:xdp")(h), attachXDP(dptest.XDPPass)(h))
-		}, undo: detachXDP},
+		do:   func(h *lab.Host) error { return errors.Join(detachLinks("eth0:xdp")(h), attachXDP(dptest.XDPPass)(h)) },
+		undo: detachXDP},
 	{name: "NIC towards the servers deleted", do: commands("ip link delete eth1"), undo: nothing},
 }
 
@@ -187,18 +183,9 @@ func TestVandals(t *testing.T) {
 			s.waitRoutes(t, balancer)
 			s.waitAnswered(t)
 			t.Run("a NIC towards the servers appears", func(t *testing.T) {
-				inside := []netip.Prefix{
-					netip.MustParsePrefix("192.0.2.100/25"), netip.MustParsePrefix("2001:db8:2::100/64"),
-				}
-				must.Do(t, s.Link(
-					lab.End{Host: balancer.Host, Name: "eth1", Addresses: inside},
-					lab.End{Host: s.Switch, Name: "lb1", Bridge: "switch"},
-					lab.LinkOptions{SoftwareChecksums: mode == "xdp"}))
+				s.linkToServers(t, mode)
 				s.neverDead(t, false, noticed)
-				out, err := agent.CLI(t.Context(), "status")
-				if err != nil || !strings.Contains(out, "eth1: ") {
-					t.Errorf("status: %v\n%s", err, out)
-				}
+				must.Do(t, shows(t, agent, "eth1: ", "status"))
 			})
 			for _, v := range vandals {
 				if v.mode != "" && v.mode != mode {
@@ -226,11 +213,7 @@ func (s *site) leadAstray(t *testing.T) {
 	time.Sleep(time.Second) // the agent must have seen that the link leads to the servers again
 	rule := func(what string) string { return "ip rule " + what + " priority 10 to 192.0.2.0/25 blackhole" }
 	must.Do(t, commands(rule("add"))(s.Topology.Router))
-	t.Cleanup(func() {
-		if err := commands(rule("del"))(s.Topology.Router); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { must.Do(t, commands(rule("del"))(s.Topology.Router)) })
 }
 
 // try makes a few requests to the IPv4 VIP.
@@ -263,9 +246,7 @@ func (s *site) neverDead(t *testing.T, withdrawn bool, within time.Duration) {
 		t.Logf("withdrawn after %s", time.Since(start).Round(time.Millisecond))
 	}
 	out, err := s.Agents[0].CLI(t.Context(), "explain", s.Clients[0].V4.String(), vip4.String()+":80")
-	if err != nil || strings.Contains(out, "no answer:") != withdrawn {
-		t.Errorf("explain: %v\n%s", err, out)
-	}
+	must.True(t, err == nil && strings.Contains(out, "no answer:") == withdrawn, "explain: %v\n%s", err, out)
 }
 
 // oneNotReached: the address stays announced, and the status is a warning as long as clients of a server get no answer.
@@ -281,9 +262,8 @@ func (s *site) oneNotReached(t *testing.T) {
 	way := " blackhole " + s.Servers[0].V4.String()
 	must.Do(t, commands("ip route add"+way)(s.Balancers[0].Host))
 	status("DEGRADED: packets of clients do not get to a server: " + s.Servers[0].V4.String() + ":")
-	if hops, err := s.Topology.Router.NextHops(labtest.HostRoute(vip4)); err != nil || len(hops) == 0 {
-		t.Errorf("next hops %v, %v", hops, err)
-	}
+	hops, err := s.Topology.Router.NextHops(labtest.HostRoute(vip4))
+	must.True(t, err == nil && len(hops) > 0, "next hops %v, %v", hops, err)
 	must.Do(t, commands("ip route del"+way)(s.Balancers[0].Host))
 	status("OK\n")
 }
@@ -293,8 +273,6 @@ func (s *site) noPeer(t *testing.T) {
 	b := s.Balancers[0]
 	cut := commands("ip route add blackhole "+b.Gateway4.String(), "ip -6 route add blackhole "+b.Gateway6.String())
 	must.Do(t, cut(b.Host))
-	labtest.Until(t, 20*time.Second, "the address is offered", func() error {
-		out, err := s.Agents[0].CLI(t.Context(), "routes")
-		return errors.Join(err, labtest.ErrorIf(!strings.Contains(out, "offered"), "%s", out))
-	})
+	labtest.Until(t, 20*time.Second, "the address is offered",
+		func() error { return shows(t, s.Agents[0], "offered", "routes") })
 }

@@ -111,16 +111,14 @@ func forgedMetadata(t *testing.T, c *cluster) {
 		}
 	}
 	after, err := c.api.CoreV1().Services("default").Get(t.Context(), "forged", meta.GetOptions{})
-	if err != nil || after.ResourceVersion != before.ResourceVersion {
-		t.Errorf("%v; the Service is %+v; want %+v", err, after.ObjectMeta, before.ObjectMeta)
-	}
+	must.True(t, err == nil && after.ResourceVersion == before.ResourceVersion,
+		"%v; the Service is %+v; want %+v", err, after.ObjectMeta, before.ObjectMeta)
 	for name, text := range map[string]string{
 		"our finalizer": `{"metadata":{"finalizers":["example.com/hold"]}}`,
 		"the status":    `{"status":{"loadBalancer":{"ingress":[{"ip":"203.0.113.200"}]}}}`,
 	} {
-		if err := patch(token, merge, text, meta.DryRunAll); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		err := patch(token, merge, text, meta.DryRunAll)
+		must.True(t, err == nil, "%s: %v", name, err)
 	}
 	if err := patch(c.api, merge, label); err != nil { // others are not concerned
 		t.Error(err)
@@ -184,21 +182,16 @@ func twoClasses(t *testing.T, c *cluster) {
 	c.checkStatus(t, "moves", "steelyard", 2, 1)
 	c.checkStatus(t, "before", "steelyard:"+otherClass, 2, 1)
 	c.checkStatus(t, "third", "", 0, 0)
-	if now := c.waitAddresses(t, "default"); !slices.Equal(now, first) {
-		t.Errorf("default has %v; want %v", now, first)
-	}
-	if now := c.waitAddresses(t, "before"); !slices.Equal(now, before) {
-		t.Errorf("before has %v; want %v", now, before)
-	}
+	must.Row(t, "default has", first, c.waitAddresses(t, "default"))
+	must.Row(t, "before has", before, c.waitAddresses(t, "before"))
 	for _, name := range []string{"before", "default", "last", "moves"} {
 		c.deleteService(t, name)
 	}
 	for account, want := range map[string][]string{
 		account: {"before", "moves"}, "steelyard-allocator": {"default", "forged", "last", "moves"},
 	} {
-		if got, err := c.control.Objects(account, "patch services/status"); err != nil || !slices.Equal(got, want) {
-			t.Errorf("%s patched %q, %v; want %q", account, got, err, want)
-		}
+		got, err := c.control.Objects(account, "patch services/status")
+		must.True(t, err == nil && slices.Equal(got, want), "%s patched %q, %v; want %q", account, got, err, want)
 	}
 }
 
@@ -213,10 +206,9 @@ func (c *cluster) checkStatus(t *testing.T, name, writer string, addresses, fina
 			writers = append(writers, m.Manager)
 		}
 	}
-	if n := len(s.Status.LoadBalancer.Ingress); strings.Join(writers, " ") != writer || n != addresses ||
-		len(s.Finalizers) != finalizers {
-		t.Errorf("%s: written by %q, %d addresses, finalizers %q", name, writers, n, s.Finalizers)
-	}
+	n := len(s.Status.LoadBalancer.Ingress)
+	must.True(t, strings.Join(writers, " ") == writer && n == addresses && len(s.Finalizers) == finalizers,
+		"%s: written by %q, %d addresses, finalizers %q", name, writers, n, s.Finalizers)
 }
 
 // sharerChanges: an older Service shares the address of another one by its key, and then asks for its port while nobody
@@ -229,9 +221,7 @@ func sharerChanges(t *testing.T, c *cluster) {
 	c.createService(t, "guest", port(81))
 	c.waitAddresses(t, "guest")
 	time.Sleep(time.Second) // the time of creation has seconds
-	c.createService(t, "host", func(s *core.Service) {
-		s.Annotations = map[string]string{"steelyard.dev/share": "x"}
-	})
+	c.createService(t, "host", func(s *core.Service) { s.Annotations = map[string]string{"steelyard.dev/share": "x"} })
 	vips := c.waitAddresses(t, "host")
 	has := func(name, reason string) {
 		t.Helper()
@@ -259,9 +249,8 @@ func sharerChanges(t *testing.T, c *cluster) {
 	c.allocators[0] = c.startAllocator(t, "allocator", fmt.Sprintf(allocatorTOML, kube.KubeconfigPath))
 	has("guest", "PortInUse")
 	after, err := api.Get(t.Context(), "host", meta.GetOptions{})
-	if err != nil || after.ResourceVersion != before.ResourceVersion {
-		t.Errorf("%v; the host is %+v; want %+v", err, after.Status, before.Status)
-	}
+	must.True(t, err == nil && after.ResourceVersion == before.ResourceVersion,
+		"%v; the host is %+v; want %+v", err, after.Status, before.Status)
 	c.deleteService(t, "guest")
 	c.deleteService(t, "host")
 }
@@ -282,13 +271,10 @@ addresses = ["198.18.1.0/28", "2001:db8:52::/124"]
 	}
 	must.Do(t, err)
 	c.waitSaid(t, "excluded", "PoolExcludesService", vips[0].String())
-	if now := c.waitAddresses(t, "excluded"); !slices.Equal(now, vips) {
-		t.Errorf("addresses %v; want %v", now, vips)
-	}
+	must.Row(t, "addresses", vips, c.waitAddresses(t, "excluded"))
 	must.Get(c.api.CoreV1().Services("default").Patch(t.Context(), "excluded", types.MergePatchType,
 		[]byte(`{"status":{"loadBalancer":{"ingress":[]}}}`), meta.PatchOptions{}, "status"))(t)
-	if now := c.waitAddresses(t, "excluded"); now[0].String() != "198.18.1.0" {
-		t.Errorf("addresses %v; want those of the next pool", now)
-	}
+	now := c.waitAddresses(t, "excluded")
+	must.True(t, now[0].String() == "198.18.1.0", "addresses %v; want those of the next pool", now)
 	c.deleteService(t, "excluded")
 }

@@ -98,18 +98,16 @@ func TestApplianceInFrontOfACluster(t *testing.T) {
 	for _, vip := range vips { // each pod gets a quarter: the weight of a node is the number of its endpoints
 		labtest.CheckEven(t, c.allAnswered(t, vip, 1600), 4)
 	}
-	if out, err := a.CLI(t.Context(), "status"); err != nil || !strings.HasPrefix(out, "OK") {
-		t.Errorf("status: %v\n%s", err, out)
-	}
+	status := must.Get(a.CLI(t.Context(), "status"))(t)
+	must.True(t, strings.HasPrefix(status, "OK"), "status:\n%s", status)
 
 	t.Run("a node drains", func(t *testing.T) {
 		conns := labtest.Connect(t, c.Client(), netip.AddrPortFrom(vip4, 9000), 40)
 		pods[3].terminating = true
 		c.setEndpoints(t, "local", pods...)
 		backend("local ", on(1), "draining", "HTTP 503")
-		if r := c.allAnswered(t, vip4, 200); r.Servers["pod-d"] > 0 {
-			t.Errorf("the node that drains got new requests: %s", r)
-		}
+		r := c.allAnswered(t, vip4, 200)
+		must.True(t, r.Servers["pod-d"] == 0, "the node that drains got new requests: %s", r)
 		labtest.Exchange(t, conns, "while a node drains")
 		pods[3].terminating = false
 		c.setEndpoints(t, "local", pods...)
@@ -128,9 +126,8 @@ func TestApplianceInFrontOfACluster(t *testing.T) {
 	t.Run("the service proxy of a node ends", func(t *testing.T) {
 		c.stopProxy(nodes[0])
 		backend("local ", on(0), "unhealthy", "connection refused")
-		if r := c.allAnswered(t, vip4, 100); r.Servers["pod-d"] != 100 {
-			t.Errorf("%s; want all by the other node", r)
-		}
+		r := c.allAnswered(t, vip4, 100)
+		must.True(t, r.Servers["pod-d"] == 100, "%s; want all by the other node", r)
 	})
 	t.Run("no node has an endpoint", func(t *testing.T) {
 		c.setEndpoints(t, "local")

@@ -123,9 +123,7 @@ func (c *cluster) deleteService(t *testing.T, name string) {
 		_, err := api.Get(ctx, name, meta.GetOptions{})
 		return labtest.ErrorIf(err == nil, "it exists")
 	})
-	if err != nil {
-		t.Errorf("%v (%v)", err, deleted)
-	}
+	must.True(t, err == nil, "%v (%v)", err, deleted)
 }
 
 // updateService changes a Service, and tries again on a conflict.
@@ -183,9 +181,7 @@ func anyError(err error) bool { return err != nil }
 func (c *cluster) allAnswered(t *testing.T, vip netip.Addr, n int) traffic.Result {
 	t.Helper()
 	r := c.Load(t, vip, n)
-	if r.Err() != nil {
-		t.Errorf("%s: %v", vip, r.Err())
-	}
+	must.True(t, r.Err() == nil, "%s: %v", vip, r.Err())
 	return r
 }
 

@@ -164,9 +164,8 @@ func (c *cluster) eachObject(
 	mapper := restmapper.NewDiscoveryRESTMapper(groups)
 	for doc := range strings.SplitSeq(string(manifest), "\n---\n") {
 		var o unstructured.Unstructured
-		if err := yaml.Unmarshal([]byte(doc), &o.Object); err != nil {
-			t.Fatalf("%v in\n%s", err, doc)
-		}
+		err := yaml.Unmarshal([]byte(doc), &o.Object)
+		must.Need(t, err == nil, "%v in\n%s", err, doc)
 		gvk := o.GroupVersionKind()
 		m := must.Get(mapper.RESTMapping(gvk.GroupKind(), gvk.Version))(t)
 		var api dynamic.ResourceInterface = client.Resource(m.Resource)
@@ -289,13 +288,10 @@ func (c *cluster) checkClientAddress(t *testing.T, pods ...*pod) {
 	for _, p := range pods {
 		clients := p.web.Clients()
 		for from := range clients {
-			if !slices.Contains([]netip.Addr{c.Clients[0].V4, c.Clients[0].V6}, from) {
-				t.Errorf("%s had a request from %s; want the client", p.name, from)
-			}
+			must.True(t, slices.Contains([]netip.Addr{c.Clients[0].V4, c.Clients[0].V6}, from),
+				"%s had a request from %s; want the client", p.name, from)
 		}
-		if len(clients) == 0 {
-			t.Errorf("%s had no request", p.name)
-		}
+		must.True(t, len(clients) > 0, "%s had no request", p.name)
 	}
 }
 

@@ -92,9 +92,8 @@ func TestDaemonSet(t *testing.T) {
 	c.rollout(t)
 	for _, x := range streams {
 		x.Stop()
-		if r := x.Between(time.Time{}, time.Time{}); r.Err() != nil || len(r.Servers) != 2 {
-			t.Errorf("during the rollout: %s, %v", r, r.Err())
-		}
+		r := x.Between(time.Time{}, time.Time{})
+		must.True(t, r.Err() == nil && len(r.Servers) == 2, "during the rollout: %s, %v", r, r.Err())
 	}
 	for _, some := range conns {
 		labtest.Exchange(t, some, "after the rollout")
@@ -124,9 +123,8 @@ func (c *cluster) uninstall(t *testing.T, vips []netip.Addr) {
 		return c.daemonReady(t, "steelyard-cleanup")
 	})
 	for _, n := range c.Balancers {
-		if out, err := n.Run(t.Context(), "ls", "/sys/fs/bpf/steelyard"); err == nil {
-			t.Errorf("%s has pins yet: %s", n, out)
-		}
+		out, err := n.Run(t.Context(), "ls", "/sys/fs/bpf/steelyard")
+		must.True(t, err != nil, "%s has pins yet: %s", n, out)
 	}
 	labtest.Until(t, 60*time.Second, "the cluster is cleaned up", func() error { // not while an agent assigns addresses
 		_, err := c.control.Run(t.Context(), binary, "cleanup", "--cluster", "--kubeconfig", kube.KubeconfigPath)
@@ -134,22 +132,16 @@ func (c *cluster) uninstall(t *testing.T, vips []netip.Addr) {
 	})
 	services := must.Get(c.api.CoreV1().Services("").List(t.Context(), meta.ListOptions{}))(t)
 	for _, s := range services.Items {
-		if n := s.Status.LoadBalancer.Ingress; len(n)+len(s.Finalizers) > 0 {
-			t.Errorf("%s has the addresses %v and the finalizers %q", s.Name, n, s.Finalizers)
-		}
+		n := s.Status.LoadBalancer.Ingress
+		must.True(t, len(n)+len(s.Finalizers) == 0, "%s has addresses %v, finalizers %q", s.Name, n, s.Finalizers)
 	}
 	leases, err := c.api.CoordinationV1().Leases("steelyard").List(t.Context(), meta.ListOptions{})
-	if err != nil || len(leases.Items) > 0 {
-		t.Errorf("%v; Leases are left: %+v", err, leases.Items)
-	}
+	must.True(t, err == nil && len(leases.Items) == 0, "%v; Leases are left: %+v", err, leases.Items)
 	_, err = c.api.CoreV1().Secrets("steelyard").Get(t.Context(), "steelyard-tunnel-keys", meta.GetOptions{})
-	if !apierrors.IsNotFound(err) {
-		t.Errorf("the keys of the tunnels: %v; want that they are gone", err)
-	}
+	must.True(t, apierrors.IsNotFound(err), "the keys of the tunnels: %v; want that they are gone", err)
 	of := func(s core.Service) bool { return s.Name == "local" }
-	if len(services.Items) < 2 || slices.ContainsFunc(services.Items, of) {
-		t.Errorf("%d Services; want the one of the test that was not deleted, and kubernetes", len(services.Items))
-	}
+	must.True(t, len(services.Items) >= 2 && !slices.ContainsFunc(services.Items, of),
+		"%d Services; want the one of the test that was not deleted, and kubernetes", len(services.Items))
 }
 
 // agentsImage is the image of the agent.
@@ -256,16 +248,14 @@ func (c *cluster) editConfiguration(t *testing.T, config string) {
 		s.Annotations = map[string]string{"steelyard.dev/pool": "other"}
 	})
 	vips := c.waitAddresses(t, s.Name)
-	if want := netip.MustParsePrefix("198.51.100.0/28"); !want.Contains(vips[0]) {
-		t.Errorf("addresses %v; want one of %s", vips, want)
-	}
+	want := netip.MustParsePrefix("198.51.100.0/28")
+	must.True(t, want.Contains(vips[0]), "addresses %v; want one of %s", vips, want)
 	c.deleteService(t, s.Name)
 	c.configure(t, strings.Replace(config, "[probe]", "[prob]", 1))
 	c.waitEvent(t, "ConfigurationRejected", "prob: no such section", len(before))
 	c.configure(t, config)
-	if after := c.containers(t); !slices.Equal(before, after) {
-		t.Errorf("containers %v; want those before, %v", after, before)
-	}
+	after := c.containers(t)
+	must.True(t, slices.Equal(before, after), "containers %v; want those before, %v", after, before)
 }
 
 // configure changes the ConfigMap. An annotation makes the kubelets write it to the pods at once.

@@ -53,9 +53,7 @@ func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 				return errors.Join(err, labtest.ErrorIf(got.Status != want, "its status is %d", got.Status))
 			})
 		}
-		if after := c.announcedSince(t, 0, vips); !slices.Equal(after, before) {
-			t.Errorf("the node with the endpoint announces since %v; want %v, as before the change", after, before)
-		}
+		must.Row(t, "announced by the node with the endpoint since", before, c.announcedSince(t, 0, vips))
 		c.updateService(t, "policy", func(s *core.Service) {
 			s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyCluster
 		})
@@ -90,9 +88,8 @@ func onePortTwice(t *testing.T, c *cluster, pods ...*pod) {
 		return errors.Join(r.Err(), c.Load(t, vip, 20).Err())
 	}
 	for _, vip := range vips {
-		if err := request(vip); err != nil {
-			t.Errorf("%s: %v", vip, err)
-		}
+		err := request(vip)
+		must.True(t, err == nil, "%s: %v", vip, err)
 	}
 	c.setEndpoints(t, "twice")
 	c.waitRouted(t, vips)
@@ -137,9 +134,7 @@ func namedPorts(t *testing.T, c *cluster, pods ...*pod) {
 			return labtest.ErrorIf(r.Err() != nil || len(r.Servers) != 2, "%s, %v", r, r.Err())
 		})
 	}
-	if len(web.Clients()) == 0 {
-		t.Error("no request to port 9090")
-	}
+	must.True(t, len(web.Clients()) > 0, "no request to port 9090")
 }
 
 // fromPods: pods reach the addresses of Services, including a Service whose endpoint they are, and the endpoint sees
@@ -163,9 +158,8 @@ func fromPods(t *testing.T, c *cluster, pods ...*pod) {
 		}
 		if name == "from-pods-local" {
 			for _, from := range []netip.Addr{pods[0].v4, pods[2].v6} {
-				if pods[1].web.Clients()[from] == 0 {
-					t.Errorf("no request from %s itself, but from %v", from, pods[1].web.Clients())
-				}
+				must.True(t, pods[1].web.Clients()[from] != 0,
+					"no request from %s itself, but from %v", from, pods[1].web.Clients())
 			}
 		}
 	}
@@ -194,9 +188,8 @@ func externalIPs(t *testing.T, c *cluster, pods ...*pod) {
 	c.setEndpoints(t, "external", pods[0], pods[1])
 	c.waitRouted(t, vips, 0, 1, 2)
 	for _, vip := range vips {
-		if r := c.allAnswered(t, vip, 100); len(r.Servers) != 2 {
-			t.Errorf("%s: %s", vip, r)
-		}
+		r := c.allAnswered(t, vip, 100)
+		must.True(t, len(r.Servers) == 2, "%s: %s", vip, r)
 	}
 	c.waitRouted(t, []netip.Addr{netip.MustParseAddr("198.51.100.200")}) // in no pool
 	c.updateService(t, "external", func(s *core.Service) {
@@ -238,13 +231,10 @@ func otherNetworks(t *testing.T, c *cluster, pods ...*pod) {
 	}{"networks": {func(*core.Service) {}, []int{0, 1, 2}}, "networks-local": {local, []int{0, 1}}} {
 		vips := c.startService(t, name, x.change, x.nodes, all...)
 		for _, vip := range vips {
-			if r := c.allAnswered(t, vip, 300); len(r.Servers) != 3 {
-				t.Errorf("%s: %s: %s", name, vip, r)
-			}
-			r := c.Client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 60, 0, 2*time.Second)
-			if r.Err() != nil || len(r.Servers) != 3 {
-				t.Errorf("%s: %s: %s, %v", name, vip, r, r.Err())
-			}
+			r := c.allAnswered(t, vip, 300)
+			must.True(t, len(r.Servers) == 3, "%s: %s: %s", name, vip, r)
+			r = c.Client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 60, 0, 2*time.Second)
+			must.True(t, r.Err() == nil && len(r.Servers) == 3, "%s: %s: %s, %v", name, vip, r, r.Err())
 		}
 		c.checkClientAddress(t, all...)
 	}
@@ -258,9 +248,8 @@ func unknownConnections(t *testing.T, c *cluster, pods ...*pod) {
 		vips := c.startService(t, name, change, []int{0, 1, 2}, pods...)
 		for _, vip := range vips {
 			for range 30 {
-				if err := c.sendUnknown(netip.AddrPortFrom(vip, 9000)); !errors.Is(err, syscall.ECONNRESET) {
-					t.Errorf("%s: %s: the connection ended with %v; want a reset", name, vip, err)
-				}
+				err := c.sendUnknown(netip.AddrPortFrom(vip, 9000))
+				must.True(t, errors.Is(err, syscall.ECONNRESET), "%s: %s: ended with %v; want a reset", name, vip, err)
 			}
 		}
 	}

@@ -118,9 +118,7 @@ func (c *cluster) rollingUpdate(t *testing.T, service string, vip netip.Addr, po
 	time.Sleep(time.Second)
 	c.setEndpoints(t, service, next...)
 	pods[0].terminating, pods[1].terminating = false, false
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	must.Do(t, <-done)
 }
 
 // tunnelIsFiltered: a firewall drops the tunnels from node 2 to node 0. Node 2 sends no new connections there until it
@@ -254,9 +252,8 @@ func (c *cluster) checkFlowNodes(t *testing.T, service string) {
 			}
 		}
 	}
-	if flowCount == 0 || connections != 300 {
-		t.Errorf("the nodes have %d flows, %d of connections; want 300 of connections", flowCount, connections)
-	}
+	must.True(t, flowCount > 0 && connections == 300,
+		"the nodes have %d flows, %d of connections; want 300 of connections", flowCount, connections)
 }
 
 // datagrams is a UDP client that sends from one port. pod is the first one that responded.
@@ -295,7 +292,6 @@ func (d *datagrams) request(t *testing.T) string {
 // stays fails the test when another pod responds than the first time.
 func (d *datagrams) stays(t *testing.T, when string) {
 	t.Helper()
-	if pod := d.request(t); pod != d.pod {
-		t.Errorf("%s: datagrams from %s went to %s first, and go to %s", when, d.conn.LocalAddr(), d.pod, pod)
-	}
+	pod := d.request(t)
+	must.True(t, pod == d.pod, "%s: datagrams from %s went to %s, and go to %s", when, d.conn.LocalAddr(), d.pod, pod)
 }

@@ -18,9 +18,8 @@ import (
 func localPolicy(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.startService(t, "local", local, []int{0, 1}, pods[:2]...)
 	for _, vip := range vips {
-		if r := c.allAnswered(t, vip, 300); len(r.Servers) != 2 {
-			t.Errorf("%s: %s", vip, r)
-		}
+		r := c.allAnswered(t, vip, 300)
+		must.True(t, len(r.Servers) == 2, "%s: %s", vip, r)
 	}
 	c.checkClientAddress(t, pods[:2]...)
 	c.setEndpoints(t, "local", pods[0], pods[2])
@@ -44,9 +43,7 @@ func clusterPolicy(t *testing.T, c *cluster, pods ...*pod) {
 	for _, vip := range vips {
 		labtest.CheckEven(t, c.allAnswered(t, vip, 900), 3)
 		r := c.Client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 60, 0, 2*time.Second)
-		if r.Err() != nil || len(r.Servers) != 3 {
-			t.Errorf("%s: %s, %v", vip, r, r.Err())
-		}
+		must.True(t, r.Err() == nil && len(r.Servers) == 3, "%s: %s, %v", vip, r, r.Err())
 	}
 }
 
@@ -170,13 +167,11 @@ func stolenAddress(t *testing.T, c *cluster, pods ...*pod) {
 		})
 	}
 	for _, vip := range vips {
-		if r := c.allAnswered(t, vip, 60); r.Servers[pods[0].name] != 60 {
-			t.Errorf("%s: %s; want all from the pod of the victim", vip, r)
-		}
+		r := c.allAnswered(t, vip, 60)
+		must.True(t, r.Servers[pods[0].name] == 60, "%s: %s; want all from the pod of the victim", vip, r)
 	}
-	if again := c.waitAddresses(t, "victim"); !slices.Equal(again, vips) {
-		t.Errorf("the victim had %v and has %v", vips, again)
-	}
+	again := c.waitAddresses(t, "victim")
+	must.True(t, slices.Equal(again, vips), "the victim had %v and has %v", vips, again)
 }
 
 func texts(addrs []netip.Addr) (list []string) {
@@ -216,9 +211,8 @@ func foreignStatus(t *testing.T, c *cluster, pods ...*pod) {
 		return err
 	})
 	now, err := api.Get(t.Context(), "foreign", meta.GetOptions{})
-	if err != nil || now.ResourceVersion != written.ResourceVersion {
-		t.Errorf("%v; the Service was written again: %+v", err, now.Status)
-	}
+	must.True(t, err == nil && now.ResourceVersion == written.ResourceVersion,
+		"%v; the Service was written again: %+v", err, now.Status)
 	// Restored from a backup: addresses of the pool that are free are served.
 	restored := []netip.Addr{netip.MustParseAddr("203.0.113.222"), netip.MustParseAddr("2001:db8:1::222")}
 	write(texts(restored)...)

@@ -26,13 +26,11 @@ func proxyFails(t *testing.T, c *cluster, pods ...*pod) {
 	c.stopProxy(c.Balancers[0])
 	c.waitRouted(t, byLocal, 1)
 	c.waitRouted(t, byCluster, 1, 2)
-	if took := time.Since(start); took > probeBound+600*time.Millisecond {
-		t.Errorf("the routes were withdrawn %s after kube-proxy ended; want about %s", took, probeBound)
-	}
+	took := time.Since(start)
+	must.True(t, took <= probeBound+600*time.Millisecond, "withdrawn %s after its end; want %s", took, probeBound)
 	out, err := c.Agents[0].CLI(t.Context(), "routes")
-	if err != nil || !strings.Contains(out, "connection refused") {
-		t.Errorf("routes does not have the reason: %v\n%s", err, out)
-	}
+	must.True(t, err == nil && strings.Contains(out, "connection refused"),
+		"routes does not have the reason: %v\n%s", err, out)
 	c.startProxy(t, c.Balancers[0])
 	c.waitRouted(t, byLocal, 0, 1)
 	c.waitRouted(t, byCluster, 0, 1, 2)
@@ -206,9 +204,8 @@ func coldBoot(t *testing.T, c *cluster, pods ...*pod) {
 	must.Do(t, errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)))
 	c.waitRouted(t, vips, 0, 1)
 	c.waitAnswered(t, vips...)
-	if out, _ := a.CLI(t.Context(), "status"); !strings.Contains(out, "the API server is away since") {
-		t.Errorf("status does not tell:\n%s", out)
-	}
+	out, _ := a.CLI(t.Context(), "status")
+	must.True(t, strings.Contains(out, "the API server is away since"), "status does not tell:\n%s", out)
 	must.Do(t, c.control.StartAPI(t.Context()))
 	c.waitRecovered(t, pods...)
 	c.waitRouted(t, vips, 0, 1)

@@ -93,9 +93,7 @@ func (s *segmentCluster) spreadsLocal(t *testing.T) {
 		})
 		r := s.Load(t, vip, 2000)
 		t.Logf("%s of %s: %s", vip, owners[vip], r)
-		if r.Err() != nil {
-			t.Error(r.Err())
-		}
+		must.Do(t, r.Err())
 		labtest.CheckEven(t, r, len(pods))
 	}
 	for _, vip := range addresses {
@@ -108,9 +106,8 @@ func (s *segmentCluster) spreadsLocal(t *testing.T) {
 	})
 	s.setEndpoints(t, "local", left...)
 	spread(vip, left)
-	if after := s.m.Settled(t, s.Agents...)[vip]; after != owners[vip] {
-		t.Errorf("%s has moved from %s to %s", vip, owners[vip], after)
-	}
+	after := s.m.Settled(t, s.Agents...)[vip]
+	must.True(t, after == owners[vip], "%s has moved from %s to %s", vip, owners[vip], after)
 	s.checkClientAddress(t, pods...)
 }
 
@@ -119,18 +116,15 @@ func (s *segmentCluster) spreadsLocal(t *testing.T) {
 func TestMembersOfACluster(t *testing.T) {
 	s := newSegmentCluster(t)
 	secret, err := s.api.CoreV1().Secrets("steelyard").Get(t.Context(), "steelyard-tunnel-keys", meta.GetOptions{})
-	if err != nil || len(secret.Data["current"]) == 0 {
-		t.Fatalf("the Secret of the keys: %v, %d entries", err, len(secret.Data))
-	}
+	must.Need(t, err == nil && len(secret.Data["current"]) > 0,
+		"the Secret of the keys: %v, %d entries", err, len(secret.Data))
 	must := func(err error) {
 		t.Helper()
 		must.Do(t, err)
 	}
 	kubeconfig, err := s.Balancers[0].ReadFile(kube.KubeconfigPath)
 	must(err)
-	start := func(t *testing.T, a *lab.Agent) {
-		must(errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)))
-	}
+	start := func(t *testing.T, a *lab.Agent) { must(errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready))) }
 	killed := labtest.TakeOver{Name: "killed", Fail: func(_ *testing.T, a *lab.Agent) { a.Kill() }, Back: start}
 	planned := labtest.TakeOver{Name: "planned end", Fail: func(t *testing.T, a *lab.Agent) {
 		must(a.Terminate(t.Context(), 20*time.Second))
@@ -205,9 +199,8 @@ func TestAddressPerNodeOfACluster(t *testing.T) {
 	}
 	s.m.VIPs = before[:2]
 	s.createService(t, "second", func(*core.Service) {})
-	if got := s.waitAddresses(t, "second"); len(got) != len(second) {
-		t.Errorf("addresses of the other Service: %v", got)
-	}
+	got := s.waitAddresses(t, "second")
+	must.True(t, len(got) == len(second), "addresses of the other Service: %v", got)
 }
 
 // brokenService is the one of 200 Services that the agent of a node cannot handle.
@@ -294,9 +287,8 @@ func (c *panicCluster) panics(t *testing.T, part, object string, change func()) 
 		return labtest.ErrorIf(!strings.Contains(out, part+" "+object), "status: %v\n%s", err, out)
 	})
 	for name, vip := range c.vips {
-		if _, err := c.request(t, vip, 80); err != nil {
-			t.Errorf("%s, after the panic: %v", name, err)
-		}
+		_, err := c.request(t, vip, 80)
+		must.True(t, err == nil, "%s, after the panic: %v", name, err)
 	}
 }
 
@@ -326,9 +318,7 @@ func (c *panicCluster) setPort(t *testing.T, port int32) {
 
 func (c *panicCluster) serviceCannotBeHandled(t *testing.T) {
 	c.panics(t, "service", "default/"+brokenService, func() { c.setPort(t, 81) })
-	if c.connects(t, 81) == nil {
-		t.Error("port 81 is served, although it could not be handled")
-	}
+	must.True(t, c.connects(t, 81) != nil, "port 81 is served, although it could not be handled")
 	c.waitFrozen(t)
 	c.fault(t, "")
 	c.setPort(t, 82)

@@ -96,9 +96,8 @@ func typeChanges(t *testing.T, c *cluster, pods ...*pod) {
 	labtest.Until(t, 5*time.Second, "it has the finalizer", has(true, 2))
 	s := must.Get(api.Get(t.Context(), "types", meta.GetOptions{}))(t)
 	ingress := s.Status.LoadBalancer.Ingress
-	if ingress[0].IPMode == nil || *ingress[0].IPMode != core.LoadBalancerIPModeVIP {
-		t.Errorf("ingress %+v; want ipMode VIP", ingress)
-	}
+	must.True(t, ingress[0].IPMode != nil && *ingress[0].IPMode == core.LoadBalancerIPModeVIP,
+		"ingress %+v; want ipMode VIP", ingress)
 	c.updateService(t, "types", func(s *core.Service) { s.Spec.Ports[0].Port = 81 })
 	labtest.Until(t, 10*time.Second, "the new port is served", func() error {
 		at := fmt.Sprintf("http://%s/", netip.AddrPortFrom(vips[0], 81))
@@ -106,9 +105,8 @@ func typeChanges(t *testing.T, c *cluster, pods ...*pod) {
 	})
 	c.updateService(t, "types", func(s *core.Service) { s.Spec.Ports[0].Port = 80 })
 	c.waitAnswered(t, vips...)
-	if again := c.waitAddresses(t, "types"); !slices.Equal(again, vips) {
-		t.Errorf("addresses %v became %v", vips, again)
-	}
+	again := c.waitAddresses(t, "types")
+	must.True(t, slices.Equal(again, vips), "addresses %v became %v", vips, again)
 	c.updateService(t, "types", func(s *core.Service) { s.Spec.Type = core.ServiceTypeClusterIP })
 	labtest.Until(t, 10*time.Second, "the finalizer and the addresses are removed", has(false, 0))
 	c.waitRouted(t, vips)
@@ -126,13 +124,10 @@ func noNodePorts(t *testing.T, c *cluster, pods ...*pod) {
 	without := func(s *core.Service) { s.Spec.AllocateLoadBalancerNodePorts = &no }
 	vips := c.startService(t, "portless", without, []int{0, 1, 2}, pods[0])
 	s := c.updateService(t, "portless", func(s *core.Service) { s.Spec.AllocateLoadBalancerNodePorts = &yes })
-	if s.Spec.Ports[0].NodePort == 0 {
-		t.Error("no node port was allocated")
-	}
+	must.True(t, s.Spec.Ports[0].NodePort != 0, "no node port was allocated")
 	c.waitAnswered(t, vips...)
-	if again := c.waitAddresses(t, "portless"); !slices.Equal(again, vips) {
-		t.Errorf("addresses %v became %v", vips, again)
-	}
+	again := c.waitAddresses(t, "portless")
+	must.True(t, slices.Equal(again, vips), "addresses %v became %v", vips, again)
 }
 
 // shared: two Services with policy Local share an address; their pods are on different nodes.
@@ -150,9 +145,8 @@ func shared(t *testing.T, c *cluster, pods ...*pod) {
 	first := c.waitAddresses(t, "shared-a")
 	c.createService(t, "shared-b", share(8081))
 	t.Cleanup(func() { c.deleteService(t, "shared-b") })
-	if second := c.waitAddresses(t, "shared-b"); !slices.Equal(first, second) {
-		t.Fatalf("addresses %v and %v; want the same", first, second)
-	}
+	second := c.waitAddresses(t, "shared-b")
+	must.Need(t, slices.Equal(first, second), "addresses %v and %v; want the same", first, second)
 	c.setEndpoints(t, "shared-a", pods[0])
 	c.setEndpoints(t, "shared-b", pods[1])
 	c.waitRouted(t, first, 0, 1) // the union of their nodes
@@ -160,9 +154,8 @@ func shared(t *testing.T, c *cluster, pods ...*pod) {
 		for port, p := range map[uint16]*pod{80: pods[0], 8081: pods[1]} {
 			at := fmt.Sprintf("http://%s/", netip.AddrPortFrom(vip, port))
 			r := c.Client().Load(t.Context(), traffic.Load{URL: at, Requests: 60})
-			if r.Err() != nil || r.Servers[p.name] != 60 {
-				t.Errorf("%s port %d: %s, %v; want all from %s", vip, port, r, r.Err(), p.name)
-			}
+			must.True(t, r.Err() == nil && r.Servers[p.name] == 60,
+				"%s port %d: %s, %v; want all from %s", vip, port, r, r.Err(), p.name)
 			c.checkClientAddress(t, p)
 		}
 	}
@@ -239,7 +232,6 @@ func refusedAddresses(t *testing.T, c *cluster, pods ...*pod) {
 	requested := c.startService(t, "requested", func(s *core.Service) {
 		s.Annotations = map[string]string{"metallb.io/loadBalancerIPs": "203.0.113.77, 2001:db8:1::77"}
 	}, []int{0, 1, 2}, pods[0])
-	if fmt.Sprint(requested) != "[203.0.113.77 2001:db8:1::77]" {
-		t.Errorf("requested 203.0.113.77 and 2001:db8:1::77, got %v", requested)
-	}
+	must.True(t, fmt.Sprint(requested) == "[203.0.113.77 2001:db8:1::77]",
+		"requested 203.0.113.77 and 2001:db8:1::77, got %v", requested)
 }

@@ -68,9 +68,8 @@ func keysRotate(t *testing.T, c *cluster, pods ...*pod) {
 		was = c.keys(t)
 		c.waitAnswered(t, vips...)
 		for _, vip := range vips {
-			if r := c.Load(t, vip, 40); r.Err() != nil {
-				t.Errorf("%s: %s, %v", vip, r, r.Err())
-			}
+			r := c.Load(t, vip, 40)
+			must.True(t, r.Err() == nil, "%s: %s, %v", vip, r, r.Err())
 		}
 	}
 }
@@ -179,9 +178,7 @@ func (f *forger) send(t *testing.T, mark int, payload []byte) {
 func (f *forger) refused(t *testing.T, when string, mark int, token uint64, node int, reason string) {
 	t.Helper()
 	before := f.drops(t, node, reason)
-	if f.answered(t, mark, token) {
-		t.Errorf("%s, %s: the client got an answer", f.vip, when)
-	}
+	must.True(t, !f.answered(t, mark, token), "%s, %s: the client got an answer", f.vip, when)
 	labtest.Until(t, 5*time.Second, fmt.Sprintf("%s: %s counts %s", when, f.c.Balancers[node].Name(), reason),
 		func() error {
 			now := f.drops(t, node, reason)

@@ -30,23 +30,19 @@ func quietNodes(t *testing.T, c *cluster, _ ...*pod) {
 		return labtest.ErrorIf(n != 1, "%v watch all Nodes", n)
 	})
 	// The one that does not assign watches the Lease of the other.
-	if n := c.watches(t, allLeases...) - c.ownWatches[1]; n > 1 {
-		t.Errorf("%v watches of Leases; want one", n)
-	}
+	leases := c.watches(t, allLeases...) - c.ownWatches[1]
+	must.True(t, leases <= 1, "%v watches of Leases; want one", leases)
 	gets := func() float64 { return c.apiMetric(t, "apiserver_request_total", `resource="leases"`, `verb="GET"`) }
 	before, start := gets(), time.Now()
 	time.Sleep(10 * time.Second)
-	if rate := (gets() - before) / time.Since(start).Seconds(); rate > 1 {
-		t.Errorf("%.1f Leases are read a second", rate)
-	}
+	rate := (gets() - before) / time.Since(start).Seconds()
+	must.True(t, rate <= 1, "%.1f Leases are read a second", rate)
 	// A node that appears is in the table, which all nodes read.
 	api := c.api.CoreV1().Nodes()
 	n, err := api.Create(t.Context(), &core.Node{ObjectMeta: meta.ObjectMeta{Name: "new"}}, meta.CreateOptions{})
 	must.Do(t, err)
 	defer func() {
-		if err := api.Delete(t.Context(), "new", meta.DeleteOptions{}); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, api.Delete(t.Context(), "new", meta.DeleteOptions{}))
 	}()
 	n.Status.Addresses = []core.NodeAddress{{Type: core.NodeInternalIP, Address: "192.0.2.250"}}
 	must.Get(api.UpdateStatus(t.Context(), n, meta.UpdateOptions{}))(t)
@@ -102,9 +98,8 @@ func restartRequests(t *testing.T, c *cluster, pods ...*pod) {
 		return nil
 	})
 	t.Logf("agent: %d, %v; kube-proxy: %d, %v", ours, byAgent, theirs, byProxy)
-	if ours > theirs || ours == 0 || byAgent["create events"] > 0 {
-		t.Errorf("the agent asks for %d, %v; kube-proxy for %d, %v", ours, byAgent, theirs, byProxy)
-	}
+	must.True(t, ours <= theirs && ours > 0 && byAgent["create events"] == 0,
+		"the agent asks for %d, %v; kube-proxy for %d, %v", ours, byAgent, theirs, byProxy)
 	c.waitRecovered(t, pods...)
 }
 
@@ -216,9 +211,8 @@ func leaders(t *testing.T, c *cluster, pods ...*pod) {
 		s.Spec.LoadBalancerClass = &of
 	})
 	vips := c.waitAddresses(t, "of-other-class") // while the other leader has its Lease
-	if want := netip.MustParsePrefix("198.18.0.0/28"); !want.Contains(vips[0]) {
-		t.Errorf("addresses %v; want one of %s", vips, want)
-	}
+	pool := netip.MustParsePrefix("198.18.0.0/28")
+	must.True(t, pool.Contains(vips[0]), "addresses %v; want one of %s", vips, pool)
 	c.createService(t, "of-no-class", func(*core.Service) {})
 	c.waitAddresses(t, "of-no-class")
 
@@ -248,9 +242,8 @@ func leaders(t *testing.T, c *cluster, pods ...*pod) {
 	}
 	want := []string{"steelyard/steelyard", "steelyard/steelyard-addresses",
 		"steelyard/steelyard-example.com-other-a5f1e0", "steelyard/steelyard-example.com-other-a5f1e0-addresses"}
-	if slices.Sort(names); !slices.Equal(names, want) {
-		t.Errorf("Leases %q; want %q", names, want)
-	}
+	slices.Sort(names)
+	must.Row(t, "Leases", want, names)
 
 	must.Do(t, other.Stop())
 	c.restartAgent(t, 2, c.kubeconfigOf(t, "steelyard"), config)

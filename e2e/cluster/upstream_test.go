@@ -72,9 +72,8 @@ func TestUpstream(t *testing.T) {
 	}
 	u := startUpstream(t, programs, nodes, os.Getenv("CONFORMANCE_WITHOUT_AGENT") == "")
 	specs := u.run(t, "--ginkgo.dry-run", "--ginkgo.focus="+focus)
-	if subset && len(specs) != len(upstreamSubset) {
-		t.Fatalf("%d tests are selected; want %d", len(specs), len(upstreamSubset))
-	}
+	must.Need(t, !subset || len(specs) == len(upstreamSubset),
+		"%d tests are selected; want %d", len(specs), len(upstreamSubset))
 	alone := func(s spec) bool {
 		return strings.Contains(s.name(), "[Serial]") || strings.Contains(s.name(), "[Disruptive]")
 	}
@@ -193,9 +192,7 @@ func (u *upstream) serverImage(t *testing.T) kube.Image {
 // run runs e2e.test in the client's namespace and returns the tests that it did not skip by name.
 func (u *upstream) run(t *testing.T, args ...string) []spec {
 	specs, output, err := u.start(t, args...)
-	if err != nil {
-		t.Fatalf("%v\n%s", err, output)
-	}
+	must.Need(t, err == nil, "%v\n%s", err, output)
 	return specs
 }
 
@@ -271,9 +268,7 @@ func (u *upstream) report(t *testing.T, subset bool) {
 			switch r.State {
 			case "passed":
 			case "skipped":
-				if subset {
-					t.Errorf("a test of the subset was skipped: %s", r.Failure.Message)
-				}
+				must.True(t, !subset, "a test of the subset was skipped: %s", r.Failure.Message)
 				t.Skip(r.Failure.Message)
 			default:
 				t.Errorf("%s: %s\n%s", r.State, r.Failure.Message, tail(r.output, 60))

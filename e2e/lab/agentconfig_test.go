@@ -7,6 +7,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 // TestAgentConfigIsWhatTheAgentReads: package config reads every field of AgentConfig back.
@@ -32,9 +33,7 @@ func TestAgentConfigIsWhatTheAgentReads(t *testing.T) {
 		LogLevel: "debug", Extra: "[admin]\nlisten = \"127.0.0.1:9911\"",
 	}.TOML()
 	c, err := config.Parse("lab.toml", []byte(text))
-	if err != nil {
-		t.Fatalf("%v in\n%s", err, text)
-	}
+	must.Need(t, err == nil, "%v in\n%s", err, text)
 	if c.Node.Name != "lb1" || c.Node.Address != node.V4 || len(c.Services) != 1 || c.BGP == nil ||
 		len(c.BGP.Peers) != 1 || c.L2 == nil {
 		t.Errorf("fields are missing in\n%s", text)
@@ -45,7 +44,6 @@ func TestAgentConfigIsWhatTheAgentReads(t *testing.T) {
 		s.Affinity != time.Minute {
 		t.Errorf("fields of the service are missing: %+v", s)
 	}
-	if p := c.BGP.Peers[0]; p.HoldTime != 3*time.Second || p.Multihop != 2 || c.BGP.ListenPort != 1790 {
-		t.Errorf("fields of BGP are missing: %+v", c.BGP)
-	}
+	p := c.BGP.Peers[0]
+	must.True(t, p.HoldTime == 3*time.Second && p.Multihop == 2 && c.BGP.ListenPort == 1790, "%+v", c.BGP)
 }

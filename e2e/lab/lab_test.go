@@ -46,9 +46,7 @@ func TestRequestsGoThroughTheRouter(t *testing.T) {
 			}
 			for _, b := range topo.Balancers { // a balancer reaches the servers, through the router when Wired
 				url := "http://" + topo.Servers[0].At(8080)[0].String()
-				if r := traffic.From(b.Host).Load(t.Context(), traffic.Load{URL: url, Requests: 1}); r.Err() != nil {
-					t.Error(r.Err())
-				}
+				must.Do(t, traffic.From(b.Host).Load(t.Context(), traffic.Load{URL: url, Requests: 1}).Err())
 			}
 		})
 	}
@@ -70,13 +68,9 @@ func TestRoutesSpreadFlowsOverNextHops(t *testing.T) {
 		must.Get(router.WaitNextHops(t.Context(), time.Second, vip, hops...))(t)
 		url := "http://" + netip.AddrPortFrom(vip.Addr(), 80).String()
 		r := client.Load(t.Context(), traffic.Load{URL: url, Requests: 150})
-		if r.Err() != nil || len(r.Servers) != 3 {
-			t.Errorf("want responses of 3 servers, got %v (%v)", r, r.Err())
-		}
+		must.True(t, r.Err() == nil && len(r.Servers) == 3, "want responses of 3 servers, got %v (%v)", r, r.Err())
 		must.Do(t, router.DeleteRoute(vip))
-		if _, err := router.WaitNextHops(t.Context(), time.Second, vip); err != nil {
-			t.Error(err)
-		}
+		must.Get(router.WaitNextHops(t.Context(), time.Second, vip))(t)
 	}
 }
 
@@ -101,18 +95,12 @@ func TestPowerOffStopsAndPowerOnRestores(t *testing.T) {
 	}
 	must.Do(t, request())
 	must.Do(t, lb.PowerOff())
-	if _, err := lb.ReadFile("/run/x"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("want no file in /run after PowerOff, got %v", err)
-	}
-	if sleeper.Running() {
-		t.Error("a process runs after PowerOff")
-	}
-	if err := request(); err == nil {
-		t.Error("a host responds after PowerOff")
-	}
-	if hops, err := topo.Router.NextHops(vip); err != nil || len(hops) != 0 {
-		t.Errorf("want no next hop behind a link without carrier, got %v, %v", hops, err)
-	}
+	_, err := lb.ReadFile("/run/x")
+	must.True(t, errors.Is(err, os.ErrNotExist), "want no file in /run after PowerOff, got %v", err)
+	must.True(t, !sleeper.Running(), "a process runs after PowerOff")
+	must.True(t, request() != nil, "a host responds after PowerOff")
+	hops, err := topo.Router.NextHops(vip)
+	must.True(t, err == nil && len(hops) == 0, "want no next hop behind a link without carrier, got %v, %v", hops, err)
 	must.Do(t, lb.PowerOn())
 	labtest.Until(t, 5*time.Second, "the host responds again", request)
 }
@@ -127,15 +115,12 @@ func TestDelay(t *testing.T) {
 		start := time.Now()
 		conn := must.Get(client.Dial(t.Context(), "tcp", at.String()))(t)
 		conn.Close()
-		if took := time.Since(start); took < roundTrip {
-			t.Errorf("%s: connected after %v", at, took)
-		}
+		took := time.Since(start)
+		must.True(t, took >= roundTrip, "%s: connected after %v", at, took)
 	}
 	// Large frames, and their checksums.
 	upload, err := traffic.From(client.Host).Upload(t.Context(), "http://"+server.At(8080)[0].String()+"/", 1<<20)
-	if err != nil {
-		t.Errorf("upload: %v, %+v, %d requests", err, upload, web.Requests())
-	}
+	must.True(t, err == nil, "upload: %v, %+v, %d requests", err, upload, web.Requests())
 }
 
 // TestHostsHaveTheirOwnSystemDirectories: two agents on one kernel share neither files nor pins.
@@ -143,22 +128,17 @@ func TestHostsHaveTheirOwnSystemDirectories(t *testing.T) {
 	topo := labtest.Topology(t, lab.Shape{})
 	a, b := topo.Balancers[0], topo.Servers[0]
 	must.Do(t, a.WriteFile("/run/steelyard/x", "here", 0o600))
-	if _, err := b.ReadFile("/run/steelyard/x"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("want no such file in another host, got %v", err)
-	}
-	if _, err := os.Stat("/run/steelyard/x"); err == nil {
-		t.Error("a file of the host's /run is in ours")
-	}
+	_, err := b.ReadFile("/run/steelyard/x")
+	must.True(t, errors.Is(err, os.ErrNotExist), "want no such file in another host, got %v", err)
+	_, err = os.Stat("/run/steelyard/x")
+	must.True(t, err != nil, "a file of the host's /run is in ours")
 	const script = "cat /run/steelyard/x; mkdir /sys/fs/bpf/mine; ls /sys/class/net /sys/fs/bpf; ls -d /sys/fs/cgroup/*"
 	out := must.Get(a.Run(t.Context(), "sh", "-c", script))(t)
 	for _, want := range []string{"here", "\neth0\n", "\nmine\n", "/sys/fs/cgroup/"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("want %q in\n%s", want, out)
-		}
+		must.True(t, strings.Contains(out, want), "want %q in\n%s", want, out)
 	}
-	if out, err := b.Run(t.Context(), "ls", "/sys/fs/bpf"); err != nil || strings.Contains(out, "mine") {
-		t.Errorf("want an empty bpffs in another host, got %q, %v", out, err)
-	}
+	out = must.Get(b.Run(t.Context(), "ls", "/sys/fs/bpf"))(t)
+	must.True(t, !strings.Contains(out, "mine"), "want an empty bpffs in another host, got %q", out)
 }
 
 func TestStopAndKillEndProcesses(t *testing.T) {
@@ -176,9 +156,8 @@ func TestStopAndKillEndProcesses(t *testing.T) {
 		t.Errorf("want exit status 3 and the output of the trap, got %v and %q", err, process.Log.Lines())
 	}
 	_, err := h.Run(t.Context(), "sh", "-c", "echo reason >&2; exit 4")
-	if err == nil || !strings.Contains(err.Error(), "reason") {
-		t.Errorf("want an error with the output of the program, got %v", err)
-	}
+	must.True(t, err != nil && strings.Contains(err.Error(), "reason"),
+		"want an error with the output of the program, got %v", err)
 	grandchild := must.Get(h.Start(lab.Command{Path: "sh", Args: []string{"-c", "sleep 61 & echo $!; wait"}}))(t)
 	labtest.Until(t, 5*time.Second, "the grandchild runs", func() error {
 		return labtest.ErrorIf(len(grandchild.Log.Lines()) == 0, "not yet")
@@ -191,9 +170,8 @@ func TestStopAndKillEndProcesses(t *testing.T) {
 func TestDoReturnsErrorsAndPanics(t *testing.T) {
 	h := labtest.Host(t, labtest.New(t), "h")
 	want := errors.New("no")
-	if err := h.Do(func() error { return want }); !errors.Is(err, want) {
-		t.Errorf("want %v, got %v", want, err)
-	}
+	err := h.Do(func() error { return want })
+	must.True(t, errors.Is(err, want), "want %v, got %v", want, err)
 	defer func() {
 		if p := recover(); p == nil || !strings.Contains(fmt.Sprint(p), "panic of the test") {
 			t.Errorf("want the panic of the function, got %v", p)
@@ -209,9 +187,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	use := func() {
 		topo := must.Get(lab.NewTopology(lab.Shape{Servers: 2}))(t)
 		defer func() {
-			if err := errors.Join(topo.Close(), topo.Close()); err != nil {
-				t.Error(err)
-			}
+			must.Do(t, errors.Join(topo.Close(), topo.Close()))
 		}()
 		server, client := topo.Servers[0], traffic.From(topo.Clients[0].Host)
 		labtest.HTTP(t, server, 80)
@@ -333,9 +309,7 @@ func TestProcessesEndWithAKilledOwner(t *testing.T) {
 		}
 		pids = append(pids, pid)
 	}
-	if len(pids) == 0 {
-		t.Fatal("want some processes")
-	}
+	must.Need(t, len(pids) > 0, "want some processes")
 	must.Do(t, owner.Process.Kill())
 	labtest.Until(t, 5*time.Second, "its processes have ended", func() error {
 		var all error

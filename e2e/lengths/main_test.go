@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
 func TestCheck(t *testing.T) {
@@ -26,9 +28,8 @@ func TestCheck(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var out strings.Builder
 			found, err := check(&out, fstest.MapFS{tt.file: {Data: []byte(tt.text)}})
-			if err != nil || found != (tt.want != "") || out.String() != tt.want {
-				t.Errorf("%v, %v, %q; want %q", found, err, &out, tt.want)
-			}
+			must.True(t, err == nil && found == (tt.want != "") && out.String() == tt.want,
+				"%v, %v, %q; want %q", found, err, &out, tt.want)
 		})
 	}
 }

@@ -76,9 +76,8 @@ func TestFailureWithoutEvents(t *testing.T) {
 func TestTestsAndCases(t *testing.T) {
 	var out strings.Builder
 	run(&out, path("fail"), "1")
-	if want := "\n3 tests, 5 cases\n3 passed, 2 failed, 0 skipped\n"; out.String() != want {
-		t.Errorf("%q, want %q", out.String(), want)
-	}
+	want := "\n3 tests, 5 cases\n3 passed, 2 failed, 0 skipped\n"
+	must.True(t, out.String() == want, "%q, want %q", out.String(), want)
 }
 
 func TestExitStatus(t *testing.T) {
@@ -91,12 +90,10 @@ func TestExitStatus(t *testing.T) {
 	} {
 		t.Setenv("STEELYARD_CI", tt.ci)
 		var out strings.Builder
-		if got := run(&out, path(tt.file), tt.status); got != tt.want {
-			t.Errorf("%+v: exit status %d:\n%s", tt, got, &out)
-		}
-		if !regexp.MustCompile(`\n\d+ passed, \d+ failed, \d+ skipped\n$`).MatchString(out.String()) {
-			t.Errorf("%s: the counts are not alone on the last line:\n%s", tt.file, &out)
-		}
+		got := run(&out, path(tt.file), tt.status)
+		must.True(t, got == tt.want, "%+v: exit status %d:\n%s", tt, got, &out)
+		must.True(t, regexp.MustCompile(`\n\d+ passed, \d+ failed, \d+ skipped\n$`).MatchString(out.String()),
+			"%s: the counts are not alone on the last line:\n%s", tt.file, &out)
 	}
 }
 
@@ -111,7 +108,6 @@ func recorded(t *testing.T, name string) []byte {
 func check(t *testing.T, events []byte, ok bool, want string) {
 	t.Helper()
 	_, passed, failed, skipped := count(bytes.NewReader(events), ok)
-	if got := fmt.Sprintf("%d passed, %d failed, %d skipped", passed, failed, skipped); got != want {
-		t.Errorf("%s, want %s", got, want)
-	}
+	got := fmt.Sprintf("%d passed, %d failed, %d skipped", passed, failed, skipped)
+	must.True(t, got == want, "%s, want %s", got, want)
 }

@@ -19,9 +19,7 @@ func TestCost(t *testing.T) {
 		n[c.Path]++
 	}
 	for path, want := range map[string]int{Floor: 4, "ipip": 4, "nat": 3, "tunnel to a pod, tc": 2} {
-		if n[path] != want {
-			t.Errorf("%s: %d measurements; want %d", path, n[path], want)
-		}
+		must.True(t, n[path] == want, "%s: %d measurements; want %d", path, n[path], want)
 	}
 }
 
@@ -29,7 +27,5 @@ func TestCost(t *testing.T) {
 func TestLive(t *testing.T) {
 	labtest.Root(t)
 	rates := must.Get(Live(LiveOptions{Packets: 2000, Rounds: 1, Log: io.Discard}))(t)
-	if want := len(ways()) * len(LiveLoads); len(rates) != want {
-		t.Errorf("%d measurements; want %d", len(rates), want)
-	}
+	must.Row(t, "measurements", len(ways())*len(LiveLoads), len(rates))
 }

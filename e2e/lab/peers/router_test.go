@@ -76,9 +76,8 @@ func TestRoutersImportSpreadRetainAndWithdraw(t *testing.T) {
 			for _, vip := range []netip.Prefix{vip4, vip6} {
 				url := "http://" + netip.AddrPortFrom(vip.Addr(), 80).String()
 				load := traffic.From(topo.Clients[0].Host).Load(t.Context(), traffic.Load{URL: url, Requests: 100})
-				if load.Err() != nil || load.Servers["lb1"] < 25 || load.Servers["lb2"] < 25 {
-					t.Errorf("want about 50 answers each from lb1 and lb2, got %v (%v)", load, load.Err())
-				}
+				must.True(t, load.Err() == nil && load.Servers["lb1"] >= 25 && load.Servers["lb2"] >= 25,
+					"want about 50 answers each from lb1 and lb2, got %v (%v)", load, load.Err())
 			}
 
 			// The routes of a neighbour that crashes and restarts stay installed (RFC 4724).
@@ -104,9 +103,7 @@ func TestRoutersImportSpreadRetainAndWithdraw(t *testing.T) {
 			must.Do(t, p1.Stop())
 			hops(nil, nil)
 			show := map[peers.RouterKind]string{peers.BIRD: "show route", peers.FRR: "show ip route"}[kind]
-			if out, err := r.Show(t.Context(), show); err != nil {
-				t.Error(err, out)
-			}
+			must.Get(r.Show(t.Context(), show))(t)
 		})
 	}
 }
@@ -129,9 +126,8 @@ func TestRouterPasswords(t *testing.T) {
 			announcer(t, two, `password "wrong";`)()
 			must.Do(t, r.WaitEstablished(t.Context(), lab.Ready, one.V4, one.V6))
 			peers := must.Get(r.Peers(t.Context()))(t)
-			if peers[two.V4].Established || peers[two.V6].Established || peers[two.V4].Info == "" {
-				t.Errorf("want no session with a wrong password, and a reason, got %+v", peers)
-			}
+			must.True(t, !peers[two.V4].Established && !peers[two.V6].Established && peers[two.V4].Info != "",
+				"want no session with a wrong password, and a reason, got %+v", peers)
 		})
 	}
 }

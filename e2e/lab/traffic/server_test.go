@@ -23,13 +23,11 @@ func TestStoppedServerResetsAndStartsAgain(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	for _, err := range conns.Exchange(ctx) {
-		if !strings.Contains(err.Error(), "reset") && !strings.Contains(err.Error(), "broken pipe") {
-			t.Errorf("want a reset, got %v", err)
-		}
+		must.True(t, strings.Contains(err.Error(), "reset") || strings.Contains(err.Error(), "broken pipe"),
+			"want a reset, got %v", err)
 	}
-	if conns.Alive() != 0 || echo.Connections() != 0 {
-		t.Errorf("want no connection, got %d at the client and %d at the server", conns.Alive(), echo.Connections())
-	}
+	must.True(t, conns.Alive() == 0 && echo.Connections() == 0,
+		"want no connection, got %d at the client and %d at the server", conns.Alive(), echo.Connections())
 	if _, err := client.Get(ctx, "http://"+server.At(80)[0].String()); err == nil ||
 		!strings.Contains(err.Error(), "refused") {
 		t.Errorf("want connection refused, got %v", err)
@@ -37,8 +35,6 @@ func TestStoppedServerResetsAndStartsAgain(t *testing.T) {
 	must.Do(t, errors.Join(echo.Start(), web.Start()))
 	web.SetHealthy(false)
 	a, err := client.Get(ctx, "http://"+server.At(80)[1].String()+"/healthz")
-	if err != nil || a.Status != 503 {
-		t.Errorf("want status 503 from /healthz, got %+v, %v", a, err)
-	}
+	must.True(t, err == nil && a.Status == 503, "want status 503 from /healthz, got %+v, %v", a, err)
 	labtest.Connect(t, client, server.At(7)[1], 1)
 }
