@@ -184,8 +184,9 @@ func (s *incidents) reported(t *testing.T, x incident) error {
 	return nil
 }
 
-// TestIncidents: the verdict is not OK while clients fail, and one command names the cause. Slow servers and lost ICMP
-// errors are not among the rows, because nothing here sees them.
+// TestIncidents: the verdict is not OK while clients fail, and one command names the cause. Left out are slow servers
+// and lost ICMP errors, which nothing here sees; a limit of routes on the router, which looks like a filter; and
+// renamed interfaces and weights, which harm no client (TestInterfaceIsRenamed, TestWhichRoutesHaveWeights).
 func TestIncidents(t *testing.T) {
 	t.Parallel()
 	s := newIncidents(t)
@@ -225,6 +226,10 @@ func TestIncidents(t *testing.T) {
 			begin: func() { run(t, server.Host, "ip route replace default via "+s.rival.V4.String()) },
 			end:   func() { run(t, server.Host, "ip route replace default via "+server.Gateway4.String()) },
 			code:  "server-replies", command: "status", words: []string{server.V4.String(), "ip route get"}},
+		{name: "another server by dsr has no default route", symptom: "Every third request fails",
+			begin: func() { run(t, s.Servers[1].Host, "ip route del default") },
+			end:   func() { run(t, s.Servers[1].Host, "ip route add default via "+s.Servers[1].Gateway4.String()) },
+			code:  "server-replies", command: "status", words: []string{s.Servers[1].V4.String()}},
 		{name: "the router filters the route", symptom: "Times out",
 			begin: func() { s.bird(t, "import all;", fmt.Sprintf("import where net != %s/32;", s.web)) },
 			end:   func() { s.bird(t, fmt.Sprintf("import where net != %s/32;", s.web), "import all;") },
@@ -265,6 +270,15 @@ func TestIncidents(t *testing.T) {
 				do(s.rival.DeleteAddress("eth0", labtest.HostRoute(s.lan)))
 				run(t, router, fmt.Sprintf("ip neigh del %s dev segment", s.lan))
 			},
+			code: "address-conflict", command: "status", words: []string{s.lan.String(), rivalMAC}},
+		{name: "another host has the address first",
+			begin: func() {
+				without, _, _ := strings.Cut(s.text, "[[service]]\nname = \"lan\"")
+				s.configure(t, without)
+				do(s.rival.AddAddress("eth0", labtest.HostRoute(s.lan)))
+				s.configure(t, s.text)
+			},
+			end:  func() { do(s.rival.DeleteAddress("eth0", labtest.HostRoute(s.lan))) },
 			code: "address-conflict", command: "status", words: []string{s.lan.String(), rivalMAC}},
 		{name: "nftables drops what the checks send", symptom: "Times out",
 			begin: func() { nft(t, b.Host, "80, 8080, 8443") },

@@ -30,7 +30,7 @@ func (v *Verifier) readContinued(now time.Time) {
 	was, recent := w.continued, map[netip.AddrPort]table.Traffic{}
 	w.continuedAt, w.continued, w.unanswered = now, map[netip.AddrPort]table.Traffic{}, nil
 	for _, p := range v.Services.Direct() {
-		var all table.Traffic
+		var best table.Traffic // of the server whose clients continue most often
 		for _, t := range p.Targets {
 			n, err := table.ReadTraffic(v.Counters, ids[t.Addr])
 			if before, ok := was[t.Addr]; err == nil && ok && n.Flows >= before.Flows {
@@ -39,15 +39,16 @@ func (v *Verifier) readContinued(now time.Time) {
 				}
 			}
 			w.continued[t.Addr] = n
-			all.Add(recent[t.Addr])
+			if r := recent[t.Addr]; r.Flows >= someFlows && r.Continued*best.Flows >= best.Continued*r.Flows {
+				best = r
+			}
 		}
 		for _, t := range p.Targets {
 			r := recent[t.Addr]
-			flows, continued := all.Flows-r.Flows, all.Continued-r.Continued // of the others
-			if r.Flows >= someFlows && 2*r.Continued < r.Flows && flows >= someFlows && 5*continued >= 4*flows {
+			if r.Flows >= someFlows && 2*r.Continued < r.Flows && 5*best.Continued >= 4*best.Flows {
 				w.unanswered = append(w.unanswered, fmt.Sprintf("of %d first packets of connections to %s of %s "+
-					"by %s, clients continued after %d (other servers: %d of %d): do its replies get to the clients?",
-					r.Flows, t.Addr, p.Service, p.Method, r.Continued, continued, flows))
+					"by %s, clients continued after %d (another server: %d of %d): do its replies get to the clients?",
+					r.Flows, t.Addr, p.Service, p.Method, r.Continued, best.Continued, best.Flows))
 			}
 		}
 	}
