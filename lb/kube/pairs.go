@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"slices"
+	"strings"
 
 	core "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -138,20 +139,25 @@ func (e endpoint) score() uint64 {
 	return score
 }
 
-// Services with more than portsFew ports of addresses have at most portsMax together, like the kernel's table. The
-// plans and the status of many large Services that do not fit there would fill the memory.
-const portsFew, portsMax = 100, 65_536
+// Services with more than portsFew ports of addresses have at most portsMax together, like the kernel's table, and a
+// quarter of it in a namespace. The plans and the status of many large Services that do not fit would fill the memory,
+// and one namespace could leave no room for others, and delay their changes by seconds.
+const portsFew, portsMax, portsOfNamespace = 100, 65_536, 65_536 / 4
 
 // fits reports whether a Service may have n ports of addresses. Services without room are tried again when another one
 // has fewer.
 func (s *Source) fits(name string, n int) bool {
-	had, total := s.wide[name], n
+	had, total, own := s.wide[name], n, n
 	delete(s.wide, name)
 	if n > portsFew {
-		for _, other := range s.wide {
-			total += other
+		namespace, _, _ := strings.Cut(name, "/")
+		for other, has := range s.wide {
+			total += has
+			if strings.HasPrefix(other, namespace+"/") {
+				own += has
+			}
 		}
-		if total > portsMax {
+		if total > portsMax || own > portsOfNamespace {
 			n = 0
 		}
 		s.wide[name] = n
@@ -173,8 +179,8 @@ func (s *Source) bound(v *view) {
 	if n := len(v.service.VIPs) * len(v.service.Ports); !s.fits(name, n) {
 		few := max(portsFew/len(v.service.VIPs), 1)
 		v.ports, v.service.Ports = v.ports[:few], v.service.Ports[:few]
-		what := fmt.Sprintf("%d ports of addresses, and Services with more than %d have %d together at most", n,
-			portsFew, portsMax)
+		what := fmt.Sprintf("%d ports of addresses, and Services with more than %d have %d together at most, and %d "+
+			"in a namespace", n, portsFew, portsMax, portsOfNamespace)
 		if s.inForce(v.service) {
 			s.o.Boundary.Report(lb.PartEndpoints, name, "only its first ports are served: it has "+what)
 			return

@@ -94,27 +94,35 @@ func TestTooManyEndpoints(t *testing.T) {
 func TestManyPorts(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.MaxEndpoints = 10_000 })
 	f.complete = true
+	vips := 0
 	ports := func(name string, n int) int {
-		f.have(t, manyPorts(name, fmt.Sprintf("203.0.113.%d", len(name)*10+int(name[0]%10)), n))
-		f.reconcile("default/"+name, fakeSink{f.recorded})
-		s := f.put["default/"+name]
+		namespace, short, _ := strings.Cut(name, "/")
+		vips++
+		service := manyPorts(short, fmt.Sprintf("203.0.113.%d", vips), n)
+		service.Namespace = namespace
+		f.have(t, service)
+		f.reconcile(name, fakeSink{f.recorded})
+		s := f.put[name]
 		return len(s.VIPs) * len(s.Ports)
 	}
 	for i := range 6 {
-		got, want := ports(fmt.Sprint(i), 15_000), 15_000*(min(i+1, 4)-min(i, 4))
+		got, want := ports(fmt.Sprintf("%d/a", i), 15_000), 15_000*(min(i+1, 4)-min(i, 4))
 		must.True(t, got == want, "Service %d has %d ports, want %d", i, got, want)
 	}
-	must.Row(t, "ports of a refused Service are kept", portsFew, len(f.put["default/5"].Ports))
-	must.Row(t, "a small Service has ports", portsFew, ports("small", portsFew))
+	must.Row(t, "ports of a refused Service are kept", portsFew, len(f.put["5/a"].Ports))
+	must.Row(t, "a small Service has ports", portsFew, ports("0/small", portsFew))
 	f.complete = false // "more" is in force
-	must.Row(t, "a Service in force has ports", portsFew, ports("more", 15_000))
+	must.Row(t, "a Service in force has ports", portsFew, ports("more/a", 15_000))
 	f.complete = true
 	f.queued()
-	ports("0", 1)
+	ports("0/a", 1)
 	waiting := f.queued()
 	slices.Sort(waiting)
-	must.Row(t, "handled again", "[default/4 default/5 default/more]", fmt.Sprint(waiting))
-	must.Row(t, "ports with room", 15_000, ports("5", 15_000))
+	must.Row(t, "handled again", "[4/a 5/a more/a]", fmt.Sprint(waiting))
+	must.Row(t, "ports with room", 15_000, ports("5/a", 15_000))
+	ports("1/a", 1)
+	must.Row(t, "beside 15,000 of its namespace", 1_000, ports("2/b", 1_000))
+	must.Row(t, "beside 16,000 of its namespace", 0, ports("2/c", 1_000))
 }
 
 // Namespaces take turns: one with many changes does not delay those of another one.
