@@ -73,11 +73,8 @@ func nodeOfEvent(x any) *core.Node {
 	return x.(*core.Node)
 }
 
-// watchOthers fills the cache with the other nodes, if this node needs them, and follows them until ctx ends.
+// watchOthers fills the cache with the other nodes, and follows them until ctx ends.
 func (s *Source) watchOthers(ctx context.Context) {
-	if s.o.Forward != lb.MethodTunnel && !s.o.FollowNodes {
-		return
-	}
 	o := &otherNodes{Source: s, shards: map[string]map[string]*core.Node{}}
 	if s.o.Namespace != "" {
 		refused := make(chan struct{})

@@ -122,9 +122,9 @@ func (a *Allocator) followAgents(ctx context.Context) {
 }
 
 // allExcluded returns the number of nodes in the cluster if all have the label that excludes them. It returns 0 if one
-// lacks it or the nodes are not known.
+// lacks it.
 func (s *Source) allExcluded() int {
-	if s.o.IgnoreExclude || s.o.Forward != lb.MethodTunnel && !s.o.FollowNodes {
+	if s.o.IgnoreExclude {
 		return 0
 	}
 	all := s.nodes.List()
