@@ -126,8 +126,8 @@ func (c *cluster) rollingUpdate(t *testing.T, service string, vip netip.Addr, po
 func (c *cluster) tunnelIsFiltered(t *testing.T, vips []netip.Addr) {
 	from, to := c.Balancers[2], c.Balancers[0]
 	for _, line := range []string{
-		"add table bridge firewall", "add chain bridge firewall all { type filter hook forward priority 0 ; }",
-		fmt.Sprintf("add rule bridge firewall all ip saddr %s ip daddr %s udp dport 6090 drop", from.V4, to.V4),
+		"add table bridge firewall", "add chain bridge firewall forward { type filter hook forward priority 0 ; }",
+		fmt.Sprintf("add rule bridge firewall forward ip saddr %s ip daddr %s udp dport 6090 drop", from.V4, to.V4),
 	} {
 		must.Get(c.Topology.Switch.Run(t.Context(), "nft", strings.Fields(line)...))(t)
 	}
