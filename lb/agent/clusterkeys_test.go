@@ -200,7 +200,9 @@ func webInCluster() map[string]any {
 	slice := web
 	slice.Labels = map[string]string{discovery.LabelServiceName: "web"}
 	name, port, protocol, ready := "", int32(8080), core.ProtocolTCP, true
+	const table = "/api/v1/namespaces/" + defaultNamespace + "/configmaps" // empty
 	return map[string]any{
+		table: core.ConfigMapList{TypeMeta: list("v1", "ConfigMapList")},
 		"/api/v1/nodes": core.NodeList{TypeMeta: list("v1", "NodeList"), Items: []core.Node{{
 			ObjectMeta: meta.ObjectMeta{Name: "n"},
 		}}},
