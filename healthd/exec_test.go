@@ -243,8 +243,7 @@ func TestWithoutDescriptors(t *testing.T) {
 	eventually := func(what string, f func() bool) {
 		t.Helper()
 		for end := time.Now().Add(20 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
-			must.Need(t, !time.Now().After(end),
-				"%s: not after 20 s; reports %v, problems %q", what, reports, lbtest.Texts(p.Findings()))
+			must.Need(t, !time.Now().After(end), "%s: not after 20 s; problems %q", what, lbtest.Texts(p.Findings()))
 		}
 	}
 	healthy := func() bool {
@@ -265,7 +264,7 @@ func TestWithoutDescriptors(t *testing.T) {
 	time.Sleep(200 * time.Millisecond) // ten probes of each
 	must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before))
 	eventually("no problem", func() bool { return len(lbtest.Texts(p.Findings())) == 0 })
-	must.True(t, healthy(), "reports %v; want three of healthy backends", reports)
+	must.True(t, healthy(), "a backend was reported as unhealthy, or twice")
 }
 
 // A program that cannot be started says nothing about the backend; the report says why the backend has no state.
