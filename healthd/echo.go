@@ -39,7 +39,7 @@ func (c echoChecker) Probe(ctx context.Context) (Result, error) {
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
-	token := make([]byte, 16) // distinguishes this reply from those of other nodes, which come from the same VIP
+	token := make([]byte, 16) // other nodes reply from the same VIP
 	rand.Read(token)
 	message := icmp.Message{Type: request, Body: &icmp.Echo{ID: int(token[0])<<8 | int(token[1]), Data: token}}
 	b, err := message.Marshal(nil)
@@ -49,7 +49,7 @@ func (c echoChecker) Probe(ctx context.Context) (Result, error) {
 	if _, err := conn.Write(b); err != nil {
 		return Result{}, err
 	}
-	answers := conn.(net.PacketConn)     // whose reads, unlike those of the Conn, leave the header of IPv4 out
+	answers := conn.(net.PacketConn)     // Read of the Conn would return the IPv4 header
 	for answer := make([]byte, 128); ; { // until the deadline of ctx
 		n, _, err := answers.ReadFrom(answer)
 		if err != nil {

@@ -156,7 +156,7 @@ func TestNodePortsChange(t *testing.T) {
 	must.True(t, out.Len() == 0, "logged %s", &out)
 }
 
-// The cases are those of kube-proxy (pkg/proxy/healthcheck/healthcheck_test.go).
+// The cases are kube-proxy's (pkg/proxy/healthcheck/healthcheck_test.go).
 func TestProxyHealth(t *testing.T) {
 	for _, tt := range []struct {
 		name               string

@@ -275,6 +275,6 @@ addresses = ["198.18.1.0/28", "2001:db8:52::/124"]
 	must.Get(c.api.CoreV1().Services("default").Patch(t.Context(), "excluded", types.MergePatchType,
 		[]byte(`{"status":{"loadBalancer":{"ingress":[]}}}`), meta.PatchOptions{}, "status"))(t)
 	now := c.waitAddresses(t, "excluded")
-	must.True(t, now[0].String() == "198.18.1.0", "addresses %v; want those of the next pool", now)
+	must.True(t, now[0].String() == "198.18.1.0", "addresses %v; want addresses of the next pool", now)
 	c.deleteService(t, "excluded")
 }

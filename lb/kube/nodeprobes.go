@@ -28,7 +28,7 @@ const (
 	nodeProbeFall = 3 // probes in a row that change the state of a node
 	// nodeProbesPerSecond is the limit for all probes of this node: with more nodes, each is probed less often.
 	nodeProbesPerSecond = 200
-	// nodeProbeDelay is for how long changes of services are collected.
+	// nodeProbeDelay is how long to wait for more changes of services before the nodes to probe are chosen again.
 	nodeProbeDelay = time.Second
 )
 
@@ -97,7 +97,7 @@ func (n *nodeProbes) follow(services map[string]*lb.Service) {
 	n.o.Prober.Put(nodeProbe, checks)
 }
 
-// targetsOf returns the other nodes that get packets of a service, and for which families: whether of IPv4.
+// targetsOf returns the other nodes that get packets of a service, each with its families; true is IPv4.
 func targetsOf(s *lb.Service) map[netip.Addr]map[bool]bool {
 	nodes := map[netip.Addr]map[bool]bool{}
 	for _, p := range s.Ports {

@@ -92,7 +92,7 @@ func TestMembers(t *testing.T) {
 		return ok && p.Name == "lb2" && p.Address == node(2) && p.Alive
 	})
 	_, known := a.OfMAC("02:00:00:00:00:09")
-	must.True(t, !known, "a foreign MAC address is that of a member")
+	must.True(t, !known, "a foreign MAC address counts as a member's")
 	b.Publish(map[netip.Addr]Claim{vip6: {Eligible: true}})
 	until(t, "the end of the claim", func() bool { return a.Peers(vip)[0].Claim == Claim{} })
 	b.SetMACs([]string{"02:00:00:00:00:77"})
