@@ -6,7 +6,7 @@ import "math/rand/v2"
 // same targets computes the same table. targets is sorted and not empty.
 type TableFunc func(targets []Target, size int) []uint16
 
-// tableFuncs has an entry for every Algorithm. The kernel always uses Table[h mod len(Table)]. Algorithms differ in how
+// tableFuncs has an entry for every Algorithm. The kernel always uses Table[h·len(Table)/2³²]. Algorithms differ in how
 // this package fills the table, and in what the kernel uses as h: a hash of the flow, a hash of the source address, a
 // counter or a random number. For LeastConnections the kernel compares the live flows of two slots.
 var tableFuncs = map[Algorithm]TableFunc{
@@ -17,8 +17,8 @@ var tableFuncs = map[Algorithm]TableFunc{
 	AlgorithmLeastConnections: interleaved,
 }
 
-// tableFor returns the table of these targets. If stateful, the kernel has every flow in its flow table, so a change of
-// the table size moves no flow, and a single target needs only one slot.
+// tableFor returns the table for targets. If stateful, the kernel has every flow in its flow table, so resizing the
+// lookup table moves no flow, and a single target needs only one slot.
 func tableFor(a Algorithm, targets []Target, stateful bool) []uint16 {
 	size := tableLen(len(targets), stateful)
 	if size <= 1 {

@@ -10,20 +10,20 @@ import (
 // Holder is the part of a service that determines whether it can share an address.
 type Holder struct {
 	Service string
-	// ShareKey lets services share an address if all have the same key, not "", and no port in common. A service that
-	// has the address keeps it even if the keys change.
+	// ShareKey lets services share an address if all have the same non-empty key and no port in common. A service that
+	// has the address keeps it even if keys change.
 	ShareKey string
-	// Namespace bounds the ShareKey: a service in another namespace may join only if ShareWith names that namespace.
+	// Namespace is the scope of the ShareKey. A service in another namespace may join only if ShareWith names that
+	// namespace.
 	Namespace string
 	ShareWith []string
 	Ports     []Port
-	// Created and ID decide which of two services has a port that both hold: the one created first, then the one with
+	// Created and ID resolve port conflicts: of two services, the one created first gets the port, then the one with
 	// the lower ID.
 	Created time.Time
 	ID      string
 }
 
-// equal reports whether h and o share addresses with the same services.
 func (h Holder) equal(o Holder) bool {
 	return h.Service == o.Service && h.ShareKey == o.ShareKey && h.Namespace == o.Namespace &&
 		slices.Equal(h.ShareWith, o.ShareWith) && slices.Equal(h.Ports, o.Ports) &&
@@ -33,9 +33,9 @@ func (h Holder) equal(o Holder) bool {
 // Request is the set of addresses that a service needs.
 type Request struct {
 	Holder
-	// Families lists the families in which the service needs an address each, in the order of the result.
+	// Families lists the families in which the service needs an address, in the order of the result.
 	Families []FamilyRequest
-	// PerFamily is how many addresses per family the service gets while the first one's pool has free ones. 0 means 1.
+	// PerFamily is the number of addresses per family, fewer if the first one's pool runs out. 0 means 1.
 	PerFamily int
 	// Pool is the pool to assign from, or "" for the AutoAssign pools.
 	Pool string
@@ -49,7 +49,7 @@ type Request struct {
 	chosen []netip.Addr // by Assign so far
 }
 
-// FamilyRequest is a request for one address. An Optional one that cannot be met is left out of the result.
+// FamilyRequest requests one address. If it is Optional and cannot be met, Assign leaves it out of the result.
 type FamilyRequest struct {
 	Family   Family
 	Optional bool
@@ -57,19 +57,19 @@ type FamilyRequest struct {
 
 func (r *Request) allows(p Pool) bool { return r.Allows == nil || r.Allows(p.Name) }
 
-// Allocator assigns VIPs to services. A service keeps an address until it is released or its pool no longer has it:
-// neither the order of pools nor other services move it. A new address is the lowest free one of the first range of the
-// first pool that has one. If services share an address, each port belongs to only one of them.
+// Allocator assigns VIPs to services. A service keeps an address until it is released or its pool no longer contains
+// it; neither the order of pools nor other services change it. A new address is the lowest free one of the first range
+// of the first pool that has one. If services share an address, each port belongs to only one of them.
 //
 // The cost of a call does not depend on the number of assigned addresses or the size of the pools. An Allocator is a
-// pure state machine for one goroutine: the same calls give the same results.
+// deterministic state machine for use by one goroutine.
 type Allocator struct {
 	pools    []Pool                   // by Priority
 	free     [][]scan                 // indexed by pool and range
-	shared   map[shareKey]*shareGroup // none is empty
+	shared   map[shareKey]*shareGroup // no group is empty
 	assigned map[string][]netip.Addr  // by service, in the order of its families
 	reserved map[string][]netip.Addr  // by service
-	holders  map[netip.Addr][]Holder  // sorted by service name; none is empty
+	holders  map[netip.Addr][]Holder  // sorted by service name; no list is empty
 	freed    bool                     // an address has lost a holder
 }
 
@@ -100,15 +100,15 @@ func (a *Allocator) Take(h Holder, addrs []netip.Addr) { a.replace(a.assigned, h
 // Release releases the addresses assigned to a service.
 func (a *Allocator) Release(service string) { a.Take(Holder{Service: service}, nil) }
 
-// Reserve makes a service the holder of addresses in its own specification, in addition to those assigned to it. It
-// replaces the previous reservation. Reserved addresses are not assigned to others, but a service to which one is
-// already assigned keeps it. (Kubernetes: externalIPs.)
+// Reserve makes a service a holder of the addresses that its specification names (Kubernetes: externalIPs), in addition
+// to its assigned ones. It replaces the previous reservation. A reserved address is not assigned to other services, but
+// a service that already has it keeps it.
 func (a *Allocator) Reserve(h Holder, addrs []netip.Addr) { a.replace(a.reserved, h, addrs) }
 
-// Assign assigns and returns one address for each family of r. It takes the first that exists: the requested address,
-// the service's current one, the lowest that it may share, or a free one. The others of PerFamily follow. On failure it
-// returns an *AssignError and changes nothing. If all families are optional, at least one is needed. The service does
-// not get the ports that are Denied.
+// Assign assigns and returns one address for each family of r, followed by the additional ones of PerFamily. It
+// prefers, in this order, the requested address, the service's current one, the lowest that it may share, and a free
+// one. On failure it returns an *AssignError and changes nothing. At least one family must succeed, even if all are
+// optional. The service does not get ports that are Denied.
 func (a *Allocator) Assign(r Request) ([]netip.Addr, error) {
 	r.chosen = nil
 	var missing error
@@ -131,7 +131,7 @@ func (a *Allocator) Assign(r Request) ([]netip.Addr, error) {
 		}
 	}
 	one := slices.Clone(r.chosen)
-	for n := 1; n < r.PerFamily; n++ { // scans pass the chosen addresses, so nothing may fail from here on
+	for n := 1; n < r.PerFamily; n++ { // scans have passed the chosen addresses, so nothing may fail from here on
 		for _, first := range one {
 			pools := []int{a.poolOf(first)}
 			if !r.allows(a.pools[pools[0]]) {
@@ -154,7 +154,7 @@ func (a *Allocator) find(r *Request, f Family) (netip.Addr, error) {
 		}
 	}
 	pools, err := a.poolsFor(r)
-	if err == nil || r.Pool == "" { // it keeps what it has
+	if err == nil || r.Pool == "" { // a service that names no pool keeps its address
 		if addr := a.choose(r, f, pools); addr.IsValid() {
 			return addr, nil
 		}
@@ -165,7 +165,7 @@ func (a *Allocator) find(r *Request, f Family) (netip.Addr, error) {
 	return netip.Addr{}, err
 }
 
-// choose returns an address in one family that is not chosen yet: one that the service has, one from pools, or zero.
+// choose returns an address of family f that is not chosen yet: the service's current one, one from pools, or zero.
 func (a *Allocator) choose(r *Request, f Family, pools []int) netip.Addr {
 	for _, addr := range a.assigned[r.Service] {
 		if FamilyOf(addr) == f && !slices.Contains(r.chosen, addr) && a.keeps(r, addr, pools) {
@@ -196,7 +196,7 @@ func (a *Allocator) choose(r *Request, f Family, pools []int) netip.Addr {
 	return netip.Addr{}
 }
 
-// isFree reports whether r may be assigned an address from a pool that nobody holds.
+// isFree reports whether addr has no holder and may be assigned to r from pool.
 func (a *Allocator) isFree(r *Request, pool int, addr netip.Addr) bool {
 	return a.holders[addr] == nil && a.pools[pool].assignable(addr) && !slices.Contains(r.chosen, addr)
 }
@@ -226,8 +226,8 @@ func (a *Allocator) poolsFor(r *Request) (pools []int, err error) {
 	return nil, &AssignError{Cause: NoPool}
 }
 
-// keeps reports whether a service keeps its address. If it names no pool, it keeps an address of any pool, even if that
-// pool is no longer AutoAssign or no longer allowed for it.
+// keeps reports whether a service keeps addr. If r names no pool, the address may be in any pool, even one that is no
+// longer AutoAssign or allowed.
 func (a *Allocator) keeps(r *Request, addr netip.Addr, pools []int) bool {
 	p := a.poolOf(addr)
 	return p >= 0 && (r.Pool == "" || slices.Contains(pools, p))
@@ -235,7 +235,7 @@ func (a *Allocator) keeps(r *Request, addr netip.Addr, pools []int) bool {
 
 // lowestShared returns the lowest address in use that r may share, or zero.
 func (a *Allocator) lowestShared(r *Request, f Family, pools []int) (lowest netip.Addr) {
-	for _, addr := range a.reserved[r.Service] { // the scans have passed addresses that only r may hold
+	for _, addr := range a.reserved[r.Service] { // a scan may have passed an address that only r can share
 		usable := FamilyOf(addr) == f && slices.Contains(pools, a.poolOf(addr)) && a.mayShare(r, addr)
 		if usable && (!lowest.IsValid() || addr.Less(lowest)) {
 			lowest = addr
@@ -255,7 +255,7 @@ func (a *Allocator) lowestShared(r *Request, f Family, pools []int) (lowest neti
 	return lowest
 }
 
-// mayHold says why r cannot have addr, or returns nil: addr is in no pool that r may use, or another service has it and
+// mayHold returns nil if r may have addr. Otherwise addr is in no pool that r may use, or another service has it and
 // does not share it.
 func (a *Allocator) mayHold(r *Request, addr netip.Addr) error {
 	p := a.poolOf(addr)
@@ -271,7 +271,7 @@ func (a *Allocator) mayHold(r *Request, addr netip.Addr) error {
 	return nil
 }
 
-// replace sets the addresses of a service in list, which is assigned or reserved.
+// replace sets the addresses of a service in list, which is a.assigned or a.reserved.
 func (a *Allocator) replace(list map[string][]netip.Addr, h Holder, addrs []netip.Addr) {
 	old := list[h.Service]
 	if len(addrs) == 0 {

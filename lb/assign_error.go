@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// AssignCause is why an address is not assigned.
+// AssignCause says why an address is not assigned.
 type AssignCause uint8
 
 const (
@@ -14,15 +14,15 @@ const (
 	PoolNotAllowed                            // the service may not use Pools[0], which it requests
 	NoPool                                    // the service requests no pool and may not use any AutoAssign pool
 	NoFreeAddress                             // Pools have no free address of Family
-	AddrInNoPool                              // Addr, which is requested, is in no pool
+	AddrInNoPool                              // the requested Addr is in no pool
 	AddrNotAllowed                            // Addr is in Pools[0], which the service may not use
-	AddrInUse                                 // Service holds Addr and shares it only with the same ShareKey
+	AddrInUse                                 // Service holds Addr and shares it only with services with its ShareKey
 	NotSharedWith                             // Service holds Addr and does not share it with this namespace
 	PortInUse                                 // Service holds Addr and also has Port, so they can never share it
 	FamilyNotRequested                        // the service does not need an address of Addr's family
 )
 
-// AssignError is the reason why a request fails. Fields that the Cause does not mention are zero.
+// AssignError says why a request fails. Fields that its Cause does not mention are zero.
 type AssignError struct {
 	Cause   AssignCause
 	Addr    netip.Addr

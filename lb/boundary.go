@@ -14,10 +14,11 @@ import (
 	"unicode"
 )
 
-// Part names code that handles one kind of external objects. It is a label of steelyard_panics_total.
+// Part names the code that handles one kind of external object. It is a label of steelyard_panics_total.
 type Part string
 
-// The parts. Objects of the first group stay as they were until they change; the others handle each object once.
+// The parts. A refused object of the first group keeps its previous state until it changes; objects of the second group
+// are handled only once.
 const (
 	PartService   Part = "service" // a Service of the cluster or of the file, with its EndpointSlices
 	PartSlice     Part = "endpointslice"
@@ -51,21 +52,21 @@ var Parts = []Part{
 	PartStatus, PartObject, PartPeer, PartBFD, PartFrame, PartMember, PartNetlink, PartHTTP, PartProbe,
 }
 
-// keeps reports whether objects of the part persist, so that one stays as it was until it is handled again.
+// keeps reports whether the part's objects persist: a refused one keeps its previous state until it is handled again.
 func (p Part) keeps() bool { return slices.Index(Parts, p) < slices.Index(Parts, PartStatus) }
 
-// Boundary surrounds the handling of each external object. A panic inside loses only that object: it is counted, logged
-// with its stack, and reported as a trouble in the status. Code inside a boundary holds no lock that others need and
-// changes only what belongs to the object: it builds values aside, to be activated afterwards. The methods may be
-// called from any goroutine; on a nil Boundary they recover nothing and report nothing.
+// Boundary surrounds the handling of each external object, so that a panic loses only that object. The panic is
+// counted, logged with its stack, and reported as a trouble in the status. Code inside a boundary must hold no lock
+// that others need and change only what belongs to the object: it builds values that are activated afterwards. The
+// methods may be called from any goroutine. On a nil Boundary, Do does not recover and Report does nothing.
 type Boundary struct {
 	Log *slog.Logger
-	// Changed is called when an object has a trouble, or a different one. It must not block. It may be nil.
+	// Changed is called when an object's trouble begins or changes. It must not block. It may be nil.
 	Changed func(Trouble)
 	// Before is called inside the boundary, before the object is handled. Tests use it to panic; in an agent it is nil.
 	Before func(Part, string)
 
-	some     atomic.Bool // an object that persists has a trouble
+	some     atomic.Bool // troubles may have entries
 	mu       sync.Mutex  // guards all below
 	panics   map[Part]uint64
 	troubles map[object]Trouble
@@ -76,7 +77,7 @@ type object struct {
 	name string
 }
 
-// Trouble is why an object is not handled as it should be.
+// Trouble says why an object is not handled normally.
 type Trouble struct {
 	Part   Part
 	Object string
@@ -84,8 +85,8 @@ type Trouble struct {
 	at     time.Time // when it last occurred
 }
 
-// troublesMax bounds the number of troubles kept. troubleFor is how long one of an object that does not persist is
-// shown.
+// troublesMax bounds the number of troubles kept. troubleFor is how long the trouble of an object that does not persist
+// is shown.
 const (
 	troublesMax = 1000
 	troubleFor  = 10 * time.Minute
@@ -130,7 +131,7 @@ func (b *Boundary) Report(part Part, name, reason string) {
 	}
 }
 
-// cut makes text from outside printable, and truncates it.
+// cut makes external text printable and truncates it to 200 characters.
 func cut(text string) string {
 	return fmt.Sprintf("%.200s", strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -180,7 +181,7 @@ func (b *Boundary) Panics() map[Part]uint64 {
 	return maps.Clone(b.panics)
 }
 
-// shownTroubles is how many objects of a part the status names.
+// shownTroubles is how many objects of each part the status names.
 const shownTroubles = 3
 
 // Troubles returns the texts for the status.

@@ -134,7 +134,7 @@ func changesOf(a, b *Service) []Change {
 }
 
 // parts returns the differences between two sets of parts of a service. changed describes the difference between two
-// parts with the same name. ends selects the connections within the service that end with a part.
+// parts with the same name. ends selects the service's connections that end when a part is removed.
 func parts[K interface {
 	comparable
 	fmt.Stringer

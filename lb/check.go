@@ -6,24 +6,24 @@ import (
 	"time"
 )
 
-// CheckSpec says how and how often the backends of a service are probed. All fields are valid and have their defaults:
-// the service's source sets them.
+// CheckSpec says how and how often the backends of a service are probed. The service's source has validated all fields
+// and set their defaults.
 type CheckSpec struct {
 	Type CheckType
 	// Path is the path of an HTTP request, the program of an exec check, or the service name of a gRPC check.
 	Path string
-	// Port is the port to probe, which then decides for all ports of a backend. 0 means every port of the service that
-	// the type can probe, each deciding for itself.
+	// Port is the port to probe; its result applies to all ports of a backend. 0 means every port of the service that
+	// the type can probe, each with its own result.
 	Port uint16
-	// ServicePort is the first port of the service that the type can probe. It decides for the ports that the type
-	// cannot probe. Required unless Type is CheckNone.
+	// ServicePort is the first port of the service that the type can probe. Its result also applies to the ports that
+	// the type cannot probe. Required unless Type is CheckNone.
 	ServicePort Port `json:",omitzero"`
 	// Interval is the time between the starts of two probes of a backend. Timeout bounds a probe and is ≤ Interval.
 	Interval, Timeout time.Duration
 	// Rise and Fall are how many consecutive probes must succeed or fail before a backend changes state; at least 1.
-	// The first success of a backend without a state decides alone: a start takes one probe, not Rise.
+	// For a backend without a state one success is enough, so that a start takes one probe, not Rise.
 	Rise, Fall int
-	// Presumed: a backend without a state is healthy until Fall probes have failed.
+	// Presumed means that a backend without a state counts as healthy until Fall probes have failed.
 	Presumed bool `json:",omitzero"`
 	// Status are the HTTP status codes that mean success.
 	Status []StatusRange
@@ -31,16 +31,17 @@ type CheckSpec struct {
 	Body string
 	// Send is the payload of a udp check.
 	Send string
-	// User runs the program of an exec check: a name or a number.
+	// User is the user, by name or number, that runs the program of an exec check.
 	User string
 	// Host is the Host header (http, https, http2), the name to query (dns) or the authority (grpc). If it is "", the
 	// address is used. Without a TLSServerName it is also the name in the TLS handshake (RFC 6066 server_name).
 	Host string
-	// TLSServerName is the name that the certificate must carry (https, grpc). If it is "", Host is used with TLSCA;
-	// without TLSCA the certificate is not verified, because backends are probed by address, and grpc does not use TLS.
+	// TLSServerName is the name that the certificate must carry (https, grpc). If it is "" and TLSCA is set, Host is
+	// used. With neither, the certificate is not verified, because backends are probed by address, and grpc does not
+	// use TLS.
 	TLSServerName string
-	// TLSCA has the PEM certificates, one of which must have signed the server's (https, grpc). If it is "", the
-	// system's are used.
+	// TLSCA has the PEM certificates of the CAs that may have signed the server's (https, grpc). If it is "", the
+	// system's CAs are used.
 	TLSCA string
 }
 
@@ -54,7 +55,7 @@ func (r StatusRange) Contains(code int) bool { return r.From <= code && code <= 
 type CheckKey struct {
 	Service string
 	Backend netip.AddrPort // Backend.ID
-	// Port is the service port whose Target is probed. If it is zero, the check decides for all ports of the backend.
+	// Port is the service port whose Target is probed. If it is zero, the result applies to all ports of the backend.
 	Port Port
 }
 
@@ -66,7 +67,7 @@ func (k CheckKey) BackendName() string {
 	return k.Backend.String()
 }
 
-// keyOf returns the check that decides for port p of b.
+// keyOf returns the key of the check whose result applies to port p of b.
 func keyOf(s *Service, b Backend, p Port) CheckKey {
 	k := CheckKey{Service: s.Name, Backend: b.ID()}
 	if s.Check.Type != CheckNone && s.Check.Port == 0 && b.Port == 0 {
@@ -75,7 +76,7 @@ func keyOf(s *Service, b Backend, p Port) CheckKey {
 	return k
 }
 
-// probedFor returns the port whose probe decides for p: the first with the same Target that the check can probe. If
+// probedFor returns the port whose result applies to p: the first with the same Target that the check can probe. If
 // there is none, as for a UDP port with an HTTP check, it returns Check.ServicePort.
 func (s *Service) probedFor(p Port) Port {
 	for _, o := range s.Ports {
@@ -107,20 +108,20 @@ type Check struct {
 	Method Method // of the service
 	Encap  Encap
 	Spec   CheckSpec
-	// Presumed: the target of a new check is presumed to work. It is healthy until Fall probes have failed.
+	// Presumed means that a new target counts as healthy until Fall probes have failed.
 	Presumed bool
-	// ByRoot, with CheckHTTP: on a loopback address, the server must run as root.
+	// ByRoot requires that a server at a loopback address runs as root. Only for CheckHTTP.
 	ByRoot bool
 }
 
-// NoResponse is how the Reason of a probe starts that timed out.
+// NoResponse is the beginning of the Reason of a probe that timed out.
 const NoResponse = "no response within "
 
 // Health is the result of a check. It is sent when State changes, and when Weight or Reason changes within a state.
 type Health struct {
 	Key CheckKey
-	// State is healthy, unhealthy, or draining if the backend says that it takes no new flows. It is unknown while a
-	// backend without a state has failed fewer than Fall times.
+	// State is healthy, unhealthy, draining (the backend says that it takes no new flows), or unknown while a backend
+	// without a state has failed fewer than Fall times.
 	State State
 	// Reason is a text for operators, such as "HTTP 200", "connection refused" or "no response within 1s".
 	Reason string
@@ -133,7 +134,7 @@ type Health struct {
 	At time.Time
 }
 
-// Checks returns the checks of a service: one for each backend and port that is probed, none with CheckNone.
+// Checks returns the checks of a service: one for each backend and port that is probed, or none with CheckNone.
 func Checks(s *Service) []Check {
 	if s.Check.Type == CheckNone {
 		return nil
@@ -148,8 +149,8 @@ func Checks(s *Service) []Check {
 	return checks
 }
 
-// ProbeDirectly returns a check by connecting, for a service of which nobody says which backends still exist. If not
-// all of its ports can be probed so, it returns the check that it has.
+// ProbeDirectly returns a TCP check, for a service whose source no longer says which backends exist. A service without
+// ports, or with a port other than TCP, keeps its own check.
 func ProbeDirectly(s *Service) CheckSpec {
 	if len(s.Ports) == 0 || slices.ContainsFunc(s.Ports, func(p ServicePort) bool { return p.Protocol != TCP }) {
 		return s.Check
@@ -159,7 +160,7 @@ func ProbeDirectly(s *Service) CheckSpec {
 	}
 }
 
-// eachChecked calls f for each backend and port with its own state. Deleted backends have none.
+// eachChecked calls f once for each check of s. Deleted backends are not checked.
 func (s *Service) eachChecked(f func(CheckKey, Backend)) {
 	seen := map[CheckKey]bool{}
 	for _, p := range s.Ports {
@@ -183,8 +184,8 @@ func (s *Service) target(key CheckKey, b Backend) netip.AddrPort {
 	return b.On(s.Check.ServicePort)
 }
 
-// Earlier returns, for each of the checks that old does not have, the check in old that decided for the same port of
-// the same backend, if any. So a backend's state survives a change of its ports or of the check's port.
+// Earlier maps each check that old lacks to the check in old whose result applied to the same port of the same backend,
+// if any. A backend's state thus survives a change of its ports or of the check's port.
 func Earlier[V any](old map[CheckKey]V, checks []Check) map[CheckKey]CheckKey {
 	earlier := map[CheckKey]CheckKey{}
 	var of map[netip.AddrPort][]CheckKey // old, by backend
@@ -208,7 +209,7 @@ func Earlier[V any](old map[CheckKey]V, checks []Check) map[CheckKey]CheckKey {
 	return earlier
 }
 
-// probeVIP returns the VIP to which probes of b are sent, the first that uses b, or zero if they are sent to b itself.
+// probeVIP returns the first VIP that uses b if probes are sent to a VIP, or zero if they are sent to b itself.
 func probeVIP(s *Service, b Backend) netip.Addr {
 	if s.Method == MethodDSR || s.Method == MethodTunnel {
 		for _, vip := range s.VIPs {

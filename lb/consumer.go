@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Sink is what a Source writes to. Its methods do not block and may be called from any goroutine.
+// Sink receives the services of a Source. Its methods do not block and may be called from any goroutine.
 type Sink interface {
 	// Put adds s, or replaces the service with the same name.
 	Put(s *Service)
@@ -31,9 +31,9 @@ type Source interface {
 type Datapath interface {
 	// Held returns the frontends from a previous run that are in the kernel.
 	Held() ([]Frontend, error)
-	// Apply carries out d. It returns the frontends that failed, each with its error; those are unchanged. Putting a
-	// frontend that exists or deleting one that does not is not an error. If there is no room for a service, each of
-	// its frontends gets ErrRefused before any of them is written.
+	// Apply applies d. It returns an error for each frontend that failed, and leaves that frontend unchanged. Putting a
+	// frontend that exists or deleting one that does not is not an error. If the tables lack space for a service, Apply
+	// returns ErrRefused for each of its frontends and writes none of them.
 	Apply(ctx context.Context, d Delta) map[Frontend]error
 }
 
@@ -41,15 +41,16 @@ type Datapath interface {
 type Delta struct {
 	Put    []*FrontendPlan
 	Delete []Frontend
-	// Later is the approximate number of targets in later deltas: making room for all at once saves time.
+	// Later is the approximate number of targets in later deltas, because reserving space for all of them saves time.
 	Later int
 }
 
 // Announcer makes VIPs reachable.
 type Announcer interface {
 	// Set announces exactly these VIPs. It returns once the updates and withdrawals have been sent to every reachable
-	// peer. An unreachable peer is not an error and never delays Set. After VIPErrors, each VIP in it may be announced
-	// as before or as requested, and all others are as requested. After another error, any VIP may be in either state.
+	// peer. An unreachable peer is not an error and never delays Set. If it returns VIPErrors, each VIP in it is
+	// announced as before or as requested, and all others as requested. After any other error, each VIP may be in
+	// either state.
 	Set(ctx context.Context, announcements []Announcement) error
 }
 
@@ -62,12 +63,12 @@ type Announcement struct {
 	Weight int
 	// LowerPreference asks routers to prefer the announcements of other nodes.
 	LowerPreference bool
-	// Local: a backend on this node may receive new flows.
+	// Local means that a backend on this node may receive new flows.
 	Local bool
 	// Apart lists VIPs of one family, including this one, that should be on different nodes if only one node at a time
-	// has a VIP. Empty means no preference. All nodes have the same list, whether or not they announce the others.
+	// has a VIP. Empty means no preference. All nodes have the same list, whether or not they announce the other VIPs.
 	Apart []netip.Addr
-	// Movable: connections survive if their packets arrive at another node.
+	// Movable means that connections survive when their packets arrive at another node.
 	Movable bool
 }
 
@@ -76,7 +77,7 @@ type Weighted int
 
 const (
 	WeightedNever   Weighted = iota
-	WeightedMovable          // VIPs whose connections survive this
+	WeightedMovable          // VIPs whose connections survive such a move
 	WeightedAlways           // all, once the weight has not changed for a while
 )
 

@@ -7,26 +7,26 @@ import (
 	"time"
 )
 
-// datapathState is what the datapath must hold and holds for each Frontend. It computes the next Delta.
+// datapathState tracks the wanted and the current plan of each Frontend in the datapath. It computes the next Delta.
 type datapathState struct {
 	vips      *vipTable
 	retry     time.Duration
 	frontends map[Frontend]*frontendState
-	frozen    map[netip.Addr]int    // number of services that freeze a VIP: what a previous run installed for it stays
+	frozen    map[netip.Addr]int    // number of services that freeze a VIP and so keep what a previous run installed
 	dirty     map[Frontend]struct{} // frontends whose wanted and held plan may differ
 	inFlight  bool                  // a call to Apply is running
-	// behind is since when it lacks a wanted frontend that it has not refused, or zero. While all that it lacks is yet
-	// to be tried, the time starts again with each call that puts something: the large Services of one tenant may take
+	// behind is when the datapath began to lack a wanted frontend that it has not refused, or zero. As long as nothing
+	// has failed, each call that puts something restarts the time, because one tenant's large Services may take
 	// minutes.
 	behind time.Time
 	put    time.Time // when a call last put something
-	// lacks adds n to the number of frontends that a service wants and no call has put yet.
+	// lacks adds n to the number of frontends that a service wants but no call has put yet.
 	lacks func(service string, n int)
 }
 
 // frontendState is the state of one Frontend.
 type frontendState struct {
-	want   *FrontendPlan // nil: not wanted
+	want   *FrontendPlan // nil if not wanted
 	held   bool          // the datapath holds the frontend …
 	plan   *FrontendPlan // … with this plan; nil if a previous run installed it
 	tries  int           // consecutive failures
@@ -40,8 +40,9 @@ type frontendState struct {
 // one.
 func (s *frontendState) serves() bool { return s.held && (s.plan == nil || len(s.plan.Targets) > 0) }
 
-// newDatapathState starts from the frontends that the datapath holds. Their VIPs count as announced: routers may still
-// follow routes from a previous run, so the frontends stay until the announcers have confirmed their first set.
+// newDatapathState starts from the frontends that the datapath holds. Their VIPs count as announced, because routers
+// may still follow routes from a previous run. The frontends therefore stay until the announcers have confirmed their
+// first set.
 func newDatapathState(
 	vips *vipTable, held []Frontend, retry time.Duration, lacks func(service string, n int),
 ) *datapathState {
@@ -88,7 +89,7 @@ func (d *datapathState) want(p *Plan) (refused []Frontend) {
 	return refused
 }
 
-// freeze adds n to the services that freeze the VIPs of p, if it is frozen.
+// freeze adds n to the number of services that freeze each VIP of p, if p is frozen.
 func (d *datapathState) freeze(p *Plan, n int) {
 	for _, v := range p.VIPs {
 		if p.Frozen {
@@ -171,7 +172,7 @@ func (d *datapathState) next(now time.Time, settled bool) (Delta, bool) {
 			d.vips.forget(v)
 		case d.frozen[f.VIP] > 0:
 		case settled && (v.held-leaving[v] > 1 || !Serve(v.wanted > 0, v.announce)):
-			leaving[v]++ // the last frontend of a VIP to be served stays until another one is held
+			leaving[v]++ // a VIP to be served keeps its last frontend until another one is held
 			delta.Delete = append(delta.Delete, f)
 		}
 	}
@@ -290,8 +291,8 @@ func (d *datapathState) idle(now time.Time) bool {
 	return true
 }
 
-// retryAt returns the time of the earliest retry, or zero if none is pending, or a call is in flight, whose end leads
-// to the next one.
+// retryAt returns the time of the earliest retry, or zero if none is pending or a call is in flight. The end of a call
+// triggers the next one.
 func (d *datapathState) retryAt() (at time.Time) {
 	if d.inFlight {
 		return time.Time{}

@@ -22,7 +22,7 @@
 //
 //   - A VIP is announced only while the datapath has confirmed that it serves it (order.go).
 //   - A VIP is removed from the datapath only after the announcers have confirmed that they no longer announce it.
-//   - A plan is immutable; the datapath gets the difference, per Frontend, and one that fails is retried alone.
+//   - A plan is immutable. The datapath receives the difference per Frontend, and a failed Frontend is retried alone.
 //
 // To follow one value, read in this order: Service (service.go), ServicePort and Frontend (port.go), Check and Health
 // (check.go), Build and Plan (plan.go), Announcement and the consumer interfaces (consumer.go), Serve and Announce

@@ -6,7 +6,7 @@ import (
 )
 
 // Drains are the services, or the whole node, that an operator has taken out of service. Their VIPs are not announced
-// unless another service also uses them. Packets that still arrive are served.
+// unless another service also uses them. Packets that still arrive are forwarded.
 type Drains struct {
 	Node     bool     `json:"node"` // every service
 	Services []string `json:"services"`

@@ -22,8 +22,8 @@ type EngineOptions struct {
 	Settle time.Duration
 	// Retry is the delay before a failed call is retried; it doubles with each failure, up to 32 × Retry.
 	Retry time.Duration
-	// Grace returns how long a route of these announcers is announced with the lower preference before a planned
-	// withdrawal, because of a drain or because Run ends. Nil means 0.
+	// Grace returns how long these announcers announce a route with a lower preference before a planned withdrawal,
+	// because of a drain or because Run ends. Nil means 0.
 	Grace func(by []AnnouncerKind) time.Duration
 	// Withdraw bounds how long Run waits for the withdrawal of all routes after its context has ended.
 	Withdraw time.Duration
@@ -39,16 +39,16 @@ type EngineOptions struct {
 	Boundary *Boundary
 }
 
-// Engine turns Services and Health into calls to the datapath, the announcers and the prober. It has no rules of its
-// own: those are Build (plan.go), Serve and Announce (order.go). All state belongs to the goroutine of Run; every other
-// method posts to its mailbox and may be called from any goroutine, even before Run.
+// Engine turns Services and Health into calls to the datapath, the announcers and the prober. The rules are in Build
+// (plan.go), Serve and Announce (order.go). All state belongs to the goroutine of Run; every other method posts to its
+// mailbox and may be called from any goroutine, even before Run.
 type Engine struct {
 	o        EngineOptions
-	checks   *slog.Logger // of the results of health checks
+	checks   *slog.Logger // for results of health checks
 	mail     mailbox
 	services map[string]*entry
 	stale    map[string]time.Time // services that need a new plan, and since when; zero while waiting for checks
-	refused  map[string]refusal   // services with a frontend that belongs to another one
+	refused  map[string]refusal   // services with a frontend that belongs to another service
 	awaited  map[string]struct{}  // sources that are not complete yet
 	datapath *datapathState
 	routes   *routes
@@ -122,7 +122,7 @@ func (e *Engine) Health(h Health) {
 	e.mail.post(func() { e.healthChanged(h, at) })
 }
 
-// Faults records, per VIP, why the datapath does not deliver its packets although it holds its frontends, or "" if it
+// Faults records for each VIP why the datapath does not deliver its packets although it has the frontends, or "" if it
 // does. A VIP with a fault is not announced.
 func (e *Engine) Faults(changed map[netip.Addr]string) {
 	at := time.Now()
@@ -165,8 +165,8 @@ func query[T any](ctx context.Context, e *Engine, f func() T) (T, error) {
 	}
 }
 
-// Run runs until ctx ends, then withdraws every route, after Grace with a lower preference. It returns nil or the error
-// of the withdrawal.
+// Run runs until ctx ends, then announces every route with a lower preference for Grace and withdraws it. It returns
+// nil or the error of the withdrawal.
 func (e *Engine) Run(ctx context.Context) error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -228,7 +228,7 @@ func (e *Engine) put(s *Service, at time.Time) {
 	checks, health, fine := e.checksOf(s, en)
 	switch {
 	case !fine && ok:
-		return // it stays as it was
+		return // the service stays as it was
 	case !fine:
 		s = s.Freeze()
 	}

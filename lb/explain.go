@@ -53,24 +53,24 @@ type Explanation struct {
 	Service  string         `json:"service,omitempty"`
 	Backend  netip.AddrPort `json:"backend,omitzero"` // destination, or zero
 	Forward  Method         `json:"forward,omitempty"`
-	// Action, Reason and Meaning are the counters' (docs/reasons.md).
+	// Action, Reason and Meaning are those that docs/reasons.md lists.
 	Action  string `json:"action"`
 	Reason  string `json:"reason"`
 	Meaning string `json:"meaning,omitempty"`
 	// Reply is "forwarded" if the server's reply would reach the client through this node, "none" if it does not pass
-	// through this node, otherwise the reason why it would be dropped.
+	// through this node, or the reason why it would be dropped.
 	Reply string `json:"reply,omitempty"`
 	// Fault is why the client would get no answer although the service has backends, or "".
 	Fault string `json:"fault,omitempty"`
 	// Route is how the address is announced, or nil if no service has it.
 	Route *RouteStatus `json:"route,omitempty"`
 	Peers []PeerStatus `json:"peers,omitempty"`
-	// Out lists the backends of the service that get no new flows, each with its reason.
+	// Out lists the service's backends that receive no new flows, each with its reason.
 	Out   []BackendStatus `json:"backends_out,omitempty"`
 	Steps []string        `json:"steps"` // text for operators
 }
 
-// Surround adds whether traffic to the address is sent to this node at all, and which backends get no new flows.
+// Surround adds the route and the peers of the address, and which backends receive no new flows.
 func (e *Explanation) Surround(s Status, peers []PeerStatus) {
 	say := func(format string, args ...any) { e.Steps = append(e.Steps, fmt.Sprintf(format, args...)) }
 	for _, row := range s.Services {

@@ -11,7 +11,7 @@ type Severity string
 
 const (
 	SeverityWarning  Severity = "warning"  // clients are served, and something needs attention
-	SeverityDegraded Severity = "degraded" // some clients are not served, or one more fault would end that
+	SeverityDegraded Severity = "degraded" // some clients are not served, or would not be after one more fault
 	SeverityDown     Severity = "down"     // no client is served through this node, although some should be
 )
 
@@ -23,10 +23,10 @@ func (s Severity) Compare(other Severity) int {
 	return cmp.Compare(slices.Index(severities, s), slices.Index(severities, other))
 }
 
-// Finding is a state of this node that its operator should know about. It is the only form in which parts of the agent
-// report one: status, log, metrics and docs/findings.md show the same. The field names are a contract (docs/api.md).
+// Finding is a state of this node that its operator should know about. All parts of the agent report states in this
+// form, so that status, log, metrics and docs/findings.md agree. The field names are a contract (docs/api.md).
 type Finding struct {
-	Code     string   `json:"code"` // the kind's
+	Code     string   `json:"code"` // of its FindingKind
 	Severity Severity `json:"severity"`
 	Object   string   `json:"object,omitempty"` // the only object concerned, such as an address, or "" if several
 	Text     string   `json:"text"`             // one line that names the object and the cause

@@ -38,7 +38,7 @@ const (
 // FlowStates lists all states.
 var FlowStates = []FlowState{FlowHalfOpen, FlowEstablished, FlowClosing, FlowClosed}
 
-// FlowFilter selects flows. A zero field matches all.
+// FlowFilter selects flows. A zero field matches every flow.
 type FlowFilter struct {
 	Service string
 	Client  netip.Prefix

@@ -6,12 +6,12 @@ import (
 	"slices"
 )
 
-// A service that has an address keeps it, with its ports. A later service, or one that requests another port, gets only
-// what nobody else has.
+// A service keeps its address and its ports. A later service, or one that requests another port, gets only what no
+// other service has.
 
-// Denied returns, for each of h's ports that it cannot have on its assigned addresses, which service has the port. Two
-// services hold the same port only if another controller has written an address that was taken. Then the one created
-// first has it.
+// Denied returns an error for each of h's ports that another service has on one of h's assigned addresses. Two services
+// claim the same port only if another controller has written an address that was in use. The one created first then
+// gets the port.
 func (a *Allocator) Denied(h Holder) []*AssignError { return a.denied(h, a.assigned[h.Service]) }
 
 func (a *Allocator) denied(h Holder, addrs []netip.Addr) (errs []*AssignError) {
@@ -26,7 +26,7 @@ func (a *Allocator) denied(h Holder, addrs []netip.Addr) (errs []*AssignError) {
 	return errs
 }
 
-// portHolder returns the service that has a port of h at addr, or "" if none or only h itself does.
+// portHolder returns the service that has port p at addr, or "" if h may have it.
 func (a *Allocator) portHolder(h Holder, p Port, addr netip.Addr) string {
 	i, held := a.holder(addr, h.Service)
 	held = held && slices.ContainsFunc(a.holders[addr][i].Ports, p.Overlaps)
@@ -68,13 +68,13 @@ func (a *Allocator) isAssigned(service string, addr netip.Addr) bool {
 	return slices.Contains(a.assigned[service], addr)
 }
 
-// before reports whether h wins a port that both h and o hold.
+// before reports whether h wins a port that both h and o claim.
 func (h Holder) before(o Holder) bool {
 	return cmp.Or(h.Created.Compare(o.Created), cmp.Compare(h.ID, o.ID), cmp.Compare(h.Service, o.Service)) < 0
 }
 
 // conflict says why h, which does not have addr, cannot share it with its holders, or returns nil if it can. It reports
-// the first holder by name.
+// the first conflicting holder by name.
 func (a *Allocator) conflict(h Holder, addr netip.Addr) *AssignError {
 	for _, o := range a.holders[addr] {
 		both := slices.IndexFunc(h.Ports, func(p Port) bool { return slices.ContainsFunc(o.Ports, p.Overlaps) })

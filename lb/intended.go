@@ -13,7 +13,7 @@ func (s *Service) intended(vip netip.Addr) bool {
 	return s.WithholdIntended || s.WithholdReason == "" && s.PerVIP[vip].WithholdIntended
 }
 
-// markIntended marks the routes that are not announced because an operator or the cluster does not want them to be.
+// markIntended marks the routes that an operator or the cluster does not want to be announced.
 func (e *Engine) markIntended(routes []RouteStatus) {
 	for i := range routes {
 		r := &routes[i]

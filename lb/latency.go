@@ -8,12 +8,12 @@ type Effect string
 const (
 	EffectDatapath  Effect = "datapath"  // the kernel forwards as planned
 	EffectAnnounced Effect = "announced" // the announcers have sent a route
-	EffectWithdrawn Effect = "withdrawn" // they have withdrawn a route
+	EffectWithdrawn Effect = "withdrawn" // the announcers have withdrawn a route
 )
 
 // latency measures the time from the report of a change (by a source, a check or the datapath) to its effects. A
-// service that waits for its first health checks has not changed yet. The first announcements of a run are not
-// measured, because they wait for one another.
+// service that waits for its first health checks does not count as changed yet. The first announcements of a run are
+// not measured, because they wait for one another.
 type latency struct {
 	at      time.Time // when the change being handled was reported; zero if not measured
 	observe func(Effect, time.Duration)
@@ -26,7 +26,7 @@ func (l *latency) took(e Effect, since, now time.Time) {
 	}
 }
 
-// waiting records since when changes of one object have been waiting for a consumer.
+// waiting records since when the changes of one object have been waiting for a consumer.
 type waiting struct {
 	next   time.Time // the first change that no call covers yet
 	flight time.Time // the first change that the call in flight covers
@@ -46,7 +46,7 @@ func (w *waiting) done() (since time.Time) {
 	return since
 }
 
-// failed records that the call did not cover the changes since then.
+// failed records that the changes reported since then are still waiting, because the call failed.
 func (w *waiting) failed(since time.Time) {
 	if !since.IsZero() {
 		w.next = since

@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// leaving is the graceful shutdown of routes (RFC 8326): before a planned withdrawal, because of a drain or the end of
-// the engine, a route is announced with the lower preference for some time, so that routers choose others. A withdrawal
-// for another reason, such as the health of backends, does not wait.
+// leaving implements graceful shutdown of routes (RFC 8326). Before a planned withdrawal (a drain, or the end of the
+// engine), a route is announced with a lower preference for some time, so that routers choose others. A withdrawal for
+// another reason, such as failed backends, does not wait.
 type leaving struct {
 	grace func(by []AnnouncerKind) time.Duration // EngineOptions.Grace
-	ends  map[vipKey]time.Time                   // when an announced VIP that is drained is withdrawn
+	ends  map[vipKey]time.Time                   // when an announced, drained VIP is withdrawn
 	all   time.Time                              // when the engine withdraws every route; zero while it is not ending
 }
 
@@ -42,7 +42,7 @@ func (r *routes) remains(addr vipKey, now time.Time) bool {
 	return true
 }
 
-// leave begins to withdraw all routes. It reports whether any must be kept for some time.
+// leave begins to withdraw all routes. It reports whether any must stay announced for some time.
 func (r *routes) leave(now time.Time) bool {
 	longest := time.Duration(0)
 	for _, a := range r.last {
@@ -55,12 +55,12 @@ func (r *routes) leave(now time.Time) bool {
 	return true
 }
 
-// left reports whether the time granted by leave is over.
+// left reports whether the grace period that leave started is over.
 func (r *routes) left(now time.Time) bool {
 	return !r.leaving.all.IsZero() && !now.Before(r.leaving.all)
 }
 
-// expire makes update check the VIPs whose time is over.
+// expire makes update check the VIPs whose grace period is over.
 func (r *routes) expire(now time.Time) {
 	for addr, end := range r.leaving.ends {
 		if !now.Before(end) {

@@ -6,15 +6,14 @@ import (
 )
 
 // TableSize returns the number of slots in a table with n targets: a prime of at least 100 × n, so that shares are
-// within about one per cent (Maglev, §5.3), between a floor that keeps small services cheap and a cap that bounds
-// memory.
+// accurate to about one per cent (Maglev, §5.3), but at most MaxTableSize, to bound memory.
 func TableSize(n int) int {
 	i := sort.SearchInts(tablePrimes, 100*n)
 	return tablePrimes[min(i, len(tablePrimes)-1)]
 }
 
-// tablePrimes are about a factor of two apart, so that the table size of a growing service rarely changes: a change of
-// size moves most flows without an entry in a flow table.
+// tablePrimes are about a factor of two apart, so that the table of a growing service is rarely resized. Resizing moves
+// most flows that have no entry in a flow table.
 var tablePrimes = []int{1009, 2039, 4093, 8191, 16381, 32749, 65521}
 
 // MaxTableSize is the size of the largest table, in slots.

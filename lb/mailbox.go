@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// mailbox is a queue of functions to run in the engine's goroutine. It is unbounded: if post blocked until the engine
-// has room, a prober that posts while the engine calls it would deadlock.
+// mailbox is a queue of functions to run in the engine's goroutine. It is unbounded, because a prober that posts while
+// the engine calls it would deadlock if post could block.
 type mailbox struct {
 	wake   chan struct{} // capacity 1: there may be mail
 	mu     sync.Mutex    // guards all below
@@ -28,7 +28,7 @@ func (m *mailbox) post(f func()) {
 	}
 }
 
-// take returns the mail. The caller handles it and then calls done.
+// take removes and returns the queued functions. The caller runs them and then calls done.
 func (m *mailbox) take() []func() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -1,9 +1,9 @@
 package lb
 
-// The order of updates follows from sets: a VIP's state at one consumer depends on the wanted state and on its certain
-// or possible state at the other. Two pure functions, Serve and Announce, implement "announced only while served,
-// removed only when no longer announced". There is no sequence of steps, so a crash, a slow peer or a reload needs no
-// special case. A simpler rule, which relies on the last confirmation, is wrong while a call is in flight.
+// The order of updates is not a sequence of steps, so a crash, a slow peer or a reload needs no special case. Instead,
+// a VIP's state at one consumer depends on the wanted state and on its certain or possible state at the other. Two pure
+// functions, Serve and Announce, implement "announced only while served, removed only when no longer announced". A
+// simpler rule that relies on the last confirmation would be wrong while a call is in flight.
 
 // Known is the state of one VIP at one consumer.
 type Known struct {

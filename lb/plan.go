@@ -8,13 +8,14 @@ import (
 	"time"
 )
 
-// Plan is what the consumers get for one Service, computed from its backends' health and the drains. It is immutable.
+// Plan is what the consumers receive for one Service, computed from its backends' health and the drains. It is
+// immutable.
 type Plan struct {
 	Service   *Service
 	Frontends []*FrontendPlan
 	// VIPs has an entry for each Service.VIPs, in the same order.
 	VIPs []VIPPlan
-	// Frozen: the datapath keeps its frontends from a previous run for the VIPs unchanged.
+	// Frozen means that the datapath keeps a previous run's frontends for the VIPs unchanged.
 	Frozen bool
 }
 
@@ -38,25 +39,25 @@ type FrontendPlan struct {
 	Algorithm Algorithm
 	Affinity  time.Duration
 	Allow     []netip.Prefix
-	// KeepSource, with MethodNAT: packets keep their source.
+	// KeepSource means that packets keep their source. Only with MethodNAT.
 	KeepSource bool
 	// DropWhenEmpty drops new flows when there are no Targets. Otherwise they are refused.
 	DropWhenEmpty bool
 	// Targets receive new flows, sorted by address: backends, or nodes with NodeForwarding.
 	Targets []Target
-	// NodeForwarding.Enabled: the Targets are nodes with the same service. A node without an entry for a flow forwards
-	// it to the nodes that were its target before. AnyNode: any node may have a flow even if the targets did not
-	// change.
+	// With NodeForwarding.Enabled, the Targets are nodes that serve the same service. A node without an entry for a
+	// flow forwards it to the flow's previous targets. With AnyNode, any node may have a flow even if the targets did
+	// not change.
 	NodeForwarding NodeForwarding
-	// Nodes, with NodeForwarding, are the nodes that may have flows, whether or not they are targets.
+	// Nodes are the nodes that may have flows, whether or not they are targets. Only with NodeForwarding.
 	Nodes []Node
-	// Down lists the backends whose flows are ended, because they are unhealthy or deleted. A backend in neither Down
+	// Down lists the backends whose flows end because the backends are unhealthy or deleted. A backend in neither Down
 	// nor Targets keeps its flows.
 	Down []netip.AddrPort
-	// Kept lists the other backends that exist, or is nil if unknown. Flows to any backend that is not listed end when
-	// the datapath gets this agent's first plan for the Frontend.
+	// Kept lists the other backends that exist, or is nil if unknown. If known, flows to any unlisted backend end when
+	// the datapath receives this agent's first plan for the Frontend.
 	Kept []netip.AddrPort
-	// Needs is what the plan of the whole service needs. Equal ignores it.
+	// Needs is the table space that the whole service's plan needs. Equal ignores it.
 	Needs Places
 }
 
@@ -67,10 +68,10 @@ type Target struct {
 	Local  bool
 }
 
-// Build returns the plan for s. If each port is checked, the first one decides whether the VIPs are announced: another
-// port that responds earlier would attract connections that the first one refuses. states has the last result of each
-// check of s; a backend without one is unknown and gets no new flows. drains are the operator's. Build never fails, is
-// deterministic, and keeps none of its arguments except s.
+// Build returns the plan for s. If each port is checked, the first one decides whether the VIPs are announced, because
+// another port that responds earlier would attract connections that the first one refuses. states has the last result
+// of each check of s; a backend without one is unknown and receives no new flows. Build never fails, is deterministic,
+// and retains none of its arguments except s.
 func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 	if s.Frozen {
 		return frozenPlan(s, drains)
@@ -112,7 +113,7 @@ func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 	return p
 }
 
-// frozenPlan returns the plan of a service for which only the VIPs are certain.
+// frozenPlan returns the plan of a service of which only the VIPs are known.
 func frozenPlan(s *Service, drains Drains) *Plan {
 	p := &Plan{Service: s, Frozen: true}
 	for _, vip := range s.VIPs {
@@ -123,7 +124,7 @@ func frozenPlan(s *Service, drains Drains) *Plan {
 }
 
 // usableFor returns the backends of a port that serve vip: those that may receive new flows, the number of healthy ones
-// with weight 0, those that drain by themselves, and those that are down.
+// with weight 0, those that report that they are draining, and those that are down.
 func usableFor(
 	s *Service, port ServicePort, vip netip.Addr, states map[CheckKey]Health,
 ) (usable []Backend, idle int, draining, down []Backend) {
@@ -150,8 +151,8 @@ func usableFor(
 	return usable, idle, draining, down
 }
 
-// keepAllDown returns the backends to use and those that are down. If none is healthy, it uses those that drain by
-// themselves, or otherwise all that exist and are not drained.
+// keepAllDown returns the backends to use and those that are down. If none is usable, it uses those that report that
+// they are draining or, without any, all that exist, have a weight and are not drained.
 func keepAllDown(usable, draining, down []Backend) (use, end []Backend) {
 	if len(usable) > 0 {
 		return usable, down
@@ -235,8 +236,8 @@ func backendFrontend(s *Service, vip netip.Addr, port ServicePort, usable, down 
 	return f
 }
 
-// decapFrontend delivers flows that this node or another one has forwarded here. It checks the allowed sources again:
-// the forwarding node may have an older list, and a forged packet was not forwarded by any node.
+// decapFrontend delivers flows that this node or another one has forwarded here. It checks the allowed sources again,
+// because the forwarding node may have an older list, and no node has checked a forged packet.
 func decapFrontend(s *Service, vip netip.Addr, port ServicePort, usable, down []Backend) *FrontendPlan {
 	local := slices.DeleteFunc(slices.Clone(usable), func(b Backend) bool { return !b.Local })
 	f := backendFrontend(s, vip, port, local, down)
@@ -244,8 +245,8 @@ func decapFrontend(s *Service, vip netip.Addr, port ServicePort, usable, down []
 	return f
 }
 
-// nodeFrontend selects a node for each flow, the same on every node. It keeps no state: with affinity it selects by the
-// client's address, and a client stays on a previous node that still has a backend for it.
+// nodeFrontend selects a node for each flow, and every node selects the same one. It keeps no state. With affinity it
+// selects by the client's address, and a client stays on its previous node as long as that node has a backend for it.
 func nodeFrontend(s *Service, vip netip.Addr, port ServicePort, usable []Backend) *FrontendPlan {
 	weights, local := map[netip.Addr]int{}, map[netip.Addr]bool{}
 	for _, b := range usable {
@@ -308,8 +309,8 @@ func (f *FrontendPlan) Equal(g *FrontendPlan) bool {
 		slices.Equal(f.Nodes, g.Nodes) && slices.Equal(f.Down, g.Down)
 }
 
-// reuse replaces frontends of a new plan with equal ones from before, which may be nil. The datapath recognises them at
-// once, and they are stored only once.
+// reuse replaces frontends of a new plan with equal ones of before, which may be nil. They are then stored only once,
+// and a comparison of pointers recognises them.
 func (p *Plan) reuse(before *Plan) *Plan {
 	if before == nil {
 		return p

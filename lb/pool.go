@@ -9,14 +9,15 @@ import (
 type Pool struct {
 	Name   string
 	Ranges []AddrRange
-	// AutoAssign: the pool serves requests that name no pool, lowest Priority first, then in list order.
+	// AutoAssign lets the pool serve requests that name no pool. Pools are tried by Priority, lowest first, then in
+	// list order.
 	AutoAssign bool
 	Priority   int
 	// AvoidBuggy excludes IPv4 addresses that end in .0 or .255 from assignment, because some old equipment drops them.
 	AvoidBuggy bool
 	// AvoidAnycast excludes IPv6 addresses for which IsSubnetRouterAnycast is true.
 	AvoidAnycast bool
-	// ShareAcross: services in all namespaces may share addresses by key.
+	// ShareAcross lets services in all namespaces share addresses by key.
 	ShareAcross bool
 	Announce    []AnnouncerKind
 }
@@ -58,7 +59,7 @@ func (r AddrRange) after(a netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// Prefixes returns the prefixes that together have exactly the addresses in r, in their order.
+// Prefixes returns the prefixes that cover exactly r, in ascending order.
 func (r AddrRange) Prefixes() (all []netip.Prefix) {
 	for a := r.From; a.IsValid(); {
 		p := netip.PrefixFrom(a, a.BitLen())

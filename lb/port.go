@@ -5,7 +5,7 @@ import (
 	"net/netip"
 )
 
-// Port maps the port that a client connects to to the backends' port.
+// Port maps a port or port range that clients connect to to the backends' ports.
 type Port struct {
 	Port uint16
 	// Last is the last port of a range that begins with Port, or 0 for Port alone. Target is then the first port of the
@@ -19,17 +19,17 @@ type Port struct {
 // ServicePort is a port of a service with its backends.
 type ServicePort struct {
 	Port
-	// Backends serve the port. A VIP uses those of its own address family. Ports with the same backends may share one
-	// slice, as those from a file do; with Kubernetes each port has its own endpoints (named target ports).
+	// Backends serve the port. A VIP uses the backends of its own address family. Ports with the same backends may
+	// share one slice, as ports from a file do. With Kubernetes each port has its own endpoints (named target ports).
 	Backends []Backend
-	// Kept lists the backends that keep their flows without getting new ones, or is nil if unknown. If it is known, the
-	// flows that a previous agent left to any other backend end.
+	// Kept lists the backends that keep their flows but receive no new ones, or is nil if unknown. If known, flows from
+	// a previous run to any other backend end.
 	Kept []netip.AddrPort
 	// DropWhenEmpty lists the families whose new flows are dropped while no backend is usable. Otherwise they are
 	// refused. (Kubernetes: policy Local, and only other nodes have endpoints.)
 	DropWhenEmpty []Family `json:",omitempty"`
-	// Nodes, with NodeForwarding, are the nodes that may have flows of this port, with or without backends for new
-	// flows.
+	// Nodes lists the nodes that may have flows of this port, with or without backends for new flows. Only with
+	// NodeForwarding.
 	Nodes []Node
 }
 

@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// Progress is how far the engine has got. It is published for frequent readers: reading it costs the engine nothing.
+// Progress is how far the engine has got. It is for frequent readers, because reading it costs the engine nothing.
 type Progress struct {
 	// Applied is set once every source is complete, every service has had a plan, and the datapath has tried every
 	// frontend.
 	Applied bool
 	// Behind is when the datapath began to lack a wanted frontend or an update of one, or zero.
 	Behind time.Time
-	// Waiting is when the oldest event that the engine has not finished was posted, or zero if there is none. It is
-	// long ago if the engine does not respond.
+	// Waiting is when the oldest unfinished event was posted, or zero if there is none. If the engine does not respond,
+	// this time is long ago.
 	Waiting time.Time
 }
 
@@ -22,9 +22,9 @@ type progress struct {
 	mu      sync.Mutex // guards all below
 	applied bool
 	behind  time.Time
-	// lacking has, for each service with a plan, the number of its frontends that are not in force.
+	// lacking has, for each service with a plan, the number of its frontends that no call has put yet.
 	lacking map[string]int
-	refused map[string]bool // services with a frontend that belongs to another one
+	refused map[string]bool // services with a frontend that belongs to another service
 }
 
 // Progress returns the state of the engine at the end of its last round.

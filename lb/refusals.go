@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// refusalDelay is how long a service may lack a frontend that another one has before this is an error. When an address
-// moves from one service to another, as when two swap their names, the new owner may be put first.
+// refusalDelay is how long a service may lack a frontend that another one has before this is logged as an error. When
+// an address moves between services, for example because they swap names, the new owner may be put first.
 const refusalDelay = time.Second
 
 // refusal is what a service lacks because another one has it.

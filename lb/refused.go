@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// RefusedVIP is an address that a service requests but does not get, because it belongs to this machine or its network.
+// RefusedVIP is an address that a service requests but does not get, because it belongs to this node or its network.
 type RefusedVIP struct {
 	VIP    netip.Addr
 	Reason string
 }
 
-// Refuse returns s without the VIPs that are taken, which move to Refused, or s itself if there are none. taken says
-// what an address is, or returns "".
+// Refuse returns a copy of s whose taken VIPs are moved to Refused, or s itself if none is taken. taken says what an
+// address already is, or returns "".
 func (s *Service) Refuse(taken func(netip.Addr) string) *Service {
 	if !slices.ContainsFunc(s.VIPs, func(a netip.Addr) bool { return taken(a) != "" }) {
 		return s

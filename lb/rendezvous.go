@@ -6,8 +6,8 @@ import (
 	"net/netip"
 )
 
-// scanned is the maximum number of a pool's addresses that are compared for one service. If a pool is larger, as many
-// addresses are drawn by hash, and the first free one is taken.
+// scanned is the maximum number of a pool's addresses that are compared for one service. In a larger pool, up to this
+// many addresses are drawn by hash, and the first free one is taken.
 const scanned = 1 << 16
 
 // byName returns the free address in a pool with the highest hash of address and service name (rendezvous hashing), or

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// checksOf returns the checks of s, and what an entry's results say about their health. It changes nothing.
+// checksOf returns the checks of s and their last known health. It changes nothing.
 func (e *Engine) checksOf(s *Service, en *entry) (checks []Check, health map[CheckKey]Health, ok bool) {
 	health = map[CheckKey]Health{}
 	ok = e.o.Boundary.Do(PartPlan, s.Name, func() {
@@ -55,8 +55,8 @@ func (e *Engine) replan() {
 	}
 }
 
-// build returns the next plan of an entry, or reports that it must wait for results. It changes nothing. If the plan
-// cannot be built, the service stays as it is in the kernel.
+// build returns the next plan of an entry, or reports that it must wait for results. It changes nothing. If planning
+// panics, the service stays in the kernel as it is.
 func (e *Engine) build(en *entry) (plan *Plan, wait bool) {
 	ok := e.o.Boundary.Do(PartPlan, en.service.Name, func() {
 		if wait = en.plan == nil && !hasResults(en) && !e.settleTimeout(); !wait {
@@ -73,7 +73,7 @@ func (e *Engine) build(en *entry) (plan *Plan, wait bool) {
 }
 
 // hasResults reports whether every check of the service has had a result. A check that has failed fewer than Fall times
-// is undecided. It is awaited only if the addresses cannot be announced without that backend.
+// is undecided; the engine waits for it only if the addresses cannot be announced without that backend.
 func hasResults(en *entry) bool {
 	undecided := false
 	for _, h := range en.health {

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// ErrRefused marks the error of a frontend that the datapath does not accept because of its service, for example for
-// lack of room. It does not count as this node being behind, and the frontend is rarely retried.
+// ErrRefused marks the error of a frontend that the datapath rejects because of its service, for example because a
+// table is full. It does not make this node count as behind, and retries are rare.
 var ErrRefused = errors.New("refused")
 
-// Places is what a service needs in the tables that all services share.
+// Places is the number of entries that a service needs in each table that all services share.
 type Places struct{ Frontends, Backends, Slots, Sources, Weights int }
 
-// written is what a change of all of a service's frontends writes.
+// written is the number of entries written by a change of all of a service's frontends.
 func (n Places) written() int { return n.Backends + n.Sources }
 
 // places returns what p needs. Addresses in the same family have the same backends.
@@ -40,15 +40,15 @@ func (p *Plan) places() (n Places) {
 	return n
 }
 
-// sliceTargets bounds the targets in one call to the datapath, except for a frontend with more targets. A call takes
-// some milliseconds, and changes made in the meantime go between two calls.
+// sliceTargets bounds the targets in one call to the datapath, unless a single frontend has more. A call takes some
+// milliseconds, and changes made in the meantime are part of the next one.
 const sliceTargets = 2048
 
 // cost is the cost of putting f, in targets.
 func (f *FrontendPlan) cost() int { return 1 + len(f.Targets) + len(f.Allow) }
 
-// slice returns the plans for the next call, and the total cost of the others: updates first, because a server may have
-// failed, and small services before large ones.
+// slice returns the plans for the next call, and the total cost of the others. Updates come first, because a server may
+// have failed, and small services come before large ones.
 func (d *datapathState) slice(all []*FrontendPlan) (now []*FrontendPlan, later int) {
 	for _, f := range all {
 		later += f.cost()
@@ -72,8 +72,8 @@ func (d *datapathState) slice(all []*FrontendPlan) (now []*FrontendPlan, later i
 	return first, later
 }
 
-// smallest returns the n smallest elements, sorted. Of many elements, it compares most only once: a Service may have
-// 100,000 frontends, of which each call to the datapath puts a few.
+// smallest returns the n smallest elements, sorted. It compares most elements only once, because a Service may have
+// 100,000 frontends and each call to the datapath puts only a few of them.
 func smallest[E any](all []E, n int, compare func(a, b E) int) (first []E) {
 	for _, x := range all {
 		if len(first) >= n && compare(x, first[n-1]) >= 0 {
@@ -99,8 +99,8 @@ func (d *datapathState) retryDelay(err error, n int) time.Duration {
 	return backoff(d.retry, n)
 }
 
-// fitting returns the wanted plan with only the targets that the datapath already has, if it has refused others, so
-// that a failed server is still taken out. It returns nil if there is nothing to change.
+// fitting returns the wanted plan reduced to the targets that the datapath already has, if it has refused the whole
+// plan. A failed server is thus still removed. It returns nil if there is nothing to change.
 func (s *frontendState) fitting() *FrontendPlan {
 	if !errors.Is(s.err, ErrRefused) || s.plan == nil || s.want == nil {
 		return nil

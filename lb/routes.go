@@ -16,11 +16,11 @@ type routes struct {
 	retry        time.Duration
 	log          *slog.Logger
 	observe      func(RouteStatus)       // EngineOptions.RouteChanged
-	claims       map[vipKey][]claim      // of the services that use a VIP, sorted by service name; none is empty
+	claims       map[vipKey][]claim      // of the services that use a VIP, sorted by service name; no list is empty
 	since        map[vipKey]time.Time    // when a VIP was announced or withdrawn
 	faults       map[vipKey]string       // why the datapath does not deliver a VIP's packets
 	started      bool                    // a first set was passed to the announcers …
-	succeeded    bool                    // … and a call succeeded, for some VIPs at least
+	succeeded    bool                    // … and a call succeeded, at least for some VIPs
 	changedSince bool                    // want changed since the last call
 	dirty        bool                    // any VIP's wanted state may have changed; otherwise only vips.touched
 	want         map[vipKey]Announcement // the wanted set …
@@ -66,7 +66,7 @@ func newRoutes(vips *vipTable, retry time.Duration, log *slog.Logger) *routes {
 	}
 }
 
-// adopt replaces the claims of a service's old plan with those of its next plan. Either may be nil.
+// adopt replaces the claims of a service's old plan with its next plan's. Either may be nil.
 func (r *routes) adopt(old, plan *Plan) {
 	if old != nil {
 		for _, v := range old.VIPs {
@@ -110,8 +110,8 @@ func (r *routes) faultsChanged(changed map[vipKey]string) {
 	}
 }
 
-// next returns the complete set to announce now, or false if it is already announced or a call is in flight. Its cost
-// depends on the changes, except for copying the returned list.
+// next returns the complete set to announce now, or false if it is already announced or a call is in flight. Apart from
+// copying the list, its cost depends only on the number of changes.
 func (r *routes) next(now time.Time) ([]Announcement, bool) {
 	if r.inFlight != nil {
 		return nil, false
@@ -191,7 +191,7 @@ func (r *routes) update(now time.Time) {
 	r.list = append(list, rest...)
 }
 
-// settle ends the wait of a VIP's changes if they need no call.
+// settle stops measuring the latency of a VIP's changes if they need no call.
 func (r *routes) settle(addr vipKey) {
 	if v, ok := r.vips.byAddr[addr]; ok && v.dirty == 0 && !v.datapath.Busy && !r.differs[addr] {
 		v.change.next = time.Time{}
@@ -272,7 +272,7 @@ func (r *routes) complete(err error, now time.Time) {
 	}
 }
 
-// completeOne records the outcome of a call for one VIP. first: no call has succeeded before.
+// completeOne records the outcome of a call for one VIP. first means that no call has succeeded before.
 func (r *routes) completeOne(addr vipKey, a Announcement, failed, first bool, now time.Time) {
 	before, v := r.last[addr], r.vips.get(addr)
 	since := v.change.done()

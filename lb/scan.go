@@ -7,7 +7,7 @@ import (
 )
 
 // scan finds the lowest address in an ordered set that meets a condition. It keeps a cursor and tests each address
-// once. An address behind the cursor is tested again only after put. So the cost of a search does not grow with the
+// once. It tests an address behind the cursor again only after put. The cost of a search thus does not grow with the
 // number of assigned addresses, and an IPv6 /64 takes no memory.
 type scan struct {
 	next     netip.Addr // the first address not passed yet; zero if all are passed
@@ -15,8 +15,8 @@ type scan struct {
 	queued   map[netip.Addr]struct{}
 }
 
-// lowest returns the lowest address that fits, or zero. after returns the next address in the set, or zero at the end.
-// lowest passes addresses that do not fit.
+// lowest returns the lowest address that fits, or zero, and passes the addresses that do not. after returns the next
+// address in the set, or zero at the end.
 func (s *scan) lowest(fits func(netip.Addr) bool, after func(netip.Addr) netip.Addr) netip.Addr {
 	for len(s.returned) > 0 {
 		if addr := s.returned[0]; fits(addr) {
@@ -72,13 +72,11 @@ type shareGroup struct {
 	scans   map[string]*scan // where requests may fit, by their namespace and ports
 }
 
-// contains reports whether addr is a member.
 func (g *shareGroup) contains(addr netip.Addr) bool {
 	_, found := slices.BinarySearchFunc(g.members, addr, netip.Addr.Compare)
 	return found
 }
 
-// add makes addr a member.
 func (g *shareGroup) add(addr netip.Addr) {
 	i, found := slices.BinarySearchFunc(g.members, addr, netip.Addr.Compare)
 	if found {
@@ -88,7 +86,7 @@ func (g *shareGroup) add(addr netip.Addr) {
 	g.put(addr)
 }
 
-// remove makes addr no longer a member.
+// remove removes addr from the members.
 func (g *shareGroup) remove(addr netip.Addr) {
 	if i, found := slices.BinarySearchFunc(g.members, addr, netip.Addr.Compare); found {
 		g.members = slices.Delete(g.members, i, i+1)

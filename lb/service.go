@@ -11,7 +11,7 @@ import (
 type Service struct {
 	// Name identifies the service in every list, log line and metric: "web", or "namespace/name" from Kubernetes.
 	Name string
-	// Source is the source that it comes from: "file" or "kubernetes". Two sources must not use the same name.
+	// Source is where the service comes from: "file" or "kubernetes". Two sources must not use the same name.
 	Source string
 	// VIPs are the addresses clients connect to, in the configured order, one or several per family.
 	VIPs []netip.Addr
@@ -20,7 +20,7 @@ type Service struct {
 	// Ports are the ports clients connect to, each with its backends; every port exists on every VIP.
 	Ports []ServicePort
 	// Policy is the external traffic policy: PolicyCluster, or PolicyLocal for only this node's backends. The source
-	// chooses the backends accordingly; the Policy itself is only reported. (Kubernetes: externalTrafficPolicy.)
+	// chooses the backends accordingly; the engine only reports the Policy. (Kubernetes: externalTrafficPolicy.)
 	Policy         Policy
 	NodeForwarding NodeForwarding
 	Algorithm      Algorithm
@@ -28,8 +28,8 @@ type Service struct {
 	Method Method
 	// Encap is only used with MethodTunnel.
 	Encap Encap `json:",omitzero"`
-	// KeepSource, with MethodNAT: backends receive the client's address and port. They must route their replies through
-	// this machine.
+	// KeepSource lets backends see the client's address and port. They must route their replies through this node. Only
+	// with MethodNAT.
 	KeepSource bool
 	// Affinity is how long a client address keeps its backend after its last new flow. 0 means no affinity.
 	Affinity time.Duration
@@ -42,24 +42,24 @@ type Service struct {
 	// KeepAllDown sends new flows of a port without healthy backends to all that are not drained, and announces the VIP
 	// with a lower preference, because probes may fail where clients do not.
 	KeepAllDown bool
-	// KeepDown leaves the flows of an unhealthy backend open. One that is deleted loses them.
+	// KeepDown leaves the flows of an unhealthy backend open. A deleted backend loses its flows.
 	KeepDown bool
 	Check    CheckSpec
 	// WithholdReason is why the VIPs must not be announced, whatever the backends' health, or "" if they may.
 	WithholdReason string
 	// LowerPreference is why routers should prefer other nodes that announce the VIPs, or "".
 	LowerPreference string
-	// WithholdIntended: WithholdReason is not a fault of this node. Another node serves the service, this one is
-	// excluded, or the service has no endpoints.
+	// WithholdIntended means that WithholdReason is not a fault of this node. Another node serves the service, this one
+	// is excluded, or the service has no endpoints.
 	WithholdIntended bool
 	// Announce lists the announcers of the VIPs. Empty means every announcer that is on.
 	Announce []AnnouncerKind
-	// VIPPerNode: different nodes should have the VIPs of one family if only one node at a time has a VIP.
+	// VIPPerNode asks for the VIPs of one family to be on different nodes if only one node at a time has a VIP.
 	VIPPerNode bool
-	// Frozen: the service cannot be read. The datapath keeps its frontends from a previous run for the VIPs, which are
-	// announced as long as it does.
+	// Frozen means that the source cannot read the service. The datapath keeps a previous run's frontends for the VIPs,
+	// which are announced as long as it does.
 	Frozen bool `json:",omitzero"`
-	// PerVIP has the settings that differ for single VIPs: each may be in another pool.
+	// PerVIP has settings for single VIPs, which may be in different pools.
 	PerVIP map[netip.Addr]VIPRule `json:",omitempty"`
 }
 
@@ -68,10 +68,10 @@ func (s *Service) Freeze() *Service {
 	return &Service{Name: s.Name, Source: s.Source, VIPs: s.VIPs, Announce: s.Announce, PerVIP: s.PerVIP, Frozen: true}
 }
 
-// VIPsPerNodeMax is how many VIPs per family a service with one per node can get from a pool.
+// VIPsPerNodeMax is how many VIPs per family a pool can assign to a service with VIPPerNode.
 const VIPsPerNodeMax = 16
 
-// apart returns the VIPs in vip's family that different nodes should have, including vip.
+// apart returns the VIPs in vip's family, including vip, that should be on different nodes.
 func (s *Service) apart(vip netip.Addr) []netip.Addr {
 	if !s.VIPPerNode {
 		return nil
@@ -79,7 +79,7 @@ func (s *Service) apart(vip netip.Addr) []netip.Addr {
 	return slices.DeleteFunc(slices.Clone(s.VIPs), func(o netip.Addr) bool { return o.Is4() != vip.Is4() })
 }
 
-// VIPRule has a service's settings for one of its VIPs.
+// VIPRule has the settings of a service for one of its VIPs.
 type VIPRule struct {
 	Announce       []AnnouncerKind `json:",omitempty"` // instead of Service.Announce; empty means every announcer
 	WithholdReason string          `json:",omitempty"` // in addition to Service.WithholdReason
@@ -95,18 +95,18 @@ func (s *Service) announcers(vip netip.Addr) []AnnouncerKind {
 	return s.Announce
 }
 
-// NodeForwarding spreads flows over nodes instead of backends: every node chooses the same node for a flow, in
+// NodeForwarding spreads flows over nodes instead of backends. Every node chooses the same node for a flow, in
 // proportion to the usable backends there (Backend.Node), and forwards the packet to it unchanged in a GUE tunnel. The
 // chosen node delivers the packet to one of its own backends with Service.Method.
 type NodeForwarding struct {
 	Enabled bool
-	// AnyNode: nodes may select different targets, so any node in ServicePort.Nodes may have an existing flow, most
-	// likely one of the first.
+	// AnyNode means that nodes may select different targets, so any node in ServicePort.Nodes may have an existing
+	// flow, most likely one of the first.
 	AnyNode bool
 }
 
-// forward returns how clients' packets get to their backends. The backend's node delivers with Method. If another node
-// may choose it, packets reach that node through a tunnel.
+// forward returns how clients' packets reach their backends. The backend's node delivers with Method. If another node
+// may choose the backend, packets reach the backend's node through a tunnel.
 func (s *Service) forward() Method {
 	elsewhere := func(b Backend) bool { return !b.Local && !b.Deleted }
 	if s.NodeForwarding.Enabled && (s.Policy == PolicyCluster || slices.ContainsFunc(s.Ports, func(p ServicePort) bool {
@@ -117,8 +117,8 @@ func (s *Service) forward() Method {
 	return s.Method
 }
 
-// serves reports whether a VIP uses b, a backend of its own family. A tunnel also carries packets to a backend of the
-// other family, and is used for that if the VIP's family has no backend.
+// serves reports whether a VIP uses b, a backend of its own family. A tunnel can also carry packets to a backend of the
+// other family, and does so if the VIP's family has no backend.
 func (s *Service) serves(vip netip.Addr, b Backend) bool {
 	if b.Addr.Is4() == vip.Is4() {
 		return true
@@ -139,11 +139,12 @@ type Backend struct {
 	// Weight is the share of new flows relative to the other backends, 0 to MaxWeight. 0 means no new flows.
 	Weight int
 	Port   uint16
-	// Drain keeps existing flows and takes no new ones.
+	// Drain means that the backend keeps existing flows and receives no new ones.
 	Drain bool
-	// Local: the backend runs on this node; its packets keep their source address.
+	// Local means that the backend runs on this node; its packets keep their source address.
 	Local bool
-	// Deleted ends the backend's flows: it no longer exists, or, for UDP, does not serve while others do.
+	// Deleted ends the backend's flows because it no longer exists or, for UDP, because it does not serve while others
+	// do.
 	Deleted bool
 }
 
@@ -161,5 +162,5 @@ func (b Backend) On(p Port) netip.AddrPort {
 // Node is a node to which NodeForwarding can forward flows.
 type Node struct {
 	Addr  netip.Addr
-	Local bool // it is this node
+	Local bool // whether it is this node
 }

@@ -44,14 +44,13 @@ type Traffic struct {
 	Packets    uint64  `json:"packets"` // both directions
 	PacketRate float64 `json:"packets_per_second"`
 	FlowRate   float64 `json:"connections_per_second"` // new ones
-	// Last is when the last packet of a client came, five seconds late at most, or zero if none came since the agent
-	// started.
+	// Last is when the last packet of a client arrived, at most five seconds late, or zero if none arrived since the
+	// agent started.
 	Last time.Time `json:"last_packet,omitzero"`
 	// Before is PacketRate at Last.
 	Before float64 `json:"-"`
 }
 
-// Frontend returns the frontend.
 func (s *ServiceStatus) Frontend() Frontend {
 	return Frontend{VIP: s.Address, Port: s.Port, Last: s.LastPort, Protocol: s.Protocol}
 }
@@ -83,8 +82,8 @@ type RouteStatus struct {
 	State     RouteState      `json:"state"`
 	Reason    string          `json:"reason,omitempty"` // why not announced, or with a lower preference
 	Since     time.Time       `json:"since,omitzero"`   // when announced or withdrawn
-	// Intended: it is not announced because it is drained, other nodes of the cluster announce it, or a Service has no
-	// endpoints.
+	// Intended means that the route is not announced because it is drained, other nodes of the cluster announce it, or
+	// a Service has no endpoints.
 	Intended bool `json:"intended,omitempty"`
 }
 
@@ -93,12 +92,11 @@ type RouteState string
 
 const (
 	RouteAnnounced RouteState = "announced"
-	RouteOffered   RouteState = "offered" // to be announced, but nobody receives it
+	RouteOffered   RouteState = "offered" // to be announced, but no peer receives it
 	RouteWithheld  RouteState = "withheld"
 )
 
-// MarkOffered marks routes that nobody receives as offered. reason says why nobody does, or returns "" if somebody
-// does.
+// MarkOffered marks routes that no peer receives as offered. reason says why none does, or returns "" if one does.
 func (out *Status) MarkOffered(reason func(RouteStatus) string) {
 	offered := map[netip.Addr]string{}
 	for i, r := range out.Routes {
@@ -121,7 +119,7 @@ func (out *Status) MarkOffered(reason func(RouteStatus) string) {
 type PeerStatus struct {
 	Peer      netip.Addr `json:"peer"`
 	Interface string     `json:"interface,omitempty"` // of an unnumbered peer; Peer is ::%interface until found
-	// Dynamic: it has connected from a listen_range, as anyone who can reach this node may.
+	// Dynamic means that the peer connected from a listen_range, as any host that can reach this node may.
 	Dynamic   bool      `json:"dynamic,omitempty"`
 	ASN       uint32    `json:"asn"`
 	State     string    `json:"state"`  // idle, connect, active, opensent, openconfirm, established
@@ -138,7 +136,7 @@ type PeerStatus struct {
 	Session *PeerSession `json:"session,omitempty"` // while it is established
 }
 
-// PeerSession is what an established session has negotiated and exchanged so far.
+// PeerSession describes what an established session has negotiated and exchanged so far.
 type PeerSession struct {
 	Local    netip.Addr `json:"local"` // address of this node
 	LocalASN uint32     `json:"local_asn"`
@@ -163,14 +161,14 @@ type PeerMessages struct {
 	Last     time.Time `json:"last"`
 }
 
-// PeerError is why a session ended, or did not come up.
+// PeerError says why a session ended or did not come up.
 type PeerError struct {
 	At   time.Time `json:"at"` // when it last occurred
 	Text string    `json:"text"`
 }
 
-// SentRoute is a route as last written to a BGP neighbour in the present session. Attributes missing from the UPDATE
-// are empty.
+// SentRoute is a route as last sent to a BGP neighbour in the current session. Attributes missing from the UPDATE are
+// empty.
 type SentRoute struct {
 	Prefix              netip.Prefix `json:"prefix"`
 	NextHop             netip.Addr   `json:"next_hop"`
@@ -184,12 +182,11 @@ type SentRoute struct {
 	At                  time.Time    `json:"at"`
 }
 
-// statusChunk is how many services or routes one query of Status reads. Changes wait for about a millisecond in the
-// meantime.
+// statusChunk is how many services or routes one query of Status reads, which delays changes by about a millisecond.
 const statusChunk = 100
 
-// Status returns the state of the engine: each service and each route at one moment, but not all at the same. It fails
-// only if ctx ends before the engine's goroutine has handled the queries.
+// Status returns the state of the engine. Each service and each route is consistent, but they are not all from the same
+// moment. It fails only if ctx ends before the engine's goroutine has handled the queries.
 func (e *Engine) Status(ctx context.Context) (Status, error) {
 	out := &Status{Services: []ServiceStatus{}, Backends: []BackendStatus{}, Routes: []RouteStatus{}}
 	var names []string
@@ -244,8 +241,8 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 	return *out, nil
 }
 
-// StatusOf is like Status, with only one VIP's services and route. Its time depends on these, except for a quick look
-// at each service.
+// StatusOf is like Status, but with only one VIP's services and route. Its cost depends on them, apart from a short
+// test of each service.
 func (e *Engine) StatusOf(ctx context.Context, vip netip.Addr) (Status, error) {
 	out := &Status{Services: []ServiceStatus{}, Backends: []BackendStatus{}, Routes: []RouteStatus{}}
 	var views []serviceView
@@ -279,8 +276,8 @@ func (e *Engine) StatusOf(ctx context.Context, vip netip.Addr) (Status, error) {
 	return *out, nil
 }
 
-// serviceView is the state from which a service's status is made, as of one moment. The engine's goroutine makes it,
-// and the caller's makes the status from it, because a service may have many backends.
+// serviceView is a snapshot from which a service's status is computed. The engine's goroutine takes it, and the caller
+// computes the status, because a service may have many backends.
 type serviceView struct {
 	entry
 	routes  map[netip.Addr]RouteStatus
@@ -309,7 +306,6 @@ func (out *Status) add(v serviceView) {
 	out.Backends, out.Services = append(out.Backends, backends...), append(out.Services, services...)
 }
 
-// do runs f in the engine's goroutine.
 func (e *Engine) do(ctx context.Context, f func()) error {
 	_, err := query(ctx, e, func() struct{} { f(); return struct{}{} })
 	return err

@@ -10,7 +10,7 @@ type vip struct {
 	wanted   int // number of wanted frontends
 	held     int // number of frontends that the datapath holds
 	serving  int // number of held frontends with targets; a VIP with none is not announced
-	dirty    int // number of frontends that may not be held as wanted
+	dirty    int // number of frontends whose wanted and held plan may differ
 	datapath Known
 	announce Known
 	change   waiting // for the announcers

@@ -5,12 +5,12 @@ import (
 	"slices"
 )
 
-// reportedMax is the largest weight that a backend may report, as a multiple of the others' median. Without it, one
-// backend could take all new flows.
+// reportedMax is the largest weight that a backend may report, as a multiple of the other backends' median. Without it,
+// one backend could receive all new flows.
 const reportedMax = 4
 
-// weight returns a backend's weight. A node may report it, as the number of its endpoints, unless the backend is not to
-// get new flows.
+// weight returns a backend's weight. A node may report its own, the number of its endpoints, unless the backend is not
+// to receive new flows.
 func (s *Service) weight(b Backend, h Health) int {
 	if s.Check.Type == CheckNodePort && h.State == StateHealthy && h.Weight >= 0 && b.Weight > 0 {
 		return min(h.Weight, MaxWeight)
@@ -18,7 +18,8 @@ func (s *Service) weight(b Backend, h Health) int {
 	return b.Weight
 }
 
-// bounded returns health with the reported weights bounded by those of the other backends that may receive new flows.
+// bounded returns health with each reported weight bounded by reportedMax. Only backends that may receive new flows
+// count.
 func (s *Service) bounded(health map[CheckKey]Health) map[CheckKey]Health {
 	if s.Check.Type != CheckNodePort {
 		return health
@@ -34,7 +35,7 @@ func (s *Service) bounded(health map[CheckKey]Health) map[CheckKey]Health {
 	}
 	out, sorted := maps.Clone(health), slices.Sorted(maps.Values(weights))
 	for k, weight := range weights {
-		median := (len(sorted) - 1) / 2 // of the others, so this one is excluded
+		median := (len(sorted) - 1) / 2 // of the other backends, so this one is excluded
 		if at, _ := slices.BinarySearch(sorted, weight); at <= median {
 			median++
 		}

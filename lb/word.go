@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// The enumerations of the model. Each value is the same string in Go, TOML, JSON and logs. UnmarshalText rejects others
-// with an error that lists the allowed values.
+// The enumerations of the model. Each value is the same string in Go, TOML, JSON and logs. UnmarshalText rejects other
+// values with an error that lists the allowed ones.
 type (
-	// Method is how packets of a service are forwarded to a backend (docs/forwarding.md).
+	// Method is how packets of a service reach a backend (docs/forwarding.md).
 	Method string
 	// Algorithm is how new flows are spread over the backends of a service.
 	Algorithm string
@@ -48,7 +48,7 @@ const (
 	CheckExec     CheckType = "exec"
 	CheckNone     CheckType = "none"
 	CheckNodePort CheckType = "health-check-node-port"
-	CheckEcho     CheckType = "echo" // of nodes, with a VIP; no configuration may use it
+	CheckEcho     CheckType = "echo" // for nodes, with a VIP; not allowed in configurations
 
 	AnnounceBGP AnnouncerKind = "bgp"
 	AnnounceL2  AnnouncerKind = "l2"
@@ -59,7 +59,7 @@ const (
 
 // The allowed values, in the order used in errors and documents.
 var (
-	// Methods are those that a configuration may use; MethodLocal follows from a backend's node.
+	// Methods are allowed in configurations; MethodLocal follows from a backend's node.
 	Methods    = []Method{MethodNAT, MethodDSR, MethodTunnel}
 	Algorithms = []Algorithm{
 		AlgorithmMaglev, AlgorithmRoundRobin, AlgorithmRandom, AlgorithmSourceHash, AlgorithmLeastConnections,
