@@ -30,7 +30,7 @@ func (v *view) withholdFamilies() {
 	}
 }
 
-// spreads reports whether one node receives all packets to a Service and spreads them although the policy is Local.
+// spreads reports whether one node receives all of a Service's packets and spreads them although the policy is Local.
 func (s *Source) spreads(service *core.Service, vips []netip.Addr) bool {
 	if s.o.SpreadLocal == nil || !isLocal(service) || s.o.Forward != lb.MethodTunnel || len(vips) == 0 {
 		return false

@@ -22,8 +22,8 @@ type Pool struct {
 	Class      string   // of the Services, or "" for all
 	Namespaces []string // or empty for all namespaces
 	Selector   labels.Selector
-	// ExternalIPs: Services may have addresses of the pool as spec.externalIPs. Anyone who can write a Service can set
-	// those.
+	// ExternalIPs lets Services use addresses of the pool as spec.externalIPs, which anyone who can write a Service can
+	// set.
 	ExternalIPs bool
 	// Grace is how long an address that is no longer in any pool is still served. It is not announced.
 	Grace time.Duration
@@ -55,7 +55,7 @@ var (
 	perNode   = []string{"steelyard.dev/address-per-node"}
 )
 
-// annotations lists those above. No other annotation that begins with ourPrefix is valid.
+// annotations lists all of these. No other annotation that begins with ourPrefix is valid.
 var annotations = [][]string{wantAddresses, wantPool, wantShare, shareWith, perNode}
 
 const ourPrefix = "steelyard.dev/"
@@ -82,7 +82,7 @@ func annotation(s *core.Service, names []string) string {
 	return ""
 }
 
-// assigner translates Services to requests to the shared allocator, and its errors to advice for Kubernetes users.
+// assigner translates Services into requests to the shared allocator, and its errors into advice for Kubernetes users.
 type assigner struct {
 	classes []string
 	pools   []Pool // by Priority, as the allocator tries them
@@ -100,8 +100,8 @@ func newAssigner(classes []string, pools []Pool) *assigner {
 	return &assigner{classes: classes, pools: pools, alloc: lb.NewAllocator(ranges)}
 }
 
-// reserve records the addresses that a Service has beyond those we assign: its externalIPs, the status of a Service of
-// another class, and more.
+// reserve records the addresses that a Service has in addition to assigned ones: its externalIPs, the status of a
+// Service of another class, and more.
 func (a *assigner) reserve(s *core.Service, more []netip.Addr) {
 	addrs := slices.DeleteFunc(externalIPsOf(s), func(x netip.Addr) bool { return !permitsExternal(a.pools, s, x) })
 	if isOfOtherClass(s, a.classes) {
@@ -113,10 +113,8 @@ func (a *assigner) reserve(s *core.Service, more []netip.Addr) {
 // unreserve removes the externalIPs of a deleted Service.
 func (a *assigner) unreserve(name string) { a.alloc.Reserve(lb.Holder{Service: name}, nil) }
 
-// release releases the addresses assigned to a Service.
 func (a *assigner) release(name string) { a.alloc.Release(name) }
 
-// holds reports whether a Service has assigned addresses.
 func (a *assigner) holds(name string) bool { return len(a.alloc.Given(name)) > 0 }
 
 // assign assigns and returns the addresses of a Service: one per family, or one per family and node. Its error tells
@@ -184,7 +182,8 @@ func (a *assigner) excluded(s *core.Service) []netip.Addr {
 	})
 }
 
-// asksForMore reports whether a Service requests, by address or by pool, other addresses than it has, or more.
+// asksForMore reports whether a Service requests, by address or by pool, addresses that it does not have, or more of
+// them.
 func (a *assigner) asksForMore(s *core.Service, has []netip.Addr) bool {
 	if wanted, err := requested(s); err != nil || len(wanted) > 0 {
 		return err != nil || !sameAddresses(wanted, has)
@@ -196,8 +195,8 @@ func (a *assigner) asksForMore(s *core.Service, has []netip.Addr) bool {
 	})
 }
 
-// perFamily returns how many addresses of each family a Service needs. With one per node, the number never shrinks with
-// the nodes, because clients know the addresses.
+// perFamily returns how many addresses of each family a Service needs. With one per node, the number never shrinks when
+// nodes disappear, because clients know the addresses.
 func (a *assigner) perFamily(s *core.Service) int {
 	if !isPerNode(s) {
 		return 1
@@ -237,10 +236,10 @@ func holder(s *core.Service) lb.Holder {
 
 func isListSeparator(r rune) bool { return r == ',' || r == ' ' }
 
-// errNotAllowed ends an error about a pool that a Service may not use.
+// errNotAllowed is the end of an error about a pool that a Service may not use.
 var errNotAllowed = errors.New("not for this Service: see its class, namespaces and service_selector")
 
-// explain adds to an allocator error what the user can do about it in Kubernetes.
+// explain adds to an allocator error what a Kubernetes user can do about it.
 func (a *assigner) explain(s *core.Service, err error) error {
 	var e *lb.AssignError
 	if !errors.As(err, &e) {
@@ -276,8 +275,8 @@ func (a *assigner) explain(s *core.Service, err error) error {
 	return err
 }
 
-// whyNot says why a Service that names no pool gets no address. It covers only the first pools, because an Event is
-// short.
+// whyNot says why a Service that names no pool gets no address. It covers only the first pools, because an Event must
+// be short.
 func (a *assigner) whyNot(s *core.Service) string {
 	const shown = 5
 	var all []string

@@ -17,7 +17,7 @@ import (
 // This file reports that a Service has no address, and why.
 
 // conditionAssigned is set on Services that could not have their address or one of their ports: False with the reason,
-// True with the reason while they keep another address, and True without one later.
+// True with the reason while they keep another address, and True without a reason once that is resolved.
 const conditionAssigned = ourPrefix + "AddressAssigned"
 
 // conditionsOfOthers returns the conditions in a Service's status except ours.
@@ -32,8 +32,8 @@ func assignedCondition(s *core.Service) *meta.Condition {
 	return apimeta.FindStatusCondition(s.Status.Conditions, conditionAssigned)
 }
 
-// conditionsAfter returns the conditions of a Service after a decision. A Service that gets its addresses at once and
-// shares none has none of our conditions, which saves a large object in the caches of all nodes.
+// conditionsAfter returns the conditions of a Service after a decision. A Service that gets its addresses immediately
+// and shares none has none of our conditions, which keeps the caches of all nodes small.
 func conditionsAfter(s *core.Service, d decision) []meta.Condition {
 	all := slices.Clone(s.Status.Conditions)
 	switch {
@@ -63,8 +63,8 @@ func conditionsAfter(s *core.Service, d decision) []meta.Condition {
 }
 
 // conditionsFor is like conditionsAfter but keeps a condition about addresses that somebody has changed since it was
-// written: another allocator may have other pools, and two must not overwrite each other forever. text is the message
-// that the condition will have, for wroteCondition, or "" if it is not new.
+// written: another allocator may have other pools, and the two must not overwrite each other forever. text is the
+// condition's message, for wroteCondition, or "" if the condition is not new.
 func (t *term) conditionsFor(s *core.Service, d decision) (all []meta.Condition, text string) {
 	all = conditionsAfter(s, d)
 	i := slices.IndexFunc(all, func(c meta.Condition) bool { return c.Type == conditionAssigned })
@@ -98,14 +98,14 @@ func (t *term) wroteCondition(s *core.Service, d decision, text string) {
 	}
 }
 
-// said reports whether the Service's condition has the warning of a decision. An Event has then reported it already.
+// said reports whether the Service's condition already has the decision's warning, so that an Event has reported it.
 func said(s *core.Service, d decision) bool {
 	c := assignedCondition(s)
 	return c != nil && c.Reason == d.reason && c.Message == d.warning
 }
 
-// complain emits Events about annotations that look like ours, about addresses that the Service keeps but could not get
-// now, and about addresses that no node announces.
+// complain emits Events about unknown annotations with our prefix, about addresses that the Service keeps but could not
+// get now, and about addresses that no node announces.
 func (t *term) complain(s *core.Service, d decision) {
 	var text string
 	if names := unknownAnnotations(s); len(names) > 0 {
@@ -162,8 +162,8 @@ func (t *term) once(s *core.Service, reason, text string) {
 	}
 }
 
-// Waiting returns the Services of this class that have no address, one entry for each of their first ports. It may be
-// called from any goroutine.
+// Waiting returns the Services of this Source's classes that have no address, with one entry for each of their first
+// ports. It may be called from any goroutine.
 func (s *Source) Waiting() (all []lb.ServiceStatus) {
 	for _, x := range s.services.List() {
 		service := x.(*core.Service)
@@ -178,7 +178,7 @@ func (s *Source) Waiting() (all []lb.ServiceStatus) {
 			reason = c.Message
 		}
 		forward := s.o.Forward
-		if isLocal(service) && s.o.SpreadLocal == nil { // delivered to pods of this node
+		if isLocal(service) && s.o.SpreadLocal == nil { // delivered to pods on this node
 			forward = lb.MethodNAT
 		}
 		for _, p := range service.Spec.Ports[:min(len(service.Spec.Ports), portsFew)] {

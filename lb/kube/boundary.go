@@ -12,8 +12,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// This file contains failures in handling cluster objects. Informers call functions of this package in goroutines of
-// client-go, where a panic ends the process.
+// Informers call functions of this package in goroutines of client-go, where a panic ends the process. This file limits
+// the effects of a panic to the object that caused it.
 
 // arrived calls f, which handles an object in a goroutine of an informer.
 func (s *Source) arrived(x any, f func()) bool { return arrived(s.o.Boundary, lb.PartObject, x, f) }
@@ -26,7 +26,7 @@ func arrived(b *lb.Boundary, part lb.Part, x any, f func()) bool {
 	return b.Do(part, name, f)
 }
 
-// slim wraps the function slim for an informer. An EndpointSlice that it cannot read freezes its service.
+// slim wraps the function slim for an informer. An EndpointSlice that cannot be read freezes its service.
 func (s *Source) slim(x any) (out any, err error) {
 	o, ok := x.(*discovery.EndpointSlice)
 	if !ok {
@@ -70,8 +70,8 @@ func (s *Source) freeze(name string, sink lb.Sink) {
 	sink.Put(frozen)
 }
 
-// handle reconciles one Service. A panic may leave the term's state inconsistent, so the term ends. The next term reads
-// everything again and leaves this Service alone until it changes.
+// handle reconciles one Service. A panic may leave the term's state inconsistent, so it ends the term. The next term
+// reads everything again and ignores this Service until it changes.
 func (t *term) handle(ctx context.Context, key string) (err error) {
 	x, ok, _ := t.services.GetByKey(key)
 	if ok {
@@ -79,7 +79,7 @@ func (t *term) handle(ctx context.Context, key string) (err error) {
 			return nil
 		}
 	}
-	if t.skipped[key] { // it has changed
+	if t.skipped[key] { // the Service has changed
 		return errDeposed
 	}
 	if t.o.Boundary.Do(lb.PartAddresses, key, func() { err = t.reconcile(ctx, key) }) {
@@ -92,7 +92,7 @@ func (t *term) handle(ctx context.Context, key string) (err error) {
 }
 
 // take adopts the addresses of a Service at the start of a term; t.mu is held. If the Service cannot be handled, its
-// addresses are not given to any other.
+// addresses stay reserved.
 func (t *term) take(s *core.Service) error {
 	_, stuck := t.stuck.Load(versionOf(s))
 	if !stuck && t.o.Boundary.Do(lb.PartAddresses, nameOf(s), func() { t.adopt(s) }) {

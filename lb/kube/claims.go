@@ -13,9 +13,9 @@ import (
 )
 
 // Two Services can claim the same address and port: any user may write any address into the spec.externalIPs of their
-// own Service, other controllers can write statuses, and a Service that shares an address may be changed to use a port
-// of another one. All nodes must then serve the same Service, whatever they saw first, so the rule uses only what is in
-// the objects.
+// own Service, other controllers can write statuses, and a Service that shares an address may be changed to use another
+// one's port. All nodes must then serve the same Service, whatever they saw first, so the rule depends only on the
+// contents of the objects.
 
 // claim is an address in a Service's status or externalIPs.
 type claim struct {
@@ -23,7 +23,7 @@ type claim struct {
 	external bool // only in the externalIPs
 }
 
-// compareClaims orders claims to one address: those in a status first, then the older Service, then the lower UID.
+// compareClaims orders claims to one address: claims in a status first, then the older Service, then the lower UID.
 func compareClaims(a, b claim) int {
 	return cmp.Or(
 		compareBool(a.external, b.external),
@@ -33,22 +33,24 @@ func compareClaims(a, b claim) int {
 	)
 }
 
-// hasPort reports whether a gets a port before b: the one whose status has it, otherwise the first by compareClaims.
+// hasPort reports whether a takes precedence over b for a port: the one whose status has it, otherwise the first by
+// compareClaims.
 func (a claim) hasPort(p lb.Port, b claim) bool {
 	aHas, bHas := slices.Contains(holds(a.service).Ports, p), slices.Contains(holds(b.service).Ports, p)
 	return cmp.Or(compareBool(!aHas, !bHas), compareClaims(a, b)) < 0
 }
 
-// joins reports whether a may share an address with b when one of them has it as an externalIP: they have the same key,
-// valid for a's namespace or across all namespaces, and no port in common.
+// joins reports whether a may share an address with b when it is an externalIP of at least one of them: they have no
+// port in common and the same key, valid for a's namespace or for all namespaces.
 func (a claim) joins(b claim, across bool) bool {
 	x, y := holder(a.service), holder(b.service)
 	return x.ShareKey != "" && x.ShareKey == y.ShareKey && (across || y.SharesWith(x.Namespace)) && // few ports
 		!slices.ContainsFunc(x.Ports, func(p lb.Port) bool { return slices.Contains(y.Ports, p) })
 }
 
-// claimOf returns a Service's claim to an address, or false if it has none. A status counts only if nodes serve it,
-// because controllers of other classes may write any address. An externalIP counts only if a pool permits it.
+// claimOf returns a Service's claim to an address, or false if it has none. A status counts only if nodes serve its
+// addresses, because controllers of other classes may write any address. An externalIP counts only if a pool permits
+// it.
 func (s *Source) claimOf(service *core.Service, addr netip.Addr) (claim, bool) {
 	if matchesClass(service, s.o.Classes...) && slices.Contains(s.served(service), addr) {
 		return claim{service, false}, true
@@ -77,8 +79,8 @@ func (s *Source) others(c claim, addr netip.Addr) (all []claim) {
 	return all
 }
 
-// owner returns the Service that has addr instead of c, because it does not share it or has all ports of c, or nil if c
-// has it. taken are the ports that others have, if c has some.
+// owner returns the Service that has addr instead of c, because it does not share addr or has all ports of c, or nil if
+// c has addr. taken lists c's ports that other Services have, if not all are taken.
 func (s *Source) owner(c claim, addr netip.Addr) (first *core.Service, taken []lb.Port) {
 	all := s.others(c, addr)
 	if len(all) == 0 {
@@ -112,13 +114,13 @@ func (s *Source) owner(c claim, addr netip.Addr) (first *core.Service, taken []l
 type addresses struct {
 	vips     []netip.Addr
 	external []netip.Addr    // the vips that are externalIPs
-	refused  []lb.RefusedVIP // addresses that it requests but does not get
+	refused  []lb.RefusedVIP // addresses that the Service requests but does not get
 	taken    []lb.Port       // ports of the Service that others have at one of vips
 }
 
 // addressesFor returns the addresses of a Service that this node serves: those in its status, and the externalIPs that
-// a pool permits, unless another Service has them. ExternalIPs work with every type of Service; those in no pool are
-// left to the service proxy.
+// a pool permits, unless another Service has them. ExternalIPs work with every type of Service. ExternalIPs that are in
+// no pool are left to the service proxy.
 func (s *Source) addressesFor(service *core.Service) (a addresses) {
 	add := func(addr netip.Addr, external bool) {
 		owner, taken := s.owner(claim{service, external}, addr)

@@ -13,9 +13,9 @@ import (
 )
 
 // Cleanup removes what Steelyard has written to the Services of a cluster: its finalizers, which would prevent their
-// deletion, and the addresses in their statuses. It keeps what others have written. It also removes the Leases and the
-// keys in namespace. It fails while an agent in any namespace assigns addresses, because that agent would write the
-// addresses again. done is called for each object that was changed.
+// deletion, and the addresses in their statuses. It keeps what others have written. It also removes the Leases, the
+// node table and the keys in namespace. It fails while an agent in any namespace assigns addresses, because that agent
+// would write them again. done is called for each changed object.
 func Cleanup(ctx context.Context, client kubernetes.Interface, namespace string, done func(what string)) error {
 	leases, err := client.CoordinationV1().Leases(meta.NamespaceAll).List(ctx, meta.ListOptions{})
 	if err != nil {
@@ -75,7 +75,7 @@ func Cleanup(ctx context.Context, client kubernetes.Interface, namespace string,
 	return nil
 }
 
-// cleanupService removes what we wrote to one Service. It tries again while others change it.
+// cleanupService removes what we wrote to one Service. It retries while others change the Service.
 func cleanupService(ctx context.Context, client kubernetes.Interface, s *core.Service, done func(string)) error {
 	a := NewAllocator(AllocatorOptions{Client: client})
 	for {

@@ -26,10 +26,10 @@ type conditions struct {
 
 	mu      sync.Mutex           // guards all below
 	probing Probing              // active settings
-	checks  map[string]lb.Check  // running ones, by service; the service proxy's is under proxyCheck
-	results map[string]lb.Health // by service, of running checks only
-	// proxyListens is set once the service proxy has answered a probe. proxyAbsent is set once a probe was refused, as
-	// long as none has been answered.
+	checks  map[string]lb.Check  // running checks by service; the service proxy's is under proxyCheck
+	results map[string]lb.Health // by service, only for running checks
+	// proxyListens is set once the service proxy has answered a probe. proxyAbsent is set once a probe was refused,
+	// until one is answered.
 	proxyListens, proxyAbsent bool
 }
 
@@ -66,7 +66,7 @@ func (c *conditions) now() Probing {
 }
 
 // setProbing applies new settings to the checks of service proxies. The checks of health check node ports follow when
-// their services are reconciled. A check with the same target keeps its result; a new target withholds nothing until it
+// their services are reconciled. A check with the same target keeps its result. A new target withholds nothing until it
 // has failed, unless the previous one did.
 func (c *conditions) setProbing(p Probing) {
 	works := c.proxyReason() == ""
@@ -170,8 +170,8 @@ func (c *conditions) startProxyCheck(presumed bool) bool {
 	return true
 }
 
-// proxyReason says why the service proxy's health withholds the addresses. A proxy that has never listened at its
-// health endpoint is an old version or another product and does not count.
+// proxyReason says why the service proxy's health withholds the addresses, or returns "". A proxy that has never
+// listened at its health endpoint, such as an old version or another product, does not count.
 func (c *conditions) proxyReason() string {
 	if c.noProxy() {
 		return ""
@@ -192,15 +192,15 @@ func refused(h lb.Health) bool {
 	return h.State == lb.StateUnhealthy && errors.Is(h.Err, syscall.ECONNREFUSED)
 }
 
-// timedOut reports whether a probe timed out: perhaps nothing listens there.
+// timedOut reports whether a probe timed out. Possibly nothing listens there.
 func timedOut(h lb.Health) bool {
 	var e net.Error
 	return h.State == lb.StateUnhealthy &&
 		(errors.Is(h.Err, context.DeadlineExceeded) || errors.As(h.Err, &e) && e.Timeout())
 }
 
-// start starts a check unless it is running. A changed target discards the result. Until its first result, a presumed
-// check counts as healthy.
+// start starts a check unless it is running. A changed target discards the result. A presumed check counts as healthy
+// until its first result.
 func (c *conditions) start(check lb.Check) {
 	key := check.Key.Service
 	c.mu.Lock()
@@ -220,7 +220,7 @@ func (c *conditions) start(check lb.Check) {
 	}
 	c.mu.Unlock()
 	if moved {
-		c.o.Prober.Put(key, nil) // otherwise it keeps its state and reports nothing until that changes
+		c.o.Prober.Put(key, nil) // otherwise the check keeps its state and reports nothing until that changes
 	}
 	if !known || !reflect.DeepEqual(old, check) {
 		c.o.Prober.Put(key, []lb.Check{check})
@@ -261,7 +261,7 @@ func (c *conditions) reason(key, what string) string {
 // health records a check result and triggers reconciliation of the services that depend on it.
 func (c *conditions) health(h lb.Health) {
 	if h.State == lb.StateUnknown {
-		return // a failure that is not decisive yet
+		return // a failure that is not conclusive yet
 	}
 	key := h.Key.Service
 	c.mu.Lock()

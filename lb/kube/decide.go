@@ -17,7 +17,7 @@ type decision struct {
 	addrs  []string // the status as it should be
 	record string   // the Service's ports on these addresses, if they may be shared
 	write  bool     // addrs or record differ from the status, and we may write them
-	// reason and warning are for an Event, or "" for none.
+	// reason and warning are for an Event, or "" if there is none.
 	reason, warning string
 	waits           bool // another decision is possible once an address or a port is free
 }
@@ -36,7 +36,7 @@ const (
 	reasonPortInUse = "PortInUse"
 )
 
-// adopt records the addresses in a Service's status, whoever wrote them, and those that may still be written to it.
+// adopt records the addresses in a Service's status, whoever wrote them, and p, which may still be written to it.
 func (a *assigner) adopt(s *core.Service, p pending) {
 	h := holds(s)
 	h.Ports = union(h.Ports, p.ports)
@@ -45,8 +45,8 @@ func (a *assigner) adopt(s *core.Service, p pending) {
 }
 
 // decide returns what should become of a Service's status. It adopts the status, whoever wrote it. It changes a wrong
-// status only if the addresses are ours, or if others must be added to them for the first time: otherwise two
-// controllers would overwrite each other forever.
+// status only if the addresses are ours, or if addresses are added to another controller's for the first time.
+// Otherwise two controllers would overwrite each other forever.
 func (a *assigner) decide(s *core.Service, p pending, extended bool) decision {
 	has := statusAddresses(s)
 	a.adopt(s, p)
@@ -96,7 +96,7 @@ func unpooled(kept netip.Addr) string {
 	return fmt.Sprintf("%s is no longer in a pool; the Service keeps it, and it is not announced; ", kept)
 }
 
-// extends reports whether writing addrs to a Service's status keeps every entry that others wrote.
+// extends reports whether writing addrs to a Service's status keeps every entry that others have written.
 func extends(s *core.Service, addrs []netip.Addr) bool {
 	return !slices.ContainsFunc(s.Status.LoadBalancer.Ingress, func(i core.LoadBalancerIngress) bool {
 		addr, err := netip.ParseAddr(i.IP)

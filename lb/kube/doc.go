@@ -7,7 +7,8 @@
 //
 // # What this node announces
 //
-// The addresses of a Service are withheld (lb.Service.WithholdReason) for the first of these reasons (conditions.go):
+// The addresses of a Service are withheld (lb.Service.WithholdReason) for the first of these reasons that applies
+// (conditions.go):
 //
 //   - the node is excluded or about to be removed;
 //   - externalTrafficPolicy is Local and no ready endpoint is on this node;
@@ -26,8 +27,8 @@
 //     passes packets of unknown flows on to the others (lb.NodeForwarding.AnyNode). The same applies when topology
 //     hints make the tables differ.
 //   - With session affinity all nodes select the same node for a client, under either policy and without hints.
-//   - When Services with different pods share an address, packets arrive at nodes without a pod of the Service. They
-//     are forwarded to a node that has one, under either policy.
+//   - When Services with different pods share an address, packets arrive at nodes without a pod of the Service. Those
+//     nodes forward them to a node that has one, under either policy.
 //
 // Endpoints without a node, as in handwritten slices, are reached with NAT.
 //
@@ -39,8 +40,9 @@
 // # Tunnel keys
 //
 // A Secret holds the keys of the tunnels between nodes and the hash seed (tunnelkeys.go). Every agent creates it if
-// there is none, follows it, and rotates the keys once a day. This needs no leader: of several writers with the same
-// resourceVersion only one succeeds. A cluster without allocation, which elects no leader, also has keys.
+// there is none, follows it, and rotates the keys once a day. This needs no leader, because only one of several writers
+// with the same resourceVersion succeeds. A cluster without allocation, which elects no leader, can therefore have
+// keys.
 //
 // Three keys are accepted, and one step a day replaces the oldest, so agents need not see a step at the same time. The
 // keys of a new Secret are not required for some minutes, until all agents have them.

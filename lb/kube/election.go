@@ -15,7 +15,7 @@ import (
 )
 
 // Candidates in client-go's election poll the Lease every two seconds: 350 requests per second with an agent on each of
-// a thousand nodes. So an agent becomes a candidate only when the Lease is free, and watches it until then.
+// a thousand nodes. So an agent watches the Lease and becomes a candidate only when the Lease is free.
 
 // The timing of the election. If the leader fails, no address is assigned for up to leaseDuration. The leader renews
 // the Lease every leaseRetry, and every agent receives that update.
@@ -45,7 +45,7 @@ func (a *Allocator) awaitLease(ctx context.Context) bool {
 			return sleep(ctx, rand.N(leaseSpread))
 		case err != nil:
 			delay, fix := leaseRetry, "the API server must respond"
-			if apierrors.IsForbidden(err) { // as on every node of the manifest
+			if apierrors.IsForbidden(err) { // as on every node with the manifest's roles
 				delay, refused = refused, min(2*refused, forbiddenRetry)
 				fix = "set kubernetes.allocate = false: the Deployment of the manifest assigns"
 			}

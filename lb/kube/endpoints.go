@@ -20,7 +20,7 @@ type topology struct {
 	lost       map[netip.Addr]bool   // nodes that do not answer through the tunnel
 }
 
-// endpointSlice is the part of a discovery.EndpointSlice that is kept: endpoints take most memory in a large cluster.
+// endpointSlice is the part of a discovery.EndpointSlice that is kept. Endpoints take most memory in a large cluster.
 type endpointSlice struct {
 	meta.ObjectMeta        // name and version
 	service         string // nameOf the Service
@@ -41,7 +41,7 @@ type endpoint struct {
 	at                          netip.AddrPort
 	node                        string
 	ready, serving, terminating bool
-	hints                       *hints // nil: none
+	hints                       *hints // nil if there are none
 }
 
 // hints are the nodes and zones that should use an endpoint.
@@ -114,8 +114,8 @@ func byPort(all []*endpointSlice) map[portOf][]portIn {
 }
 
 // endpointsOf returns the endpoints of a port of a Service in one family, ordered by address. Only the first address of
-// an endpoint counts, as the API defines. Each address occurs once: slices may overlap while the controller moves
-// endpoints between them (pkg/proxy/endpointslicecache.go).
+// an endpoint counts, as the API defines. Each address occurs once, although slices may overlap while the controller
+// moves endpoints between them (pkg/proxy/endpointslicecache.go).
 func endpointsOf(ports []portIn) []endpoint {
 	byAddr := map[netip.AddrPort]endpoint{}
 	for _, p := range ports {
@@ -233,8 +233,8 @@ func byServing(all []endpoint) (serving, others []endpoint) {
 	return filter(all, serves), filter(all, func(e endpoint) bool { return !serves(e) })
 }
 
-// ended returns the endpoints whose UDP flows end, because a client cannot notice that nothing answers. They do not
-// serve while others in the cluster do, under either policy (pkg/proxy/conntrack/cleanup.go).
+// ended returns the endpoints that do not serve while others in the cluster do, under either policy
+// (pkg/proxy/conntrack/cleanup.go). Their UDP flows end, because a client cannot notice that nothing answers.
 func ended(all []endpoint) (out []lb.Backend) {
 	serving, others := byServing(all)
 	if len(serving) == 0 {
@@ -297,8 +297,8 @@ func nodesOf(all []endpoint, top topology) []lb.Node {
 	return nodes
 }
 
-// reachable removes endpoints on unknown nodes, because slices often outlive a deleted node, and on lost ones. If all
-// are on such nodes, it removes none.
+// reachable removes endpoints on unknown nodes, because slices often outlive a deleted node, and endpoints on lost
+// nodes. If no others are left, it removes none.
 func reachable(use []endpoint, top topology) []endpoint {
 	known := filter(use, func(e endpoint) bool {
 		return top.nodes == nil || e.node == "" || top.nodes[e.node].IsValid() && !top.isLost(e)

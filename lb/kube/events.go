@@ -36,8 +36,8 @@ func note(text string) string {
 // Self is the object of Events about an agent: its pod, or the Node if it does not run in a pod.
 type Self struct {
 	Client         kubernetes.Interface
-	Node           string // "": none
-	Namespace, Pod string // Pod "": the agent does not run in a pod
+	Node           string // "" if there is none
+	Namespace, Pod string // Pod is "" if the agent does not run in a pod
 	UID            types.UID
 }
 

@@ -10,12 +10,12 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// ofIPv6 ends the key of a service's second check: its health check node port over IPv6.
+// ofIPv6 is the suffix of the key of a service's second check, of its health check node port over IPv6.
 const ofIPv6 = "/IPv6"
 
 // nodePorts checks a service's health check node port over each family in which the service has an address and a ready
 // endpoint on this node. kube-proxy serves the families separately, each with its own port and endpoint count.
-// nodePorts returns why all addresses are withheld; if only one family fails, it sets v.unserved.
+// nodePorts returns why all addresses are withheld, or "". If only one family fails, it sets v.unserved.
 func (c *conditions) nodePorts(s *core.Service, v *view, node *core.Node) (reason string) {
 	failed, works := map[lb.Family]string{}, false
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
@@ -49,7 +49,8 @@ func (c *conditions) nodePorts(s *core.Service, v *view, node *core.Node) (reaso
 
 // nodePort checks a health check node port of this node as an external load balancer does: at the Node's address,
 // because kube-proxy may listen only there (nodePortAddresses "primary"). If the service is already announced when the
-// port is new, as after a policy change, it stays so until the check fails, because the proxy opens the port later.
+// port is new, for example after a policy change, it stays announced until the check fails, because the proxy opens the
+// port later.
 func (c *conditions) nodePort(key, service string, at netip.AddrPort, announced bool) string {
 	check := lb.Check{
 		Key: lb.CheckKey{Service: key}, Target: at, Spec: c.now().Probe, Presumed: announced,

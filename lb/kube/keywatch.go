@@ -19,7 +19,7 @@ import (
 type keyWatch struct {
 	informer cache.SharedIndexInformer
 	changed  chan struct{}
-	refused  atomic.Pointer[error] // why the API server does not permit it, or nil if not known to be refused
+	refused  atomic.Pointer[error] // why the API server refuses the watch, or nil
 	end      context.CancelFunc
 }
 
@@ -71,11 +71,11 @@ func (k *KeyKeeper) Close() {
 	}
 }
 
-// errNoAnswer is returned by Resume when its time is up.
+// errNoAnswer is Resume's error if ctx ends first.
 var errNoAnswer = errors.New("the API server has not answered")
 
-// Resume returns the Secret's keys, like First, to a node that has keys from a previous run. It neither creates the
-// Secret nor waits for it. Run reuses its watch, so a restart asks the API server once, not twice.
+// Resume is like First, for a node that has keys from a previous run. It neither creates the Secret nor waits for it.
+// Run reuses its watch, so a restart asks the API server only once.
 func (k *KeyKeeper) Resume(ctx context.Context) (Keys, error) {
 	keys, err := k.resume(ctx)
 	if err == nil {

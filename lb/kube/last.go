@@ -13,11 +13,11 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// One bad object can break the service proxies of all nodes at once. If each node then withdrew its routes, no address
-// would be announced, although the datapath does not need the proxies. So a node whose proxy fails probes other nodes'
-// proxies directly, with the same request. It withdraws the route while another node that can announce the service has
-// a healthy proxy. Otherwise it keeps announcing, with a lower preference than a healthy node. This needs no agreement:
-// if two nodes are wrong about each other, routers prefer healthy nodes.
+// One bad object can break the service proxies of all nodes at the same time. If each node then withdrew its routes, no
+// address would be announced, although the datapath does not need the proxies. So a node whose proxy fails probes other
+// nodes' proxies directly, with the same request. It withdraws the route while another node that can announce the
+// service has a healthy proxy. Otherwise it keeps announcing, with a lower preference than a healthy node. The nodes
+// need not agree, because routers prefer healthy nodes.
 
 // asked is how many other nodes are probed: the next ones by name. In a larger cluster they are a sample; routers
 // prefer a healthy node outside it anyway.
@@ -42,8 +42,8 @@ func (s *Source) lastAnnouncer(service *core.Service, v *view, endpoints []*endp
 	}
 }
 
-// hold keeps a service withheld until Options.Hold after a fault began to withhold it, so that a flapping proxy does
-// not move traffic each time.
+// hold keeps a service withheld for at least Options.Hold after a fault, so that a flapping proxy does not move traffic
+// each time.
 func (s *Source) hold(now *lb.Service) {
 	old, at := s.put[now.Name], s.held[now.Name]
 	switch {

@@ -26,18 +26,18 @@ type Allocator struct {
 	leader atomic.Value // string: the node that assigns addresses
 	// blocked is why this agent assigns nothing although it leads, or nil.
 	blocked atomic.Pointer[error]
-	// unready is how many pods run the agents if none of them is ready, or 0.
+	// unready is the number of agent pods if none is ready, or 0.
 	unready atomic.Int64
-	// stuck holds the versions of Services that cannot be handled: these stay unchanged until they have another
-	// version.
+	// stuck holds the versions of Services that cannot be handled. Such a Service stays unchanged until its version
+	// changes.
 	stuck sync.Map
 
 	mu    sync.Mutex // guards all below
 	pools []Pool
 	nodes int // nodes that may have addresses
-	// excluded counts nodes that may not have addresses, for the message that reports that none may.
+	// excluded is the number of nodes that may not have addresses, for the message that no node may.
 	excluded int
-	term     *term              // nil: not leading
+	term     *term              // nil if not leading
 	again    context.CancelFunc // ends the term to start one with other pools, or nil without a term
 }
 
@@ -57,16 +57,16 @@ type AllocatorOptions struct {
 	Namespace string   // of the Lease
 	Classes   []string // like Options.Classes; the first names the Lease and the field manager
 	Pools     []Pool
-	// NoAnnouncer: the nodes announce nothing.
+	// NoAnnouncer means that the nodes announce nothing.
 	NoAnnouncer bool
-	// IgnoreExclude: nodes announce despite the label that excludes them from external load balancers.
+	// IgnoreExclude lets nodes announce despite the label that excludes them from external load balancers.
 	IgnoreExclude bool
 	// PublishNodes maintains the node table in Namespace while this agent leads.
 	PublishNodes bool
 	// Problem is called with the error when the API server refuses a request about the Lease, and with nil once it
 	// accepts one. It may be nil.
 	Problem func(error)
-	// Boundary is around each Service. It may be nil.
+	// Boundary surrounds the handling of each Service. It may be nil.
 	Boundary *lb.Boundary
 	Log      *slog.Logger
 }
@@ -109,8 +109,8 @@ func (a *Allocator) leaseName() string {
 	if of == "" {
 		return leaseName
 	}
-	// A class has letters, digits and "-_./", but a name has no upper case or "/". The hash keeps different classes
-	// apart.
+	// A class may have letters, digits and "-_./", but a name has no upper case, "_" or "/". The hash distinguishes
+	// classes that would have the same name.
 	sum := sha256.Sum256([]byte(of))
 	class := strings.NewReplacer("/", "-", "_", "-").Replace(strings.ToLower(of))
 	return fmt.Sprintf("%s-%s-%x", leaseName, class, sum[:3])

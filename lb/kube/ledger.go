@@ -18,12 +18,12 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Leader election does not prevent two leaders: one that was stopped for a minute, or whose clock is slow, may believe
-// that it still leads, and its requests may arrive late. Each status write requires a version of its Service, but two
-// Services have two versions. So a leader first records what it is about to write in one object, the ledger, which only
-// its owner can change. A leader begins by making itself the owner; other leaders can then no longer change the ledger.
-// What the previous leader was about to write may still arrive until the Service has another version. Until then the
-// new owner gives these addresses to no other Service. The same applies to its own writes with unknown outcome.
+// Leader election does not prevent two leaders: one that was suspended for a minute, or whose clock is slow, may
+// believe that it still leads, and its requests may arrive late. A status write requires a version of its own Service,
+// so it does not conflict with a write to another Service. A leader therefore first records what it is about to write
+// in one object, the ledger, which only its owner can change. A new leader begins by making itself the owner. The
+// previous leader's last writes may still arrive until their Services have other versions. Until then the new owner
+// assigns their addresses to no other Service. The same applies to its own writes with an unknown outcome.
 
 // intent is an address assignment that is about to be written.
 type intent struct {
@@ -61,7 +61,7 @@ type ledger struct {
 	mu       sync.Mutex // guards the three below
 	pending  map[string]intent
 	recorded int  // number of changes to store
-	full     bool // the last new entry had no room
+	full     bool // the last new intent did not fit
 
 	writing chan struct{} // full during requests; guards object and written
 	object  *coordination.Lease
@@ -216,7 +216,7 @@ func (l *ledger) refused(service string) {
 	}
 }
 
-// done removes a Service's intents: it has another version. The next request stores this.
+// done removes the intents of a Service that has another version. The next request stores this.
 func (l *ledger) done(service string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -233,8 +233,8 @@ func (l *ledger) keep(known map[string]version) {
 	})
 }
 
-// pendingFor returns what may still be written to this version of a Service. It removes an intent for another version:
-// that write has succeeded or will fail.
+// pendingFor returns what may still be written to this version of a Service. It removes an intent for another version,
+// because that write has succeeded or will fail.
 func (l *ledger) pendingFor(s *core.Service) (p pending) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

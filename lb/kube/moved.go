@@ -9,7 +9,7 @@ import (
 	core "k8s.io/api/core/v1"
 )
 
-// reasonMoved is the Event reason for a Service that has lost an address: clients may still use it.
+// reasonMoved is the Event reason for a Service that has lost an address, which clients may still use.
 const reasonMoved = "AddressMoved"
 
 // moved emits an Event if the Service has lost addresses.
@@ -26,7 +26,7 @@ func (t *term) moved(s *core.Service, now []string, why string) {
 	t.events.Event(s, core.EventTypeWarning, reasonMoved, note(text))
 }
 
-// whyMoved says why a Service gets other addresses: only its own specification takes one away.
+// whyMoved says why a Service's addresses changed. Only its own specification can take one away.
 func whyMoved(s *core.Service) string {
 	if s.Spec.LoadBalancerIP != "" || annotation(s, wantAddresses) != "" {
 		return "it asks for other ones by name"

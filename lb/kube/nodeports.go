@@ -11,8 +11,8 @@ import (
 // portRetry is the delay before the agent tries again to listen on a health check node port that is in use.
 const portRetry = 10 * time.Second
 
-// proxyStart is how long after boot a service proxy may still start. It could not listen on a port that the agent has
-// taken.
+// proxyStart is how long after boot a service proxy may take to start. Until then the agent leaves the ports to the
+// proxy.
 const proxyStart = 3 * time.Minute
 
 // nodePort answers at a service's health check node port unless the node's service proxy does.
@@ -28,8 +28,8 @@ func (s *Source) nodePort(service *core.Service, readyLocal int) {
 	s.servePort(service, readyLocal, false)
 }
 
-// portOfOther answers at the health check node port of a Service that another program serves. Only this agent can,
-// because it is the service proxy.
+// portOfOther answers at the health check node port of a Service that another program serves, if this agent is the
+// service proxy. No other program answers there then.
 func (s *Source) portOfOther(name string) {
 	x, ok, err := s.services.GetByKey(name)
 	if err != nil || !ok || !s.o.IsProxy || !handled(x.(*core.Service)) {

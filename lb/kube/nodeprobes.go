@@ -15,11 +15,11 @@ import (
 )
 
 // Kubernetes takes most of a minute to notice that a node has lost power. So each node probes the nodes to which it
-// sends clients, through the tunnel that carries the clients' packets, with an echo request to a VIP. The datapath of
-// the other node answers, whether its agent runs or not. A node that does not answer gets no new connections until it
-// does, and nothing else changes: neither routes nor the state of Kubernetes.
+// sends clients, through the tunnel that carries the clients' packets, with an echo request to a VIP. The other node's
+// datapath answers, whether its agent runs or not. A node that does not answer receives no new connections until it
+// does. Nothing else changes: neither routes nor the state of Kubernetes.
 //
-// Each node judges for itself, because only its own path to the other one counts for its clients.
+// Each node decides for itself, because only its own path to the other node matters to its clients.
 
 // nodeProbe is the service of the nodes' checks; no Service has this name.
 const nodeProbe = "node/tunnel"
@@ -32,13 +32,14 @@ const (
 	nodeProbeDelay = time.Second
 )
 
-// nodeProbes knows which nodes answer. A node that has never answered is not judged: it may not have the VIP yet.
+// nodeProbes tracks which nodes answer. A node that has never answered is not lost, because it may not have the VIP
+// yet.
 type nodeProbes struct {
 	o       Options
 	changed func() // nodes are lost, or answer again
 
 	mu      sync.Mutex                // guards all below
-	vips    map[netip.Addr]netip.Addr // of the probed nodes: where each is probed
+	vips    map[netip.Addr]netip.Addr // the VIP at which each node is probed
 	results map[netip.Addr]lb.Health  // of nodes that have answered once
 }
 
@@ -50,8 +51,8 @@ func (n *nodeProbes) on() bool {
 	return n.o.NodeProbe > 0 && n.o.Forward == lb.MethodTunnel && n.o.Prober != nil
 }
 
-// follow probes the nodes that get packets of these services. A node keeps the VIP at which it is probed as long as it
-// has a backend of it, because a node learns of a new VIP later than this one.
+// follow probes the nodes that receive packets of these services. A node keeps its VIP as long as it has a backend of
+// that VIP, because it may learn of a new VIP later than this node.
 func (n *nodeProbes) follow(services map[string]*lb.Service) {
 	vips, first := map[netip.Addr]netip.Addr{}, map[netip.Addr]netip.Addr{}
 	n.mu.Lock()
@@ -97,7 +98,7 @@ func (n *nodeProbes) follow(services map[string]*lb.Service) {
 	n.o.Prober.Put(nodeProbe, checks)
 }
 
-// targetsOf returns the other nodes that get packets of a service, each with its families; true is IPv4.
+// targetsOf returns the other nodes that receive packets of a service, each with its families; true is IPv4.
 func targetsOf(s *lb.Service) map[netip.Addr]map[bool]bool {
 	nodes := map[netip.Addr]map[bool]bool{}
 	for _, p := range s.Ports {
@@ -114,7 +115,6 @@ func targetsOf(s *lb.Service) map[netip.Addr]map[bool]bool {
 	return nodes
 }
 
-// health takes a result of a check.
 func (n *nodeProbes) health(h lb.Health) {
 	node := h.Key.Backend.Addr()
 	n.mu.Lock()
@@ -137,8 +137,8 @@ func (n *nodeProbes) health(h lb.Health) {
 	n.changed()
 }
 
-// lost returns the nodes that do not answer, and whether they are to be avoided. If more than half of several nodes do
-// not answer, none is avoided: the fault is probably here.
+// lost returns the nodes that do not answer, and whether to avoid them. If more than half of several nodes do not
+// answer, the fault is probably on this node, and none is avoided.
 func (n *nodeProbes) lost() (nodes map[netip.Addr]bool, avoid bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -151,7 +151,7 @@ func (n *nodeProbes) lost() (nodes map[netip.Addr]bool, avoid bool) {
 	return nodes, len(n.results) == 1 || 2*len(nodes) <= len(n.results)
 }
 
-// Health takes a result from Options.Prober.
+// Health records a check result from Options.Prober.
 func (s *Source) Health(h lb.Health) {
 	if h.Key.Service == nodeProbe {
 		s.probes.health(h)

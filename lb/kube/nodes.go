@@ -12,9 +12,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// This file contains what the source reads from Nodes: little of each. Most of their changes are heartbeats.
+// This file contains what the source reads from Nodes. It ignores most fields, because most changes are heartbeats.
 
-// sourcesRetry is the delay before setting the tunnel sources is tried again after an error.
+// sourcesRetry is the delay before the tunnel sources are set again after an error.
 const sourcesRetry = 10 * time.Second
 
 // node returns this node's Node object, or nil if the API server has none.
@@ -70,8 +70,8 @@ func nodeAddresses(n *core.Node) (addrs []netip.Addr) {
 	return addrs
 }
 
-// sameNode reports whether two versions of a node are equal in what is read of it: for another node, its addresses and
-// the label that excludes it.
+// sameNode reports whether two versions of a node are equal in the fields that are read. For other nodes these are the
+// addresses and the label that excludes the node.
 func (s *Source) sameNode(old, now *core.Node) bool {
 	if !slices.Equal(nodeAddresses(old), nodeAddresses(now)) || hasExcludeLabel(old) != hasExcludeLabel(now) {
 		return false
@@ -80,8 +80,8 @@ func (s *Source) sameNode(old, now *core.Node) bool {
 		maps.Equal(old.Labels, now.Labels) && s.conditions.excluded(old) == s.conditions.excluded(now)
 }
 
-// readNodes takes over the state of the nodes. It returns the names of nodes whose tunnel address changed, or that are
-// lost or answer again, and whether this node changed in a way that concerns every service.
+// readNodes updates the state of the nodes. It returns the names of nodes whose tunnel address changed, or that were
+// lost or answer again, and whether this node changed in a way that affects every service.
 func (s *Source) readNodes() (changed map[string]bool, all bool) {
 	was, old := s.top, s.own
 	s.own = s.node()

@@ -16,11 +16,11 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// With tunnels, every node needs the addresses of all others. Kubernetes has them only in the Node objects, each of
-// which changes at least every five minutes and lists the node's images: each of a thousand nodes would receive and
-// decode all others' updates. So the agent that assigns addresses reads the Nodes and writes what others need into the
-// node table: ConfigMaps that change only when a node appears, moves or goes. There are several, so that a change is
-// small.
+// With tunnels, every node needs the addresses of all other nodes. Kubernetes has them only in the Node objects. Each
+// Node changes at least every five minutes and lists the node's images, so each of a thousand nodes would receive and
+// decode all others' updates. The agent that assigns addresses therefore reads the Nodes and writes what others need
+// into the node table: ConfigMaps that change only when a node is added or deleted or changes its address. There are
+// several, to keep each update small.
 
 // nodeShards is the number of ConfigMaps of the node table. Until all exist, there is no table.
 const nodeShards = 16
@@ -66,7 +66,7 @@ func (a *Allocator) tableEntry(n *core.Node) string {
 // nodeOf is the inverse of tableEntry: it returns a Node with the fields that others read.
 func nodeOf(name, entry string) *core.Node {
 	n := &core.Node{ObjectMeta: meta.ObjectMeta{Name: intern(name)}}
-	// The table does not say whether a node is ready: a probe of its proxy tells.
+	// The table does not say whether a node is ready; a probe of its proxy does.
 	n.Status.Conditions = []core.NodeCondition{{Type: core.NodeReady, Status: core.ConditionTrue}}
 	for _, field := range strings.Fields(entry) {
 		if _, err := netip.ParseAddr(field); err == nil {
@@ -90,7 +90,7 @@ func tableInformer(client kubernetes.Interface, namespace string) (cache.SharedI
 }
 
 // awaitTable waits until this client may read the node table, and returns false if ctx ends first. It calls refused
-// once when the API server refuses this. It keeps retrying, because an API server that is starting refuses everything
+// once if the API server refuses access. It keeps retrying, because an API server that is starting refuses everything
 // until it has read the roles.
 func awaitTable(
 	ctx context.Context, client kubernetes.Interface, namespace string, refused func(error),

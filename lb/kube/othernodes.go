@@ -12,18 +12,17 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// otherNodes puts the other nodes into the Source's cache: those in the node table, or all Nodes while there is no
-// table.
+// otherNodes puts the other nodes into the Source's cache, from the node table or, while there is none, from all Nodes.
 type otherNodes struct {
 	*Source
-	mu     sync.Mutex // guards all below, and the cache against the other of the two
+	mu     sync.Mutex // guards all below, and writes to the cache
 	shards map[string]map[string]*core.Node
 	// complete is set once the table has all shards. From then on the table is used.
 	complete  bool
-	stopNodes context.CancelFunc // nil: not watching all Nodes
+	stopNodes context.CancelFunc // nil if not watching all Nodes
 }
 
-// watchOwn puts this machine's Node into the cache.
+// watchOwn puts this node's Node into the cache.
 func (s *Source) watchOwn(i cache.SharedIndexInformer) error {
 	keep := func(x any) {
 		if n := x.(*core.Node); n.Name == s.o.Node {
@@ -53,7 +52,7 @@ func (s *Source) keepNode(n *core.Node) {
 			same = s.sameNode(old.(*core.Node), n)
 		}
 	}) {
-		return // it stays as it was
+		return // the node stays as it was
 	}
 	if s.nodes.Update(n); !known || !same {
 		s.queue.Add(anyNode)
@@ -107,7 +106,7 @@ func (s *Source) watchOthers(ctx context.Context) {
 func (o *otherNodes) watchTable(ctx context.Context) error {
 	informer, start := tableInformer(o.o.Client, o.o.Namespace)
 	put := func(x any) { o.shard(x.(*core.ConfigMap)) }
-	// A deleted ConfigMap stays in use: whoever writes the table creates it again.
+	// A deleted ConfigMap stays in use, because the allocator creates it again.
 	synced, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: put, UpdateFunc: func(_, x any) { put(x) },
 	})
@@ -133,7 +132,7 @@ func (o *otherNodes) watchTable(ctx context.Context) error {
 	return context.Cause(watch)
 }
 
-// shard takes over a ConfigMap of the table.
+// shard applies a ConfigMap of the table.
 func (o *otherNodes) shard(m *core.ConfigMap) {
 	if !isShard(m.Name) {
 		return
@@ -144,7 +143,7 @@ func (o *otherNodes) shard(m *core.ConfigMap) {
 			nodes[name] = nodeOf(name, entry)
 		}
 	}) {
-		return // it stays as it was
+		return // the shard stays as it was
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()

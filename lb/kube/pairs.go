@@ -14,7 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// This file limits the pairs of endpoint and port of one Service, so that every node has room for other Services.
+// This file limits the pairs of endpoint and port of one Service, to leave space for other Services on every node.
 
 // pairs are the endpoints of a Service by port and family.
 type pairs struct {
@@ -22,7 +22,7 @@ type pairs struct {
 	n  int // the total number of pairs
 	// share is how many endpoints each port and family may use, or 0 for all.
 	share int
-	// some: not all pairs were expanded.
+	// some means that not all pairs were expanded.
 	some bool
 }
 
@@ -34,9 +34,9 @@ type portFamily struct {
 // expandedMax limits how many pairs are expanded before choosing among them, as a multiple of those in use.
 const expandedMax = 10
 
-// findPairs returns all pairs of a Service. If there are more than most, each port and family gets an equal share.
-// 15,000 ports and 300 endpoints make too many pairs to expand at each change; then only the best endpoints of each
-// slice are expanded.
+// findPairs returns all pairs of a Service. If there are more than most, each port and family gets an equal share. If
+// there are too many to expand at each change, for example from 15,000 ports and 300 endpoints, it expands only the
+// best endpoints of each slice.
 func findPairs(s *core.Service, endpoints []*endpointSlice, most int) pairs {
 	p := pairs{of: map[portFamily][]endpoint{}}
 	from, n := findPorts(s, endpoints)
@@ -139,13 +139,13 @@ func (e endpoint) score() uint64 {
 	return score
 }
 
-// Services with more than portsFew ports of addresses have at most portsMax together, like the kernel's table, and a
-// quarter of it in a namespace. The plans and the status of many large Services that do not fit would fill the memory,
-// and one namespace could leave no room for others, and delay their changes by seconds.
+// Services with more than portsFew frontends (ports times addresses) may have at most portsMax together, the size of
+// the kernel's table, and a quarter of that per namespace. Otherwise the plans and the status of many large Services
+// that do not fit would fill the memory, and one namespace could use up the table and delay other namespaces' changes
+// by seconds.
 const portsFew, portsMax, portsOfNamespace = 100, 65_536, 65_536 / 4
 
-// fits reports whether a Service may have n ports of addresses. Services without room are tried again when another one
-// has fewer.
+// fits reports whether a Service may have n frontends. If it now has fewer, fits queues the Services that did not fit.
 func (s *Source) fits(name string, n int) bool {
 	had, total, own := s.wide[name], n, n
 	delete(s.wide, name)
@@ -172,8 +172,8 @@ func (s *Source) fits(name string, n int) bool {
 	return n > 0 || total == 0
 }
 
-// bound refuses a Service with too many pairs of endpoint and port, or too many ports. A Service that is already in
-// force keeps its addresses, and its view has as many pairs or ports as are permitted.
+// bound refuses a Service with too many pairs of endpoint and port, or too many ports. A Service that is already served
+// keeps its addresses, and its view has only as many pairs or ports as are permitted.
 func (s *Source) bound(v *view) {
 	name, most := v.service.Name, s.o.MaxEndpoints
 	if n := len(v.service.VIPs) * len(v.service.Ports); !s.fits(name, n) {
@@ -200,7 +200,7 @@ func (s *Source) bound(v *view) {
 	s.refuse(v, what)
 }
 
-// refuse makes a Service one that this node does not serve because of what it has.
+// refuse removes a Service's addresses and endpoints from its view, because of what the Service has.
 func (s *Source) refuse(v *view, what string) {
 	s.o.Boundary.Report(lb.PartEndpoints, v.service.Name, "refused: it has "+what)
 	for _, vip := range v.service.VIPs {
@@ -214,7 +214,7 @@ func (s *Source) refuse(v *view, what string) {
 }
 
 // inForce reports whether this node serves endpoints of a Service, or did before the agent started. A node that knows
-// nothing of previous agents counts every Service that it finds at its start: it may be in force elsewhere.
+// nothing of previous agents counts every Service that it finds at its start, because other nodes may serve it.
 func (s *Source) inForce(service *lb.Service) bool {
 	if old := s.put[service.Name]; old != nil {
 		serves := func(p lb.ServicePort) bool { return len(p.Backends) > 0 }

@@ -16,29 +16,30 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// While the API server receives no reports of the kubelets, it declares all endpoints not ready, although they serve.
-// When the nodes reach it again, each learns that no service has an endpoint, and all would withdraw all addresses
-// until the kubelets have reported. So after an interruption of its own watch, a node keeps the last endpoints of a
-// service for a while, at a lower preference, and probes them itself.
+// While the kubelets cannot report, Kubernetes declares all endpoints not ready, although they serve. When the nodes
+// reach the API server again, each learns that no service has an endpoint, and all would withdraw all addresses until
+// the kubelets have reported. So after an interruption of its own watch, a node keeps the last endpoints of a service
+// for a while, at a lower preference, and probes them itself.
 
 // interruptionMin is the shortest interruption of the watch that counts.
 const interruptionMin = 10 * time.Second
 
-// clockSkew bounds the difference between the clocks of this node and of what writes the conditions of Nodes.
+// clockSkew bounds the difference between this node's clock and the clock of the controller that writes Node
+// conditions.
 const clockSkew = 10 * time.Second
 
-// interruption is a time in which the API server was away.
+// interruption is a period in which the API server did not answer.
 type interruption struct {
 	from, until time.Time // until when it may explain that endpoints are not usable
 
 	mu     sync.Mutex      // guards all below
-	silent map[string]bool // nodes whose kubelets have not reported during the interruption, either; presumed at first
+	silent map[string]bool // nodes whose kubelets did not report during the interruption, either; presumed at first
 	toAsk  []string
 	asking bool
 }
 
-// Interrupted is called when the API server is reachable again after it was away since a time. It may be called from
-// any goroutine.
+// Interrupted tells the Source that the API server answers again, and since when it did not. It may be called from any
+// goroutine.
 func (s *Source) Interrupted(since time.Time) {
 	if time.Since(since) < interruptionMin || s.o.PanicHold == 0 {
 		return
@@ -48,8 +49,7 @@ func (s *Source) Interrupted(since time.Time) {
 	})
 }
 
-// lastUsable has the slices of a service when it last had a usable endpoint, and until when its endpoints are kept, or
-// zero.
+// lastUsable has a service's slices from when it last had a usable endpoint, and until when they are kept, or zero.
 type lastUsable struct {
 	slices []*endpointSlice
 	until  time.Time
@@ -57,8 +57,8 @@ type lastUsable struct {
 
 func (e endpoint) usable() bool { return e.ready || e.serving && e.terminating }
 
-// kept returns the slices of a service with the endpoints as they were before an interruption, if it is the cause that
-// none is usable now.
+// kept returns the slices of a service. If an interruption explains why no endpoint is usable now, their endpoints are
+// as they were before it.
 func (s *Source) kept(name string, now []*endpointSlice) (with []*endpointSlice, kept bool) {
 	if anyUsable(now) {
 		s.usable[name] = lastUsable{slices: now}
@@ -87,7 +87,7 @@ func anyUsable(all []*endpointSlice) bool {
 	})
 }
 
-// asBefore returns slices in which the endpoints have their earlier conditions, except those that terminate now.
+// asBefore returns now with the endpoints' conditions from before, except for endpoints that are terminating.
 func asBefore(now, before []*endpointSlice) (all []*endpointSlice) {
 	were := map[netip.Addr]endpoint{}
 	for _, x := range before {
@@ -110,8 +110,8 @@ func asBefore(now, before []*endpointSlice) (all []*endpointSlice) {
 	return all
 }
 
-// allSilent reports whether the nodes of all usable endpoints are silent. Until the API server has answered, they are
-// presumed to be.
+// allSilent reports whether the nodes of all usable endpoints are silent. A node is presumed to be silent until the API
+// server has answered.
 func (s *Source) allSilent(i *interruption, all []*endpointSlice) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -136,7 +136,7 @@ func (s *Source) allSilent(i *interruption, all []*endpointSlice) bool {
 	return silent
 }
 
-// askNodes asks the API server for the nodes in toAsk. There is no watch of them: most of the changes of Nodes are
+// askNodes reads the nodes in toAsk from the API server. It does not watch them, because most changes of Nodes are
 // heartbeats.
 func (s *Source) askNodes(i *interruption) {
 	ctx, cancel := context.WithDeadline(context.Background(), i.until)
@@ -150,7 +150,7 @@ func (s *Source) askNodes(i *interruption) {
 		name := i.toAsk[0]
 		i.toAsk = i.toAsk[1:]
 		i.mu.Unlock()
-		// Nodes may only list. Version 0: from the cache of the API server.
+		// The role of nodes permits only list. Version 0 reads from the API server's cache.
 		list, err := s.o.Client.CoreV1().Nodes().List(ctx, meta.ListOptions{
 			ResourceVersion: "0", FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String(),
 		})
@@ -167,7 +167,7 @@ func (s *Source) askNodes(i *interruption) {
 	}
 }
 
-// isSilent reports whether the kubelet of a node does not report, or reports again since a time.
+// isSilent reports whether a node's kubelet does not report, or started to report again only after since.
 func isSilent(n *core.Node, since time.Time) bool {
 	return slices.ContainsFunc(n.Status.Conditions, func(c core.NodeCondition) bool {
 		return c.Type == core.NodeReady && (c.Status == core.ConditionUnknown ||
@@ -175,7 +175,8 @@ func isSilent(n *core.Node, since time.Time) bool {
 	})
 }
 
-// keep lowers the preference of a service whose endpoints are kept. A probe that fails ends that for its endpoint.
+// keep lowers the preference of a service whose endpoints are kept, and probes them. A failed probe ends an endpoint's
+// use.
 func (s *Source) keep(service *lb.Service) {
 	const text = "no endpoint is usable since the API server was away; the last ones are kept for panic_hold, %s"
 	service.LowerPreference = cmp.Or(service.LowerPreference, fmt.Sprintf(text, s.o.PanicHold))

@@ -10,9 +10,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Nodes accept every packet to an address that they serve, and none from it. So writing a client's or a server's
-// address into a status must not make nodes serve it: the address must be in a pool. If its pool was changed, it is
-// served for a while to give clients and the owner of the Service time.
+// Nodes accept every packet to an address that they serve, and no packet from it. So writing a client's or a server's
+// address into a status must not make nodes serve that address: it must be in a pool. If the pool was changed, the
+// address is still served for a while, to give clients and the Service's owner time.
 
 // GraceDefault is Pool.Grace for addresses whose pool is no longer known, because it was configured before this agent
 // started.
@@ -42,8 +42,8 @@ func (s *Source) served(service *core.Service) []netip.Addr {
 	return slices.DeleteFunc(addressesOf(service), func(a netip.Addr) bool { return s.refusal(a) != "" })
 }
 
-// withoutVIPs returns a slice without endpoints that are in a pool. Nodes would send their packets to each other until
-// the TTL ends, and each time another flow would open.
+// withoutVIPs returns a slice without endpoints that are in a pool. Nodes would forward such an endpoint's packets to
+// each other until the TTL expires, and open another flow each time.
 func (s *Source) withoutVIPs(x *endpointSlice) *endpointSlice {
 	isVIP := func(e endpoint) bool { return poolOf(s.o.Pools, e.at.Addr()) != nil }
 	if !slices.ContainsFunc(x.endpoints, isVIP) {

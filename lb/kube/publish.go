@@ -21,8 +21,8 @@ const (
 	publishRetry = 2 * time.Second
 )
 
-// publishNodes maintains the node table until ctx ends. Without the rights for it there is none, and nodes watch the
-// Nodes.
+// publishNodes maintains the node table until ctx ends. Without the rights to write it, there is no table, and agents
+// watch all Nodes.
 func (a *Allocator) publishNodes(ctx context.Context) {
 	warn := func(err error) {
 		a.o.Log.Warn("node table not written; every agent watches every Node", "err", err,

@@ -15,9 +15,9 @@ func newQueue(delays workqueue.TypedRateLimiter[string]) workqueue.TypedRateLimi
 		workqueue.TypedRateLimitingQueueConfig[string]{DelayingQueue: delaying})
 }
 
-// turns implements workqueue.Queue. A namespace with many changes does not delay those of other namespaces.
+// turns implements workqueue.Queue. Many changes in one namespace do not delay other namespaces' changes.
 type turns struct {
-	namespaces []string            // those in names, the next one first
+	namespaces []string            // the keys of names, the next one first
 	names      map[string][]string // by namespace, never empty
 	n          int
 }

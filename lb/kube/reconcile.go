@@ -97,7 +97,7 @@ func (t *term) current(key string) (*core.Service, error) {
 	return s, nil
 }
 
-// reconcile sets the finalizer and status of a Service. It fails if the API server does.
+// reconcile sets the finalizer and status of a Service. It fails if a request fails.
 func (t *term) reconcile(ctx context.Context, key string) error {
 	s, err := t.current(key)
 	if s == nil || err != nil {
@@ -119,7 +119,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 		t.events.Event(s, core.EventTypeWarning, d.reason, d.warning)
 		t.o.Log.Warn("no address for service", "service", key, "reason", d.warning)
 	}
-	if d.write { // even without addresses: an agent that no longer leads may wrongly take some back
+	if d.write { // even without addresses, because an agent that no longer leads must not revoke any
 		i := intent{Service: key, UID: string(s.UID), Version: s.ResourceVersion, Addresses: d.addrs}
 		if d.record != "" {
 			i.Ports = []string{d.record}
@@ -179,7 +179,7 @@ func (t *term) decide(s *core.Service) decision {
 	defer t.mu.Unlock()
 	d := t.assigner.decide(s, t.ledger.pendingFor(s), t.extended[nameOf(s)] == s.UID)
 	d.warning = note(d.warning)
-	delete(t.waiting, nameOf(s)) // this decision has seen what it frees itself
+	delete(t.waiting, nameOf(s)) // this decision already considers what it frees
 	t.queueOthers()
 	if d.waits {
 		t.waiting[nameOf(s)] = true
@@ -248,7 +248,7 @@ func (t *term) isCleared(s *core.Service) bool {
 	return true
 }
 
-// forget releases the resources of a deleted Service; t.mu is held.
+// forget drops the state and the addresses of a deleted Service; t.mu is held.
 func (t *term) forget(key string) {
 	delete(t.gone, key)
 	delete(t.known, key)

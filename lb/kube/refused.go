@@ -12,13 +12,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// This file handles a Service whose status the API server refuses because of an admission policy, or etcd because the
-// object is too large. Other Services get their addresses.
+// This file handles a Service whose status the API server refuses because of an admission policy, or because the object
+// is too large for etcd. Other Services still get their addresses.
 
 // reasonRefused is the reason of such a Service's Event and condition.
 const reasonRefused = "StatusRefused"
 
-// saidFor is how long until the owner of such a Service is told again: Events are kept for an hour.
+// saidFor is the time after which the owner of such a Service is told again. Events are kept for an hour.
 const saidFor = 30 * time.Minute
 
 // told is what the owner of a Service was told, and when.
@@ -27,8 +27,8 @@ type told struct {
 	at   time.Time
 }
 
-// admissionErrors and storageErrors occur in the messages of errors after which nothing is written, whatever their
-// code: a webhook chooses its own code, and etcd errors have 500.
+// admissionErrors and storageErrors occur in the messages of errors after which nothing is written. The code does not
+// matter, because a webhook chooses its own and etcd errors have 500.
 var (
 	admissionErrors = []string{"denied the request", "failed calling webhook"}
 	storageErrors   = []string{"etcdserver: request is too large", "trying to send message larger than max"}

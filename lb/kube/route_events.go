@@ -59,7 +59,7 @@ type AnnouncedRoute struct {
 
 // RouteEvents emits an Event on a Service when this node starts or stops announcing one of its addresses. A node that
 // has not announced an address emits none about it: with externalTrafficPolicy Local, only nodes with endpoints do. A
-// restart alone emits none: in a rolling restart of all nodes they would be most of the requests.
+// restart alone emits none, because a rolling restart of all nodes would then cause more Events than all other changes.
 type RouteEvents struct {
 	o      RouteEventsOptions
 	events record.EventRecorder    // of Run
@@ -79,7 +79,7 @@ type routeEvent struct {
 	announced bool           // according to the last Event
 	reason    string         // of the last Event, while announced
 	told      bool           // that Event was not omitted
-	earlier   bool           // that Event is from a previous run, and this run has not announced it yet
+	earlier   bool           // that Event is from a previous run, and this run has not announced the address yet
 }
 
 // NewRouteEvents returns RouteEvents that emit nothing until Run.
@@ -203,7 +203,7 @@ func (e *RouteEvents) due(every bool) (all []lb.RouteStatus) {
 	return all
 }
 
-// emitOne emits the Event about one address on each Service that has it, omits it, or leaves it for later.
+// emitOne emits the Event about one address on each Service that has it, omits it, or postpones it.
 func (e *RouteEvents) emitOne(x *routeEvent, now lb.RouteStatus) {
 	var services []*core.Service
 	for _, name := range now.Services {

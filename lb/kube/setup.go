@@ -13,8 +13,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// If a new cluster lacks something without which no Service works, each Service and each node's status says so: pools,
-// announcers, or a node that is not excluded. In clusters that consist only of control plane nodes, all are excluded.
+// A new cluster in which no Service works lacks pools, announcers, or a node that is not excluded. Each Service and
+// each node's status then says so. In clusters that consist only of control plane nodes, all nodes are excluded.
 
 // othersTime is how long a Service without an address is left to another controller while there are no pools, or
 // because its class is not ours.
@@ -61,7 +61,7 @@ func waitsLong(s *core.Service) bool {
 	return len(s.Status.LoadBalancer.Ingress) == 0 && time.Since(s.CreationTimestamp.Time) > othersTime
 }
 
-// noAgent says that nobody gives a Service of a class that is none of these an address, or returns "".
+// noAgent says that no agent assigns an address to a Service whose class is not one of these, or returns "".
 func noAgent(s *core.Service, classes []string) string {
 	switch {
 	case !isOfOtherClass(s, classes) || !waitsLong(s) || assignedCondition(s) != nil || !handled(s):
@@ -102,7 +102,7 @@ const (
 )
 
 // followAgents records how many pods the DaemonSet has if none was ready twice in a row, because an agent that does not
-// start can tell nobody.
+// start cannot report that.
 func (a *Allocator) followAgents(ctx context.Context) {
 	for before := int64(0); sleep(ctx, agentsEvery); {
 		d, err := a.o.Client.AppsV1().DaemonSets(a.o.Namespace).Get(ctx, agentsName, meta.GetOptions{})
@@ -121,8 +121,8 @@ func (a *Allocator) followAgents(ctx context.Context) {
 	}
 }
 
-// allExcluded returns the number of nodes in the cluster if all have the label that excludes them. It returns 0 if one
-// lacks it.
+// allExcluded returns the number of nodes in the cluster if all have the label that excludes them, or 0 if one does
+// not.
 func (s *Source) allExcluded() int {
 	if s.o.IgnoreExclude {
 		return 0
@@ -136,8 +136,8 @@ func (s *Source) allExcluded() int {
 	return len(all)
 }
 
-// Findings reports what the cluster or its configuration lacks without which no Service works. It may be called from
-// any goroutine.
+// Findings reports what is missing for any Service to work, and nodes that do not answer. It may be called from any
+// goroutine.
 func (s *Source) Findings() (all []lb.Finding) {
 	services, waiting, unserved := 0, 0, map[string]int{}
 	for _, x := range s.services.List() {

@@ -12,10 +12,10 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Services that share an address have different ports on it. A Service that has a port keeps it: a Service whose ports
-// are changed gets only ports that no other one has. So the status of a Service that may share addresses records its
-// ports on them. All agents read there who came first: the leader, even a new one, and the nodes while there is no
-// leader. The Kubernetes roles for users do not permit writing a status.
+// Services that share an address have different ports on it. A Service keeps its ports, and a Service whose ports
+// change gets only ports that no other one has. The status of a Service that may share addresses therefore records its
+// ports on them. All agents learn from this record which Service came first, including a new leader, and the nodes
+// while there is no leader. The Kubernetes roles for users do not permit writing a status.
 
 // conditionShared is a condition of Services that have an address and a share key, or share an address. Its message
 // lists the ports that the Service has on its addresses.
@@ -24,11 +24,11 @@ const conditionShared = ourPrefix + "AddressShared"
 // noPorts is the message for a Service that has none of its ports, because others have them all.
 const noPorts = "no port"
 
-// sharedPortsMax limits the ports of a Service that can share addresses, so that what all workers are about to write
-// leaves room in the ledger. A condition's message could have more.
+// sharedPortsMax limits the ports of a Service that can share addresses, so that the intents of all workers fit into
+// the ledger. A condition's message could list more.
 const sharedPortsMax = 400
 
-// portsText lists ports in sorted order, whatever their order.
+// portsText lists ports in sorted order.
 func portsText(ports []lb.Port) string {
 	if len(ports) == 0 {
 		return noPorts
@@ -69,8 +69,8 @@ func recordOf(s *core.Service) string {
 // byKeyText separates the ports from the rest of a version 0.1 record.
 const byKeyText = " by the key "
 
-// holds returns what a Service has according to its status: the recorded ports, or without a record all ports in its
-// specification; then no other Service can share its addresses yet.
+// holds returns what a Service has according to its status: the recorded ports or, without a record, all ports in its
+// specification. Without a record no other Service can share its addresses yet.
 func holds(s *core.Service) lb.Holder {
 	h := holder(s)
 	record, _, _ := strings.Cut(recordOf(s), byKeyText)
@@ -90,8 +90,8 @@ func (a *assigner) recordFor(h lb.Holder) string {
 	return portsText(h.Ports)
 }
 
-// grant adds to a decision which ports the Service has on its addresses. Until the status is written, both its current
-// ports and its future ones are its own.
+// grant adds to a decision which ports the Service has on its addresses. Until the status is written, the Service has
+// both its current and its future ports.
 func (a *assigner) grant(s *core.Service, p pending, d decision) decision {
 	h := holder(s)
 	denied := a.alloc.Denied(h)

@@ -66,7 +66,7 @@ func slimNode(n *core.Node) {
 	}
 }
 
-// slimOwn is slim for this machine's Node, all of whose labels are read.
+// slimOwn is slim for this node's Node, but keeps all labels.
 func slimOwn(x any) (any, error) {
 	n, ok := x.(*core.Node)
 	if !ok {

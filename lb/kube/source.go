@@ -32,7 +32,7 @@ const Name = "kubernetes"
 // Options configures a Source.
 type Options struct {
 	Client kubernetes.Interface
-	Node   string // the Node object of this machine
+	Node   string // name of this node's Node object
 	// Namespace contains the node table. If it is "", other nodes are read from their Nodes.
 	Namespace string
 	Classes   []string // spec.loadBalancerClass of Services to serve; "" for those without one; empty means "" only
@@ -41,7 +41,7 @@ type Options struct {
 	// TunnelSources sets the allowed sources of tunnel packets: the addresses of all nodes. It may be nil.
 	TunnelSources func([]netip.Addr) error
 	// SpreadLocal reports whether one node receives all packets to an address with these announcers and spreads them
-	// over all nodes with endpoints, even under the policy Local. Nil: never.
+	// over all nodes with endpoints, even under the policy Local. Nil means never.
 	SpreadLocal func([]lb.AnnouncerKind) bool
 	// FollowNodes calls TunnelSources even if packets to other nodes do not use tunnels.
 	FollowNodes bool
@@ -70,15 +70,15 @@ type Options struct {
 	NoAnnouncer             bool // this node announces no address
 	// IsProxy is true if this agent is the node's service proxy.
 	IsProxy bool
-	// PanicHold is how long the last endpoints of a service are kept after an interruption. 0: not at all.
+	// PanicHold is how long the last endpoints of a service are kept after an interruption. 0 means not at all.
 	PanicHold time.Duration
-	// NodeProbe is the interval at which other nodes are probed through the tunnel. 0: not at all.
+	// NodeProbe is the interval at which other nodes are probed through the tunnel. 0 means not at all.
 	NodeProbe time.Duration
 	// MaxEndpoints limits the pairs of endpoint and port per Service. 0 means no limit.
 	MaxEndpoints int
 	// Held lists the frontends that a previous agent left in the kernel, or nil if unknown.
 	Held []lb.Frontend
-	// Boundary is around each object. It may be nil.
+	// Boundary surrounds the handling of each object. It may be nil.
 	Boundary *lb.Boundary
 	// Booted is when the machine started. Zero means long ago.
 	Booted time.Time
@@ -120,7 +120,7 @@ type Source struct {
 	graceUntil    map[netip.Addr]time.Time // until when addresses that are in no pool are served
 	endpoints     map[string]seen          // of services
 	usable        map[string]lastUsable    // of services
-	wide          map[string]int           // ports of addresses of services with many, or 0 for one without room
+	wide          map[string]int           // frontends of services with many, or 0 for one that does not fit
 	complete      bool                     // all Services that existed at the start have been put
 	own           *core.Node               // this node, or nil if the API server has none
 	top           topology
@@ -163,7 +163,7 @@ func New(o Options) (*Source, error) {
 	return s, nil
 }
 
-// watchCluster creates the informers of Services, EndpointSlices and this machine's Node, which Run starts.
+// watchCluster creates the informers of Services, EndpointSlices and this node's Node, which Run starts.
 func (s *Source) watchCluster() error {
 	ofUs := informers.WithTweakListOptions(func(l *meta.ListOptions) {
 		l.LabelSelector = "!" + labelProxyName + ",!" + labelHeadless
@@ -277,7 +277,7 @@ func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 	}
 }
 
-// handle reconciles everything that a key of the queue stands for.
+// handle reconciles everything that a key of the queue refers to.
 func (s *Source) handle(key string, sink lb.Sink) {
 	switch key {
 	case anyNode:

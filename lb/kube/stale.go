@@ -41,10 +41,10 @@ type seen struct {
 	removed map[served]time.Time // no longer there, and until when they are passed on as deleted; may be nil
 }
 
-// addStale adds endpoints that a service's port no longer has, as deleted backends. The datapath then ends their flows,
-// and a client that keeps its source port (UDP) is rebalanced at once. An endpoint counts whatever its conditions: most
-// are terminating before they are removed, and get no new flows then. If a service has too many endpoints to examine,
-// its flows end by themselves.
+// addStale adds endpoints that a service's port no longer has as deleted backends. The datapath then ends their flows,
+// and a client that keeps its source port (UDP) is rebalanced immediately. The conditions of an endpoint do not matter:
+// most endpoints are terminating before they are removed, and receive no new flows then. If a service has too many
+// endpoints to examine, its flows end by themselves.
 func (s *Source) addStale(v *view) {
 	name := v.service.Name
 	if v.some {

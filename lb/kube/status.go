@@ -39,7 +39,7 @@ func isSteelyard(manager string) bool {
 }
 
 // The texts in a managedFields entry for the addresses in the status, and for our finalizer. slim keeps only these. The
-// addresses are one field: an entry has all or none, and it belongs to the last writer.
+// addresses are one field, which belongs to its last writer.
 var (
 	addressField   = []byte(`"f:ingress"`)
 	finalizerField = []byte(finalizer)

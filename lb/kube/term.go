@@ -33,13 +33,13 @@ type term struct {
 	mu       sync.Mutex // guards all below
 	assigner *assigner
 	known    map[string]version   // the newest version of each Service that was read or written; caches may be older
-	read     uint64               // when all were read: a Service that did not exist then and is older does not exist
+	read     uint64               // version of the first list: a Service that is older and was not in it does not exist
 	gone     map[string]bool      // Services whose deletion was seen
 	waiting  map[string]bool      // Services to decide again when an address is free …
 	perNode  map[string]bool      // … and when there are more nodes
 	cleared  map[string]cleared   // Services whose status somebody else has emptied
 	gave     map[string]types.UID // Services to whose status this term has written addresses
-	extended map[string]types.UID // Services whose addresses from others this term has added to
+	extended map[string]types.UID // Services to whose addresses from others this term has added some
 	excluded int                  // like Allocator.excluded
 	refused  map[string]told      // Services whose status the API server refuses
 	wrote    map[string]told      // texts written to conditions about addresses
@@ -102,7 +102,7 @@ func newTerm(a *Allocator, pools []Pool) *term {
 
 // run assigns addresses until ctx ends. First it takes the ledger, so that only this term may assign, and reads all
 // assignments from the API server's storage, because a cache may lack the last writes. It reserves what the previous
-// leader was about to write. The worker of each Service settles that, so one Service delays no other.
+// leader was about to write. Each Service's worker settles that, so one Service does not delay others.
 func (t *term) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -35,7 +35,7 @@ func classOf(s *core.Service) string {
 }
 
 // matchesClass reports whether a Service gets addresses from this agent: its type is LoadBalancer, and its class is one
-// of these. No classes mean that of Services without one.
+// of these. Without classes, the Service must have none either.
 func matchesClass(s *core.Service, classes ...string) bool {
 	return s.Spec.Type == core.ServiceTypeLoadBalancer &&
 		(slices.Contains(classes, classOf(s)) || len(classes) == 0 && classOf(s) == "")
@@ -58,8 +58,8 @@ func addressesOf(s *core.Service) (vips []netip.Addr) {
 	return vips
 }
 
-// maxExternalIPs is how many spec.externalIPs are read. A Service has room for 100,000. At each change they would have
-// to be compared with each other and with those of all Services that have one of them.
+// maxExternalIPs is how many spec.externalIPs are read. A Service can contain 100,000. At each change these would have
+// to be compared with each other and with the addresses of all Services that have one of them.
 const maxExternalIPs = 100
 
 // externalIPsOf returns the first maxExternalIPs of spec.externalIPs.
@@ -93,18 +93,18 @@ type view struct {
 	unserved   map[lb.Family]withheld // families that are withheld individually
 	announced  bool                   // by this node until now, as far as that depends on the node
 	pairs      int                    // number of pairs of endpoint and port in the whole cluster
-	kept       bool                   // the endpoints are those before an interruption
+	kept       bool                   // the endpoints are from before an interruption
 	some       bool                   // there are too many pairs to examine all
 }
 
-// withheld is why the addresses of a family are not announced. intended: this node is not at fault.
+// withheld says why the addresses of a family are not announced. intended means that this node is not at fault.
 type withheld struct {
 	reason   string
 	intended bool
 }
 
-// translate returns the view of s with these VIPs from top's node. shared is true if another Service has one of the
-// VIPs: then packets may arrive at a node without an endpoint of s, under either policy. spread is true if one node
+// translate returns the view of s with these VIPs from top's node. shared means that another Service has one of the
+// VIPs, so packets may arrive at a node without an endpoint of s, under either policy. spread means that one node
 // receives all packets and spreads them over the nodes with endpoints although the policy is Local. If there are more
 // than most pairs of endpoint and port, translate uses some of them.
 func translate(
@@ -122,7 +122,7 @@ func translate(
 	readyLocal := map[bool]map[netip.Addr]struct{}{true: {}, false: {}} // by whether IPv4
 	var ports []portKey
 	found := findPairs(s, endpoints, most)
-	usable, hinted := map[bool]bool{}, false // hints, or lost nodes, have restricted the choice for any port
+	usable, hinted := map[bool]bool{}, false // hinted: hints or lost nodes have restricted the choice for any port
 	for i, p := range s.Spec.Ports {
 		port := lb.ServicePort{
 			Port: lb.Port{Port: uint16(p.Port), Target: uint16(p.Port)}, Kept: []netip.AddrPort{},

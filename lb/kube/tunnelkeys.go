@@ -118,21 +118,21 @@ func ParseKeys(data map[string][]byte) (Keys, error) {
 type KeyOptions struct {
 	Client    kubernetes.Interface
 	Namespace string // of the Secret
-	// Boundary is around the content of the Secret. It may be nil.
+	// Boundary surrounds the parsing of the Secret. It may be nil.
 	Boundary *lb.Boundary
 	Log      *slog.Logger
 }
 
 // KeyKeeper creates the Secret if there is none, follows it, and rotates the keys. Every agent has one. It needs no
-// leader: the resourceVersion lets only one of several writers succeed. An agent without the right to write the Secret,
-// like a node of the manifest, leaves that to the others.
+// leader, because the resourceVersion lets only one of several writers succeed. An agent without the right to write the
+// Secret, like the manifest's nodes, leaves that to others.
 type KeyKeeper struct {
 	o       KeyOptions
 	reader  bool // the API server has refused a write
 	jitter  time.Duration
 	known   *Keys // the last ones used; a deleted Secret is created again from them
 	problem atomic.Pointer[string]
-	watched *keyWatch // nil: the Secret is not watched
+	watched *keyWatch // nil if the Secret is not watched
 }
 
 // NewKeyKeeper returns a KeyKeeper. known are the keys that this node has from a previous run, or nil.
@@ -193,7 +193,7 @@ func (k *KeyKeeper) First(ctx context.Context) (Keys, error) {
 	}
 }
 
-// ErrNoKeys is returned to a node that may not create the Secret.
+// ErrNoKeys means that there is no Secret and this node may not create it.
 var ErrNoKeys = errors.New("there is no Secret yet; the agent that assigns addresses creates it")
 
 // errKeysInvalid is the error for a Secret that someone has changed.
@@ -216,7 +216,7 @@ func transient(err error) bool {
 	return false
 }
 
-// read returns the Secret's keys, and makes them if there are none.
+// read returns the Secret's keys, and creates them if there are none.
 func (k *KeyKeeper) read(ctx context.Context) (Keys, error) {
 	secret, err := k.o.Client.CoreV1().Secrets(k.o.Namespace).Get(ctx, KeySecret, meta.GetOptions{})
 	switch {
@@ -245,8 +245,7 @@ func parseSecret(s *core.Secret) (Keys, error) {
 	return keys, err
 }
 
-// create makes the keys, or takes the keys in use, and writes them into the empty Secret of the manifest, or into a new
-// one if empty is nil.
+// create writes new keys, or the keys in use, to the empty Secret of the manifest, or to a new one if empty is nil.
 func (k *KeyKeeper) create(ctx context.Context, empty *core.Secret) (Keys, error) {
 	keys := newKeys(time.Now().Truncate(time.Second))
 	if k.known != nil {

@@ -12,8 +12,9 @@ func isOfOtherClass(s *core.Service, classes []string) bool {
 	return s.Spec.Type == core.ServiceTypeLoadBalancer && !matchesClass(s, classes...)
 }
 
-// takesBack reports whether the allocator of these classes must empty a Service's status, and remove the finalizer. The
-// Service is being deleted or of none of them. given are the addresses that the allocator has assigned to it.
+// takesBack reports whether the allocator of these classes must empty a Service's status and remove the finalizer. The
+// Service is being deleted or has none of these classes. given lists the addresses that the allocator has assigned to
+// it.
 func takesBack(s *core.Service, classes []string, given []netip.Addr) (status, final bool) {
 	had, empty := len(given) > 0, len(s.Status.LoadBalancer.Ingress) == 0
 	if matchesClass(s, classes...) { // being deleted
@@ -28,7 +29,7 @@ func takesBack(s *core.Service, classes []string, given []netip.Addr) (status, f
 		if slices.ContainsFunc(classes, func(c string) bool { return c != "" && manager == managerOf(c) }) {
 			return true
 		}
-		// The allocators of all classes used this name before; that of the default class still does.
+		// Previously all classes shared this name; the default class still uses it.
 		return manager == fieldManager && (!other || had && !slices.ContainsFunc(statusAddresses(s),
 			func(addr netip.Addr) bool { return !slices.Contains(given, addr) }))
 	}
