@@ -37,8 +37,8 @@ type Options struct {
 	Log        *slog.Logger   // required
 	Level      *slog.LevelVar // Log's level, set by each reload if not nil
 	PinPath    string         // directory of the pinned BPF objects; default: PIN_DIRECTORY or datapath.DefaultPinPath
-	StateDir   string         // state that outlives the agent, not a reboot; default: datapath.DefaultStateDir
-	KeepDir    string         // state that outlives a reboot; default: STATE_DIRECTORY (systemd.exec(5)) or StateDir
+	StateDir   string         // state that outlives the agent but not a reboot; default: datapath.DefaultStateDir
+	KeepDir    string         // state that survives a reboot; default: STATE_DIRECTORY (systemd.exec(5)) or StateDir
 
 	queue    *logqueue.Queue  // Log's queue; may be nil
 	history  *events.History  // which Log fills; set by complete if nil
@@ -48,8 +48,8 @@ type Options struct {
 	network  *machine.Network // read by New
 	problems *problems        // set by New
 	api      *apiDialer       // set by complete
-	boundary *lb.Boundary     // set by complete, unless a test has
-	// setLabels takes this node's labels; set by New.
+	boundary *lb.Boundary     // set by complete, unless a test has set it
+	// setLabels is called with this node's labels; set by New.
 	setLabels func(map[string]string)
 
 	open func(datapath.Options) (forwarder, error) // openDatapath if nil; tests use one in memory

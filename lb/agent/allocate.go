@@ -26,7 +26,7 @@ import (
 )
 
 // Allocate is "steelyard allocate": until ctx ends, it takes part in the election of the address allocator, and
-// maintains the tunnel keys. It needs nothing from the machine. It reads the configuration of the nodes, and rereads it
+// maintains the tunnel keys. It does not depend on the machine. It reads the configuration of the nodes, and rereads it
 // at SIGHUP and, in a Kubernetes volume, at each change.
 func Allocate(ctx context.Context, configFile, version string, w io.Writer) error {
 	hangup := catch(syscall.SIGHUP)

@@ -23,7 +23,7 @@ type announcers struct {
 	all   lb.Announcer
 	peers func() []lb.PeerStatus // BGP neighbours
 	sent  func(peer netip.Addr) ([]lb.SentRoute, bool)
-	// findings returns the faults other than those of sessions.
+	// findings returns all faults except session faults.
 	findings func() []lb.Finding
 	// notReceived says why nobody receives an announced route, or returns "" if somebody does.
 	notReceived func(lb.RouteStatus) string
@@ -35,14 +35,14 @@ type announcers struct {
 	keepRoutes func()
 	// configure applies a changed [bgp]. It is nil if there was none at startup.
 	configure func(*config.Config) error
-	setLabels func(map[string]string) // of this machine's Node
+	setLabels func(map[string]string) // of this node's Node
 	members   *membership             // may be nil
 	// require takes the function that reports which interfaces forward.
 	require func(forwards func(name string) bool)
 	tasks   []task
 }
 
-// configureTimeout bounds how long changed BGP options take until every route is queued.
+// configureTimeout bounds how long applying changed BGP options may take until every route is queued.
 const configureTimeout = 30 * time.Second
 
 func newAnnouncers(
@@ -186,7 +186,7 @@ func bgpOptions(cfg *config.Config, facts node, log *slog.Logger) bgp.Options {
 		chosen := func(peer config.Peer) bool { return slices.Contains(peer.Pools, p.Name) }
 		a := attributes(p.Attributes)
 		if a.Empty() && p.AggregateV4+p.AggregateV6+p.Prepend == 0 && !slices.ContainsFunc(c.Peers, chosen) {
-			continue // treated as if it had no pool: its change affects no session
+			continue // has no BGP settings, so its changes must affect no session
 		}
 		o.Pools = append(o.Pools, bgp.Pool{
 			Name: p.Name, Ranges: p.Ranges, Attributes: a, Prepend: p.Prepend,

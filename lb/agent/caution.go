@@ -21,19 +21,20 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
-// steadyTime is how long an agent runs before it trusts its objects. endsMax is the number of consecutive agents that
-// may end by a panic before that.
+// steadyTime is how long an agent runs before it trusts its objects. After endsMax consecutive agents have ended in a
+// panic before that, caution begins.
 const (
 	steadyTime = 10 * time.Minute
 	endsMax    = 3
 )
 
-// caution sits between the cluster source and the engine. An object that makes the agent panic may come back at each
-// start, so after three panics in a row the agent starts without what came last: until it has run for steadyTime, new
-// and reconfigured Services stay as they are in the kernel, and weights reported by servers do not count.
+// caution sits between the cluster source and the engine. An object that makes the agent panic may be read again at
+// each start, so after endsMax panics in a row the agent starts without the latest changes. Until it has run for
+// steadyTime, new and reconfigured Services stay as they are in the kernel, and weights reported by servers do not
+// count.
 type caution struct {
 	lb.Sink
-	ends     *state.File // number of consecutive agents that ended by a panic
+	ends     *state.File // number of consecutive agents that ended in a panic
 	trusted  *state.File // configurations of services by name, as config returns them
 	problems *problems
 	log      *slog.Logger
@@ -41,12 +42,12 @@ type caution struct {
 	mu     sync.Mutex // guards all below; held during calls to Sink, to keep their order
 	on     bool
 	proven map[string]string      // of trusted, while on
-	back   map[string]*lb.Service // kept back
+	back   map[string]*lb.Service // services kept back
 	now    map[string]*lb.Service
-	before map[string]string // configurations a while ago
+	before map[string]string // configurations at the previous tick
 }
 
-// cautionProblem names the problem that says that caution is on.
+// cautionProblem is the name of the problem that is set while caution is on.
 const cautionProblem = "start without what came last"
 
 func openCaution(to lb.Sink, dir string, p *problems, log *slog.Logger) *caution {
@@ -76,7 +77,7 @@ func openCaution(to lb.Sink, dir string, p *problems, log *slog.Logger) *caution
 	return c
 }
 
-// panicked reports whether the previous agent ended by a panic, and makes the runtime write the report of the next
+// panicked reports whether the previous agent ended in a panic, and makes the runtime write the report of the next
 // panic to a file in dir. A killed agent leaves no report, so it does not count.
 func panicked(dir string, log *slog.Logger) bool {
 	path := filepath.Join(dir, "panic")
@@ -145,7 +146,7 @@ func (c *caution) Delete(name string) {
 	c.Sink.Delete(name)
 }
 
-// health returns a report without the server's weight while such weights do not count.
+// health returns h, without the server's weight while caution is on.
 func (c *caution) health(h lb.Health) lb.Health {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -155,7 +156,8 @@ func (c *caution) health(h lb.Health) lb.Health {
 	return h
 }
 
-// run trusts what has existed for steadyTime, until ctx ends. An end by ctx does not count.
+// run trusts services that have existed for steadyTime, until ctx ends. An agent that ends because of ctx has not
+// panicked.
 func (c *caution) run(ctx context.Context) error {
 	tick := time.NewTicker(steadyTime)
 	defer tick.Stop()

@@ -14,8 +14,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/agent/preflight"
 )
 
-// Check is "steelyard check": it reads and validates a configuration file. It refuses what the agent would refuse at
-// startup, leave out or wait for. With elsewhere the file is for another machine.
+// Check is "steelyard check": it reads and validates a configuration file. It rejects whatever the agent would refuse,
+// leave out or wait for at startup. With elsewhere the file is for another machine.
 func Check(configFile string, elsewhere bool) (*config.Config, error) {
 	if elsewhere {
 		return preflight.LoadElsewhere(configFile)
@@ -31,8 +31,8 @@ func Check(configFile string, elsewhere bool) (*config.Config, error) {
 		memberFamily(thisHost{}, (*config.Report).Errorf))
 }
 
-// load is Check at startup of the agent. An address that now belongs to the machine is only a warning: it must not
-// prevent an agent that serves other addresses from starting.
+// load is Check at startup of the agent. An address that now belongs to the machine is only a warning, because it must
+// not prevent an agent that serves other addresses from starting.
 func load(configFile string) (*config.Config, error) {
 	network, err := machine.Read()
 	if err != nil {
@@ -46,7 +46,7 @@ func load(configFile string) (*config.Config, error) {
 }
 
 // reload is Check of a text for a running agent. Settings that are read only at startup are already active, so a
-// problem with the interfaces is a warning.
+// problem with the interfaces is only a warning.
 func reload(name string, text []byte) (*config.Config, error) {
 	network, err := machine.Read()
 	if err != nil {
@@ -93,8 +93,8 @@ func plain(err error) error {
 
 type fail = func(r *config.Report, key, hint, problem string, args ...any)
 
-// links is the rule that reports interfaces that do not exist with missing, and interfaces of another kind with wrong.
-// The agent starts as soon as one of the uplinks exists, and uses the others when they appear.
+// links is the rule that calls missing for interfaces that do not exist, and wrong for interfaces that are not
+// Ethernet. The agent starts as soon as one of the uplinks exists, and uses the others when they appear.
 func links(n *machine.Network, missing, wrong fail) config.Rule {
 	check := func(r *config.Report, key string, names []string) {
 		for i, name := range names {
@@ -116,8 +116,8 @@ func links(n *machine.Network, missing, wrong fail) config.Rule {
 	}
 }
 
-// memberFamily is the rule for members of [l2] that this node cannot reach, because it is a member with one address
-// only. It warns about members' further addresses, and reports with found if none is left.
+// memberFamily is the rule for members of [l2] that this node cannot reach, because it is a member by one address only.
+// It only warns about their addresses if other members have its family, and otherwise calls found.
 func memberFamily(h host, found fail) config.Rule {
 	return func(c *config.Config, r *config.Report) {
 		if c.L2 == nil {

@@ -22,9 +22,8 @@ import (
 // How long startup waits for an API server that does not answer: longer if this node has no stored keys.
 const (
 	firstKeysTimeout = 20 * time.Second
-	// makeKeysTimeout is how much longer a node without the right to create keys waits for one that has it: that node's
-	// pod may be starting at the same time. Startup stays within the limits of systemd and of the manifest's liveness
-	// probe.
+	// makeKeysTimeout is how much longer a node that may not create keys waits for an agent that may, whose pod may be
+	// starting at the same time. Startup stays within the limits of systemd and of the manifest's liveness probe.
 	makeKeysTimeout  = 40 * time.Second
 	knownKeysTimeout = 3 * time.Second
 )
@@ -44,7 +43,7 @@ type clusterKeys struct {
 }
 
 // openClusterKeys reads the keys. It returns nil if there is no cluster, or if a file has the keys. The agent also
-// starts without keys: a previous one may have set some.
+// starts without keys, because a previous one may have set some.
 func openClusterKeys(o Options) (*clusterKeys, error) {
 	if o.Config.Kubernetes == nil || len(o.Config.Datapath.TunnelKeys) > 0 {
 		return nil, nil

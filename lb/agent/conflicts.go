@@ -19,7 +19,6 @@ type conflicts struct {
 	bgp     bool                            // BGP is on as well
 }
 
-// text describes a conflict.
 func (conflicts) text(c l2.Conflict) string {
 	host := fmt.Sprintf("%s on %s", c.MAC, c.Interface)
 	switch {
@@ -72,9 +71,9 @@ func (x conflicts) withheld(
 	return w.Reason, w.Intended
 }
 
-// mark changes a status: an address that another host owns is not announced. That is intended, because only one host at
-// a time may answer for it. One that this machine owns is announced since it took it over, which may be long after the
-// engine asked for that.
+// mark adjusts a status. An address that another host owns is not announced, which is intended, because only one host
+// at a time may answer for it. An address that this machine owns counts as announced since this machine took it over,
+// which may be long after the engine asked for that.
 func (x conflicts) mark(st *lb.Status) {
 	if x.list == nil {
 		return

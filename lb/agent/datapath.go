@@ -58,7 +58,7 @@ func datapathOptions(o Options, facts node) (datapath.Options, error) {
 	}, nil
 }
 
-// peersOf returns the BGP peers with addresses. Clients' packets arrive on the interfaces that lead to them.
+// peersOf returns the addresses of the BGP peers. Clients' packets arrive on the interfaces that lead to them.
 func peersOf(c *config.Config) (addrs []netip.Addr) {
 	if c.BGP == nil {
 		return nil
@@ -71,8 +71,8 @@ func peersOf(c *config.Config) (addrs []netip.Addr) {
 	return addrs
 }
 
-// linksOf returns the interfaces on which clients' packets arrive: those on which hosts resolve VIPs, and those of
-// peers with link-local addresses.
+// linksOf returns the interfaces on which clients' packets arrive: where hosts resolve VIPs, and where peers have
+// link-local addresses.
 func linksOf(c *config.Config, facts node) (names []string) {
 	if c.L2 != nil {
 		names = slices.Clone(facts.l2Interfaces)
@@ -88,7 +88,7 @@ func linksOf(c *config.Config, facts node) (names []string) {
 	return names
 }
 
-// checkPath returns the mark and the source address for probes of a server that has the VIP.
+// checkPath returns a function that returns the mark and the source address for a check's probes.
 func checkPath(d forwarder) func(lb.Check) (healthd.Way, error) {
 	return func(c lb.Check) (healthd.Way, error) {
 		mark, from, err := d.ProbeWay(c.VIP, c.Target.Addr(), c.Method, c.Encap)

@@ -47,17 +47,17 @@ func (r *reachability) awaySince() time.Time {
 }
 
 // lostAfter is how long the API server may leave data, or the probes of an idle connection, unacknowledged; probes
-// begin after probeIdle. Its address may be a VIP that the nodes announce: if a router moves the connection to another
-// node, which does not know it, nobody answers. The client itself would notice after 45 seconds.
+// begin after probeIdle. The server's address may be a VIP that the nodes announce. If a router moves the connection to
+// another node, which does not know it, nothing answers. The client itself would notice after 45 seconds.
 const (
 	lostAfter = 10 * time.Second
 	probeIdle = 5 * time.Second
 )
 
-// apiDialer connects to the API server. If its address is a VIP that this node knows and that does not answer, it
-// connects to an endpoint of that service: a node cannot reach a VIP through itself (source_is_local), and it may be
-// the only node, or the one that the router chooses. TLS verifies the same name either way. A nil apiDialer knows no
-// endpoints.
+// apiDialer connects to the API server. If the server's address is a VIP that this node knows and that does not answer,
+// apiDialer connects to an endpoint of that service. A node cannot reach a VIP through itself (source_is_local), and it
+// may be the only node, or the one that the router chooses. TLS verifies the same name either way. A nil apiDialer
+// knows no endpoints.
 type apiDialer struct {
 	// endpoints returns the endpoints of an address's VIP and port, or nil if it knows none.
 	endpoints atomic.Pointer[func(address string) []string]
@@ -89,7 +89,7 @@ func (a *apiDialer) dial(ctx context.Context, network, address string) (net.Conn
 	return conn, err
 }
 
-// dialAPI connects so that a lost connection ends.
+// dialAPI opens a connection that fails when the server leaves it unacknowledged for lostAfter.
 func dialAPI(ctx context.Context, network, address string, timeout time.Duration) (net.Conn, error) {
 	d := net.Dialer{
 		Timeout: timeout,

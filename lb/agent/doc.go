@@ -6,8 +6,8 @@
 //
 //	node facts ─► announcers ─► cluster keys ─► datapath ─► prober ─► engine ─► drain store ─► cluster ─► admin API
 //
-// The keys come from the API server, because the hash seed is among them and the datapath needs it to open. New waits
-// for them for a few seconds at most (clusterkeys.go).
+// The keys are read from the API server first, because they include the hash seed, which the datapath needs to open.
+// New waits for them for a limited time (clusterkeys.go).
 //
 // There is one cycle: the engine needs the prober, and the prober needs a receiver for its health reports. A
 // healthRelay is created before both.

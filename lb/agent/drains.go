@@ -86,7 +86,8 @@ func (d *drainStore) set(ctx context.Context, service string, on bool) (lb.Drain
 	return next, nil
 }
 
-// drainable says why a service that is not drained cannot be drained, given all services with an address.
+// drainable says why a service that is not drained cannot be drained, or returns nil. served are the services with an
+// address.
 func (d *drainStore) drainable(service string, served []lb.ServiceStatus) error {
 	if lb.NoService(service, served) == nil {
 		return nil

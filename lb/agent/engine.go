@@ -21,8 +21,7 @@ func checkEngine(e interface {
 	return err
 }
 
-// engineHealth answers health requests from what the engine publishes, so that no number of them costs the engine
-// anything.
+// engineHealth answers health requests from what the engine publishes, so that requests cost the engine nothing.
 type engineHealth struct {
 	engine interface {
 		Progress() lb.Progress

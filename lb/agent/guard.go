@@ -26,9 +26,9 @@ type losses struct {
 }
 
 // guard returns an error for a configuration that takes addresses from more than a tenth of the services, or removes
-// more than half of the file's, unless force, or the file's own force, is the word in the error. The word is derived
-// from the names of these services, so it permits no other change, and is the same on each node. before is the text of
-// the active file.
+// more than half of the file's services, or any if the file seems to be cut off. It returns nil if force, or the file's
+// own force, is the word in the error. The word is derived from the names of these services, so it permits no other
+// change, and is the same on each node. before is the text of the active file.
 func guard(plan *file.Plan, cfg *config.Config, before string, cluster losses, force string) error {
 	gone, lost := losers(plan.Changes)
 	maps.Copy(lost, cluster.lost)
@@ -109,7 +109,7 @@ func inPools(c *config.Config, a netip.Addr) bool {
 	return slices.ContainsFunc(c.Pools, func(p config.Pool) bool { return p.Contains(a) })
 }
 
-// permit is plan for a configuration that the guard accepts.
+// permit is like plan, but also fails if guard refuses the configuration.
 func (l *reloader) permit(cfg *config.Config, force string) (*file.Plan, error) {
 	plan, err := l.plan(cfg)
 	if err == nil {
@@ -119,7 +119,7 @@ func (l *reloader) permit(cfg *config.Config, force string) (*file.Plan, error) 
 }
 
 // chooseStart gives the file source the configuration at startup, or the last active one if the guard refuses it. It
-// returns the one it chose, and why it refused the other. A cluster's Services are not known yet.
+// returns the chosen configuration, and why it refused the other. A cluster's Services are not known yet.
 func chooseStart(o Options, services *file.Source) (cfg *config.Config, refused, err error) {
 	last, found, err := historyOf(o).Last()
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"syscall"
 )
 
-// toJournal reports whether w is the journal, as JOURNAL_STREAM says (systemd.exec(5)).
+// toJournal reports whether w is the journal, according to JOURNAL_STREAM (systemd.exec(5)).
 func toJournal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {
@@ -41,7 +41,7 @@ func newJournal(w io.Writer, to func(io.Writer) slog.Handler) journal {
 	return j
 }
 
-// prefixed writes each line, which is one call, with a prefix.
+// prefixed adds a prefix to each line. Each Write is one line.
 type prefixed struct {
 	io.Writer
 	prefix string

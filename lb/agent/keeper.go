@@ -9,22 +9,22 @@ import (
 // keepInterval is the time between attempts to write data that could not be written.
 const keepInterval = time.Second
 
-// keeper writes data that outlives the agent. Data that cannot be written, for example because the disk is full, is a
-// problem in the status, and keeper retries until it is written or replaced.
+// keeper writes data that outlives the agent. If a write fails, for example because the disk is full, the status shows
+// a problem, and keeper retries until the data is written or replaced.
 type keeper struct {
 	part     string // name of the problem
 	problems *problems
 	interval time.Duration
 
 	mu    sync.Mutex   // guards write; held during it, so that an older value does not replace a newer one
-	write func() error // still to be done; may be nil
+	write func() error // pending, or nil
 }
 
 func newKeeper(part string, p *problems) *keeper {
 	return &keeper{part: part, problems: p, interval: keepInterval}
 }
 
-// save calls write, and calls it again after each failure while run runs. It replaces a write that is still to be done.
+// save calls write. If that fails, run retries. save replaces a pending write.
 func (k *keeper) save(write func() error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -32,7 +32,7 @@ func (k *keeper) save(write func() error) {
 	k.try()
 }
 
-// try writes what is still to be written; k.mu is held.
+// try calls the pending write; k.mu is held.
 func (k *keeper) try() {
 	if k.write == nil {
 		return
@@ -44,7 +44,7 @@ func (k *keeper) try() {
 	k.problems.set(k.part, err)
 }
 
-// run retries until ctx ends, and once more then.
+// run retries until ctx ends, and then once more.
 func (k *keeper) run(ctx context.Context) error {
 	tick := time.NewTicker(k.interval)
 	defer tick.Stop()

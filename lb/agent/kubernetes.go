@@ -26,8 +26,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
-// defaultNamespace is used if POD_NAMESPACE is not set. It is the manifest's, so that host services and a DaemonSet
-// elect one leader and share the same keys.
+// defaultNamespace is used if POD_NAMESPACE is not set. It is the manifest's namespace, so that host services and a
+// DaemonSet elect one leader and share the same keys.
 const defaultNamespace = "steelyard"
 
 // ownNamespace returns the namespace of the leader election's Lease and the tunnel keys' Secret.
@@ -111,7 +111,7 @@ func newCluster(
 	options.Booted, options.Namespace = booted(), ownNamespace()
 	options.NodeLabels, options.Held, options.Boundary = o.setLabels, held, o.boundary
 	options.Client, options.TunnelSources, options.Pools, options.Log = client, known.tunnelSources, pools, log
-	// This is not the prober of the backends: the names differ, and the cluster source receives the reports.
+	// This is not the backends' prober, because the names differ and the cluster source receives the reports.
 	relay := new(healthRelay)
 	prober := healthd.New(healthd.Options{
 		Report: relay.report, Way: way, Boundary: o.boundary, Log: component(o.Log, "health"),
@@ -197,7 +197,7 @@ func probing(cfg *config.Config) kube.Probing {
 	}
 }
 
-// booted returns when this machine was booted, or zero if the kernel does not tell.
+// booted returns when this machine was booted, or zero if that is unknown.
 func booted() time.Time {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {

@@ -18,9 +18,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
-// lastKnown sits between the cluster source and the engine, and stores what the source says. If an agent starts while
-// the API server is away, lastKnown passes on what is stored until the source has synced: the control plane may need
-// the addresses that this node announces.
+// lastKnown sits between the cluster source and the engine, and stores what the source passes on. If an agent starts
+// while the API server does not answer, lastKnown passes on the stored state until the source has synced, because the
+// control plane may need the addresses that this node announces.
 type lastKnown struct {
 	lb.Sink
 	setNodes func([]netip.Addr) error
@@ -44,7 +44,7 @@ type clusterState struct {
 	Nodes    []netip.Addr
 }
 
-// The version of clusterState. Increase it when lb.Service changes so that stored services mean something else.
+// clusterStateVersion must be increased when a change of lb.Service changes the meaning of stored services.
 const clusterStateVersion = 1
 
 func newLastKnown(to lb.Sink, setNodes func([]netip.Addr) error, dir string, log *slog.Logger) *lastKnown {
@@ -132,7 +132,7 @@ const (
 	savedPerSecond = 500
 )
 
-// run replays what is stored, if that is needed, and stores changes until ctx ends.
+// run replays the stored state if needed, and stores changes until ctx ends.
 func (l *lastKnown) run(ctx context.Context) error {
 	start := time.Now()
 	for next := start.Add(saveInterval); ; {
@@ -181,9 +181,8 @@ func (l *lastKnown) replay() {
 		"services", len(stored.Services), "file", l.file.Path())
 }
 
-// probedDirectly returns s with a check of its own, because nobody says which endpoints still exist. A service gets no
-// check if its ports cannot be probed by connecting. A reason to withhold its addresses is kept only if it is not a
-// fault.
+// probedDirectly returns s with a TCP check, if its ports permit one, because no source says which endpoints still
+// exist. It keeps a reason to withhold the addresses only if the reason is not a fault.
 func probedDirectly(s *lb.Service) *lb.Service {
 	out := *s
 	if !s.WithholdIntended {
@@ -213,8 +212,8 @@ func (l *lastKnown) save() int {
 	return n
 }
 
-// writeState writes a clusterState as JSON, one service at a time: for a large cluster, encoding all at once takes as
-// much memory as the services.
+// writeState writes a clusterState as JSON, one service at a time, because encoding a large cluster as a whole takes as
+// much memory as its services.
 func writeState(w io.Writer, services []*lb.Service, nodes []netip.Addr) error {
 	part := func(before string, v any) error {
 		text, err := json.Marshal(v)

@@ -77,7 +77,7 @@ func start(ctx context.Context, o Options) (err error) {
 }
 
 // openLog returns a logger in the configured format, which never blocks, and the queue of its lines. It logs at level,
-// which is set to the configured level. A pipe that lost its reader no longer ends the process.
+// which is set to the configured level. From then on, a pipe without a reader does not end the process.
 func openLog(w io.Writer, c config.Log, level *slog.LevelVar) (*slog.Logger, *logqueue.Queue) {
 	level.Set(c.Level)
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // exec checks' programs would inherit signal.Ignore
@@ -92,7 +92,7 @@ func openLog(w io.Writer, c config.Log, level *slog.LevelVar) (*slog.Logger, *lo
 		return handler(w).Handle(context.Background(), r)
 	})
 	log := slog.New(handler(queue))
-	// net/http would write to stderr itself, and wait until somebody reads it, for as many frames as a server sends.
+	// Otherwise net/http writes to stderr, for any number of frames from a server, and blocks while nobody reads it.
 	stdlog.SetOutput(slog.NewLogLogger(component(log, "http").Handler(), slog.LevelDebug).Writer())
 	return log, queue
 }
@@ -100,7 +100,7 @@ func openLog(w io.Writer, c config.Log, level *slog.LevelVar) (*slog.Logger, *lo
 // keepDir returns the state directory that survives a reboot (systemd.exec(5)), or else the runtime directory.
 func keepDir() string { return cmp.Or(os.Getenv("STATE_DIRECTORY"), datapath.DefaultStateDir) }
 
-// openHistory returns the history of events in a directory, and a log whose records also go there.
+// openHistory returns the history of events in a directory, and a logger that also writes to it.
 func openHistory(dir string, log *slog.Logger) (*events.History, *slog.Logger) {
 	h, err := events.Open(dir)
 	log = slog.New(h.Handler(log.Handler()))
@@ -110,10 +110,10 @@ func openHistory(dir string, log *slog.Logger) (*events.History, *slog.Logger) {
 	return h, log
 }
 
-// keptIn are the directories in which an agent may have kept its state: of the unit's, and the default.
+// keptIn lists the directories in which an agent may have stored its state: the systemd unit's, and the default.
 var keptIn = []string{"/var/lib/steelyard", datapath.DefaultStateDir}
 
-// Events returns the events that the last agent has stored, for when none runs.
+// Events returns the events that the last agent has stored, for use while none runs.
 func Events(f events.Filter) (all []events.Event, err error) {
 	for _, dir := range keptIn {
 		if all, err = events.Read(dir, f); len(all) > 0 || err != nil {
@@ -141,8 +141,8 @@ func Cleanup(w io.Writer) error {
 // Remains reports whether there is something for Cleanup to remove from the kernel.
 func Remains() (bool, error) { return datapath.Remains(datapath.DefaultPinPath) }
 
-// Left says what the programs of an agent that has ended go on doing, and for how long routers send packets here. It is
-// empty if there are none.
+// Left says what the programs of a stopped agent still do, and for how long routers will send packets here. It returns
+// "" if there are none.
 func Left() (string, error) {
 	left, err := datapath.ReadRemainder(datapath.DefaultPinPath)
 	if err != nil || left == nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/kube"
 )
 
-// membership is the set of other nodes that announce by ARP and NDP: the file's and the cluster's. A nil membership has
-// no others.
+// membership is the set of other nodes, from the file and the cluster, that announce by ARP and NDP. A nil membership
+// is empty.
 type membership struct {
 	*members.Members
 	port uint16
@@ -28,7 +28,7 @@ type membership struct {
 	nodes      []netip.Addr            // from the cluster
 	known      bool                    // nodes is known; without a cluster it is empty
 	neighbours map[string]members.Peer // by MAC address
-	read       time.Time               // when neighbours was
+	read       time.Time               // when neighbours was read
 }
 
 // newMembership returns the membership that the configuration asks for, or nil if it asks for none.
@@ -52,8 +52,8 @@ func newMembership(c *config.Config, facts node, b *lb.Boundary, log *slog.Logge
 	return m, nil
 }
 
-// memberKeys returns the keys in the files; the first signs messages that are sent. Without a secret for the members,
-// the tunnels' secrets serve, because the same nodes have them.
+// memberKeys returns the keys from the files; the first signs sent messages. Without secrets for the members it returns
+// the tunnels' secrets, because the same nodes have them.
 func memberKeys(c *config.Config) (keys [][]byte) {
 	secrets := c.L2.Secrets
 	if c.L2.Unencrypted {
@@ -68,7 +68,7 @@ func memberKeys(c *config.Config) (keys [][]byte) {
 	return keys
 }
 
-// setNodes takes the addresses of the nodes of the cluster.
+// setNodes sets the addresses of the cluster's nodes.
 func (m *membership) setNodes(nodes []netip.Addr) {
 	if m == nil {
 		return
@@ -86,7 +86,7 @@ func (m *membership) updatePeers() {
 	}
 }
 
-// setClusterKeys takes the cluster's keys, unless a file has some.
+// setClusterKeys uses the cluster's keys, unless a file has some.
 func (m *membership) setClusterKeys(c *config.Config, k kube.Keys) {
 	if m == nil || len(memberKeys(c)) > 0 {
 		return
@@ -96,8 +96,8 @@ func (m *membership) setClusterKeys(c *config.Config, k kube.Keys) {
 	}
 }
 
-// reload applies changes of the members and the secrets in the file. It leaves alone whichever of the two was absent at
-// startup (in running) or is absent now.
+// reload applies changed members and secrets of the file. It ignores either one if it was added or removed as a whole
+// since startup (running).
 func (m *membership) reload(running, next *config.Config) error {
 	if m == nil || next.L2 == nil {
 		return nil
@@ -115,15 +115,15 @@ func (m *membership) reload(running, next *config.Config) error {
 	return nil
 }
 
-// OfMAC returns the member with a MAC address: one that has reported it, or one whose address the kernel has resolved.
-// The latter is for members that are in the same segment but have never been reached.
+// OfMAC returns the member with a MAC address: one that has reported it, or one whose address the kernel has resolved
+// to it. The latter is for members in the same segment that have never been reached.
 func (m *membership) OfMAC(mac string) (members.Peer, bool) {
 	if p, ok := m.Members.OfMAC(mac); ok {
 		return p, true
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if time.Since(m.read) > time.Second { // anyone in the segment can cause calls
+	if time.Since(m.read) > time.Second { // any host in the segment can cause calls
 		m.neighbours, m.read = neighboursOf(m.Peers(netip.Addr{})), time.Now()
 	}
 	p, ok := m.neighbours[mac]
@@ -147,11 +147,11 @@ func neighboursOf(peers []members.Peer) map[string]members.Peer {
 	return of
 }
 
-// memberGrace is how long a member may be away before it is a problem: it may be restarting.
+// memberGrace is how long a member may be away before it is a problem, because it may be restarting.
 const memberGrace = 10 * time.Second
 
-// findings returns the members that share a name, and those in the file that do not respond. Not every node of a
-// cluster needs to run an agent.
+// findings returns the members that share a name, and members from the file that do not respond. A node of a cluster
+// need not run an agent.
 func (m *membership) findings() (all []lb.Finding) {
 	if m == nil {
 		return nil

@@ -31,8 +31,8 @@ func limitGarbage() {
 // releaseMemory returns memory to the system after releaseDelay.
 func releaseMemory() { time.AfterFunc(releaseDelay, debug.FreeOSMemory) }
 
-// releaseAfterStart releases memory once the datapath has all services, which takes long in a large cluster, and again
-// once they are announced and stored. behind returns when the datapath began to lack one.
+// releaseAfterStart releases memory once the datapath has all services, which takes a long time in a large cluster, and
+// again once they are announced and stored. behind returns when the datapath began to lack one.
 func releaseAfterStart(ctx context.Context, behind func() time.Time, release func()) {
 	wait := func(d time.Duration) bool {
 		select {

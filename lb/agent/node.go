@@ -31,7 +31,7 @@ func (n node) address() netip.Addr {
 	return n.address6
 }
 
-// addresses returns the addresses of both families, without those that it does not have.
+// addresses returns the node's addresses of both families, without missing ones.
 func (n node) addresses() []netip.Addr {
 	return slices.DeleteFunc([]netip.Addr{n.address4, n.address6}, func(a netip.Addr) bool { return !a.IsValid() })
 }
@@ -45,23 +45,23 @@ type host interface {
 	addresses(iface string) (v4, v6 netip.Addr, err error)
 }
 
-// lackError is a fact that is neither configured nor found in the system.
+// lackError reports a fact that is neither configured nor found in the system.
 type lackError struct {
 	key, hint string // of the configuration
 	err       error
-	mayCome   bool // it may be found later
+	mayCome   bool // the fact may appear later
 }
 
 func lacks(key, hint, format string, args ...any) error {
 	return &lackError{key, hint, fmt.Errorf(format, args...), false}
 }
 
-// lacksYet is lacks for what this node's network may still bring, such as a default route from DHCP.
+// lacksYet is lacks for a fact that this node's network may still provide, such as a default route from DHCP.
 func lacksYet(key, hint, format string, args ...any) error {
 	return &lackError{key, hint, fmt.Errorf(format, args...), true}
 }
 
-// mayCome reports whether this node's network may still bring what is missing.
+// mayCome reports whether this node's network may still provide the missing fact.
 func mayCome(err error) bool {
 	var lack *lackError
 	return errors.As(err, &lack) && lack.mayCome

@@ -11,8 +11,8 @@ func (l *reloader) keep(now *loadState) { l.kept(l.history.Add(now.text, now.at)
 // text returns the text of the active file.
 func (l *reloader) text() string { return l.state.Load().text }
 
-// findings says that the next start or reload would activate a file other than the current one. A rejected file is
-// reported as such.
+// findings reports a file other than the active one, which the next start or reload would use. A rejected file has its
+// own finding.
 func (l *reloader) findings() []lb.Finding {
 	now := l.state.Load()
 	text, err := config.Read(l.file)

@@ -9,7 +9,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// problems holds the parts of the agent that do not work at present, each with its error. The status shows them, and
+// problems tracks the parts of the agent that currently do not work, each with its error. The status shows them, and
 // changes are logged.
 type problems struct {
 	log *slog.Logger

@@ -6,8 +6,8 @@ import (
 	"github.com/steelyard-lb/steelyard/systemd"
 )
 
-// readiness notifies systemd when the agent is ready and when it reloads. A reload that ends before startup is complete
-// must not send READY=1, which ends startup. It runs one reload at a time.
+// readiness notifies systemd when the agent is ready and when it reloads, and runs one reload at a time. A reload that
+// ends before startup is complete must not send READY=1, which ends startup.
 type readiness struct {
 	notifier *systemd.Notifier
 

@@ -12,13 +12,13 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/agent/machine"
 )
 
-// refuser sits between the sources and the engine. It removes addresses from services if they belong to this machine,
-// to its network, or to another node, and follows changes of the machine. The datapath takes every packet to a VIP, so
-// such an address would be lost for everything else.
+// refuser sits between the sources and the engine. It removes addresses that belong to this machine, to its network, or
+// to another node from services, and follows changes of the machine. The datapath takes every packet to a VIP, so such
+// an address would be unusable for everything else.
 type refuser struct {
 	lb.Sink
 	log      *slog.Logger
-	boundary *lb.Boundary // around the handling of the kernel's reports
+	boundary *lb.Boundary // surrounds the handling of kernel notifications
 
 	mu       sync.Mutex // guards all below; held during calls to Sink, to keep their order
 	network  *machine.Network
@@ -66,7 +66,7 @@ func (r *refuser) Delete(name string) {
 	r.Sink.Delete(name)
 }
 
-// taken says what an address is that a service cannot have, or returns ""; r.mu is held.
+// taken says why a service cannot have an address, or returns ""; r.mu is held.
 func (r *refuser) taken(a netip.Addr) string {
 	if what := r.network.Taken(a); what != "" {
 		return what

@@ -6,8 +6,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// healthRelay passes health reports from a prober to a receiver that is created after it. It buffers the reports made
-// before deliverTo, in order. The zero value is ready.
+// healthRelay passes health reports from a prober to a receiver that is created later. It buffers reports, in order,
+// until deliverTo. The zero value is ready to use.
 type healthRelay struct {
 	mu   sync.Mutex // guards all below; held while a report is delivered, to keep the order
 	to   func(lb.Health)

@@ -40,7 +40,7 @@ type reloader struct {
 	flows   func(context.Context, lb.FlowFilter) ([]lb.FlowStatus, bool, error)
 	state   atomic.Pointer[loadState]
 	history *state.History // of active files
-	// kept takes the error if an active file could not be added to the history.
+	// kept is called with the error, or nil, of adding an active file to the history.
 	kept func(error)
 }
 
@@ -152,7 +152,7 @@ func (l *reloader) apply(force string) (admin.Reloaded, error) {
 	}, nil
 }
 
-// follow is reload for a file that changes by itself.
+// follow is reload without a force word.
 func (l *reloader) follow() (admin.Reloaded, error) { return l.reload("") }
 
 // reject makes the status report a rejected file.
@@ -162,7 +162,7 @@ func (l *reloader) reject(err error, text string) {
 	l.state.Store(&next)
 }
 
-// plan returns the plan of a configuration that may be activated.
+// plan returns the plan for activating a configuration.
 func (l *reloader) plan(cfg *config.Config) (*file.Plan, error) {
 	if err := l.refuseEmpty(cfg); err != nil {
 		return nil, err
@@ -174,8 +174,8 @@ func (l *reloader) plan(cfg *config.Config) (*file.Plan, error) {
 const sizeKept = "[datapath] max_flows: the flow tables in the kernel keep their size over a restart; another size " +
 	"needs \"steelyard cleanup\" while no agent runs, which ends all connections: drain the node first"
 
-// refuseEmpty returns an error if an empty file replaces one that is not empty: it would withdraw every address. An
-// editor on a full disk leaves such a file.
+// refuseEmpty returns an error if an empty file replaces one that is not empty, because it would withdraw every
+// address. An editor on a full disk can leave such a file.
 func (l *reloader) refuseEmpty(next *config.Config) error {
 	if !next.Empty || l.state.Load().empty {
 		return nil
@@ -237,8 +237,8 @@ func adminAtStart(a config.Admin) config.Admin {
 	return a
 }
 
-// l2AtStart returns the settings that are read only at startup. For members and secrets, only whether there are any
-// counts.
+// l2AtStart returns the settings that are read only at startup. For members and secrets it only matters whether there
+// are any.
 func l2AtStart(l *config.L2) any {
 	if l == nil {
 		return nil

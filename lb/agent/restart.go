@@ -7,11 +7,11 @@ import (
 	"syscall"
 )
 
-// Before a restart the routes are left to graceful restart while the kernel forwards: peers keep them until the new
-// agent is up.
+// During a restart the kernel continues to forward, and peers with graceful restart keep the routes until the new agent
+// is up.
 
-// endForRestart ends the agent at SIGUSR1, by which a supervisor announces that it starts another one (systemd sends it
-// for "systemctl restart"), or when restart was called. The supervisor would kill an agent that refused.
+// endForRestart ends the agent when restart was called, or at SIGUSR1, with which a supervisor announces a restart
+// (systemd sends it for "systemctl restart"). The supervisor would kill an agent that refused.
 func (a *Agent) endForRestart(ctx context.Context, stop func()) {
 	select {
 	case <-ctx.Done():
@@ -26,8 +26,7 @@ func (a *Agent) endForRestart(ctx context.Context, stop func()) {
 }
 
 // restart makes Run end so that another agent follows in this process. It fails if Check refuses the configuration,
-// because the new agent would end, or wait while the routes disappear. It also fails if an empty configuration would
-// replace this one.
+// because the new agent would exit, or wait while the routes disappear. It also fails if permit refuses it.
 func (a *Agent) restart() error {
 	cfg, err := Check(a.reloader.file, false)
 	if err == nil {

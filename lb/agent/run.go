@@ -22,8 +22,8 @@ const (
 )
 
 // Run runs the agent until ctx ends or the engine fails. Then the engine withdraws the routes, and every task stops. A
-// task that fails is restarted, so that the others do not suffer. Run closes the datapath; the kernel continues to
-// forward. An agent runs once.
+// failed task is restarted without affecting the others. Run closes the datapath; the kernel continues to forward. An
+// agent runs only once.
 func (a *Agent) Run(ctx context.Context) error {
 	defer a.close()
 	rest, stopRest := context.WithCancel(context.WithoutCancel(ctx))
@@ -66,7 +66,7 @@ func (a *Agent) Run(ctx context.Context) error {
 
 // supervise runs a task until ctx ends, and restarts it after each failure.
 func (a *Agent) supervise(ctx context.Context, t task) {
-	defer a.queue.Flush() // the lines before a panic
+	defer a.queue.Flush() // so that the lines before a panic are written
 	for delay := failedDelay; ; delay = min(2*delay, failedDelayMax) {
 		steady := time.AfterFunc(failedDelayMax, func() { a.problems.set(t.name, nil) })
 		start := time.Now()
@@ -87,7 +87,6 @@ func (a *Agent) supervise(ctx context.Context, t task) {
 	}
 }
 
-// checkEngine returns an error when the engine does not respond.
 func (a *Agent) checkEngine() error { return checkEngine(a.engine) }
 
 // reportReady notifies systemd once every part of the configuration has been applied or tried.

@@ -15,12 +15,12 @@ import (
 )
 
 // selection chooses this node's BGP peers: those whose node_selector matches its labels. The labels are stored, so that
-// a node that starts while the API server is away has its peers.
+// a node that starts without the API server still has its peers.
 type selection struct {
 	apply func(*config.Config) error // Speaker.Configure
 	file  *state.File
 	log   *slog.Logger
-	now   atomic.Pointer[labels.Set] // the last of setLabels
+	now   atomic.Pointer[labels.Set] // the last argument of setLabels
 
 	mu     sync.Mutex // guards all below
 	cfg    *config.Config
@@ -36,8 +36,8 @@ func newSelection(cfg *config.Config, keepDir string, log *slog.Logger) *selecti
 	return s
 }
 
-// chosen returns cfg without the peers that belong to other nodes. Without Kubernetes, nodes have no labels and all
-// peers.
+// chosen returns cfg without the peers that belong to other nodes. Without Kubernetes, nodes have no labels, and chosen
+// keeps all peers.
 func (s *selection) chosen(cfg *config.Config) *config.Config {
 	if cfg.BGP == nil || cfg.Kubernetes == nil {
 		return cfg
@@ -66,7 +66,7 @@ func (s *selection) configure(cfg *config.Config) error {
 	return s.apply(s.chosen(cfg))
 }
 
-// setLabels takes this node's labels. It does not wait for sessions that end.
+// setLabels sets this node's labels. It does not wait for sessions to close.
 func (s *selection) setLabels(now map[string]string) {
 	set := labels.Set{}
 	maps.Copy(set, now)

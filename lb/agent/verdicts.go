@@ -15,7 +15,7 @@ const (
 	verdictsVersion = 1
 	// verdictsInterval is the time between two writes of the file.
 	verdictsInterval = time.Second
-	// verdictsRefresh is the time after which an unchanged file is rewritten, so that its age tells when the agent
+	// verdictsRefresh is the time after which an unchanged file is rewritten, so that its age shows when the agent
 	// ended.
 	verdictsRefresh = 10 * time.Second
 	// verdictsMaxAge is the maximum age at which startup uses the file. It covers a restart and an upgrade; a backend
@@ -39,8 +39,8 @@ type savedVerdict struct {
 	At      time.Time      `json:"at"`
 }
 
-// verdictStore stores the results of the health checks, so that a restart is no worse than running on. Without them,
-// the first probe afterwards would decide.
+// verdictStore stores the results of the health checks for a restart. Without them, the first probe after the restart
+// would decide alone.
 type verdictStore struct {
 	file     *state.File
 	earlier  map[lb.CheckKey]lb.Health // from the previous run

@@ -25,8 +25,9 @@ const waitInterval = 500 * time.Millisecond
 // errRestart ends the wait because another agent follows.
 var errRestart = errors.New("the agent restarts")
 
-// waiting is the agent before this node has the network that the configuration leaves to be discovered: a default
-// route, or an IPv4 address. It answers the API, and what a previous agent left in the kernel keeps working.
+// waiting is the agent while this node lacks a part of the network that the configuration leaves to be discovered: a
+// default route, or an IPv4 address. It answers the API, and anything that a previous agent left in the kernel keeps
+// working.
 type waiting struct {
 	log  *slog.Logger
 	file string
@@ -36,8 +37,8 @@ type waiting struct {
 	lack error
 }
 
-// waitForNetwork returns the configuration, maybe from a later reload, once the network that it needs exists. It fails
-// when ctx ends.
+// waitForNetwork returns the configuration, possibly from a later reload, once the network that it needs exists. It
+// fails when ctx ends.
 func waitForNetwork(ctx context.Context, o Options) (*config.Config, error) {
 	w := &waiting{log: o.Log, file: o.ConfigFile, cfg: o.Config}
 	if w.ready() {
@@ -45,7 +46,7 @@ func waitForNetwork(ctx context.Context, o Options) (*config.Config, error) {
 	}
 	w.log.Error("waiting for the network", "err", w.lack)
 	notifier := systemd.New(o.Log)
-	notifier.Ready() // a start that takes longer than TimeoutStartSec would be ended
+	notifier.Ready() // systemd would end a start that takes longer than TimeoutStartSec
 	notifier.Status("waiting for the network: " + w.lack.Error())
 	up, stop := context.WithCancel(ctx)
 	defer stop()
@@ -73,7 +74,7 @@ func waitForNetwork(ctx context.Context, o Options) (*config.Config, error) {
 	return w.cfg, nil
 }
 
-// ready reports whether nothing is missing that may come later. New reports other problems.
+// ready reports whether nothing is missing that may still appear. New reports other problems.
 func (w *waiting) ready() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -86,7 +87,7 @@ func (w *waiting) ready() bool {
 }
 
 // checkAgain replaces the warnings, which were about the machine without its network. It does not activate changes of
-// the file: that takes a reload.
+// the file; only a reload does.
 func (w *waiting) checkAgain() {
 	if c, err := load(w.file); err == nil {
 		w.cfg.Warnings = c.Warnings
@@ -136,7 +137,7 @@ func (w *waiting) missing() error {
 	return fmt.Errorf("waiting for the network: %w", w.lack)
 }
 
-// reload reads the file again: it may now name what was not found.
+// reload reads the file again, because it may now name what was not found.
 func (w *waiting) reload() (admin.Reloaded, error) {
 	c, err := load(w.file)
 	if err != nil {

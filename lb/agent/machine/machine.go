@@ -1,6 +1,6 @@
-// Package machine finds the addresses that belong to this machine and to the links it is on. None of them can be the
-// address of a service: the datapath drops packets to a VIP that match none of its frontends, so the machine, or a
-// router that it needs, would be unreachable.
+// Package machine finds the addresses that belong to this machine and to its links. None of them can be the address of
+// a service, because the datapath drops packets to a VIP that match none of its frontends. The machine, or a router
+// that it needs, would be unreachable.
 package machine
 
 import (
@@ -17,8 +17,8 @@ import (
 
 // Network is the state of the links at one moment. It is immutable.
 type Network struct {
-	links  map[string]string     // to their encapsulation
-	taken  map[netip.Addr]string // what the address is: "the address of eth0"
+	links  map[string]string     // encapsulation by name
+	taken  map[netip.Addr]string // what the address is, such as "the address of eth0"
 	onLink map[netip.Prefix]string
 }
 
@@ -56,7 +56,7 @@ func New(links []netlink.Link, addrs []netlink.Addr, routes []netlink.Route) *Ne
 			n.gateway(hop.Gw)
 		}
 	}
-	for _, a := range addrs { // after the gateways, so that an address of this machine is called its own
+	for _, a := range addrs { // after the gateways, so that an address of this machine counts as its own
 		n.address(a, names[a.LinkIndex])
 	}
 	return n
@@ -116,12 +116,10 @@ func (n *Network) NotEthernet(name string) string {
 	return ""
 }
 
-// Taken says what an address is that a service cannot have, such as "the address of eth0", or returns "" if a service
-// can have it.
+// Taken says why a service cannot have an address, such as "the address of eth0", or returns "" if it can.
 func (n *Network) Taken(a netip.Addr) string { return n.taken[a] }
 
-// NoHost says what an address is that no other host can have, such as "the address of eth0", or returns "" if another
-// host may have it.
+// NoHost says why no other host can have an address, such as "the address of eth0", or returns "" if one can.
 func (n *Network) NoHost(a netip.Addr) string {
 	if what := n.taken[a]; what != gateway {
 		return what

@@ -21,7 +21,7 @@ const (
 const watchBuffer = 4 << 20
 
 // Watch calls changed with the network whenever it differs from the previous one, until ctx ends. A failure is logged
-// and retried. The boundary is around each reading.
+// and retried. b surrounds each reading.
 func Watch(
 	ctx context.Context, last *Network, b *lb.Boundary, log *slog.Logger, changed func(*Network),
 ) {

@@ -13,7 +13,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/file"
 )
 
-// Load reads a configuration file and validates it by this version's rules, and by the given ones. Its error is a
+// Load reads a configuration file and validates it with this version's rules and the given ones. Its error is a
 // config.Errors with every problem.
 func Load(name string, rules ...config.Rule) (*config.Config, error) {
 	text, err := config.Read(name)
@@ -23,12 +23,12 @@ func Load(name string, rules ...config.Rule) (*config.Config, error) {
 	return Parse(name, text, rules...)
 }
 
-// Parse is Load of a text. Names of secret files in it are relative to the directory of name.
+// Parse is like Load, for a text. Names of secret files in it are relative to the directory of name.
 func Parse(name string, text []byte, rules ...config.Rule) (*config.Config, error) {
 	return config.Parse(name, text, append([]config.Rule{Addresses}, rules...)...)
 }
 
-// LoadElsewhere is Load of another machine's configuration.
+// LoadElsewhere is like Load, for another machine's configuration.
 func LoadElsewhere(name string) (*config.Config, error) {
 	text, err := config.Read(name)
 	if err != nil {
@@ -48,7 +48,7 @@ func Addresses(c *config.Config, r *config.Report) {
 	}
 }
 
-// Network is a *machine.Network.
+// Network is implemented by *machine.Network.
 type Network interface {
 	Taken(a netip.Addr) string
 	OnLink(a netip.Addr) string
@@ -57,8 +57,8 @@ type Network interface {
 	Own(a netip.Addr) bool
 }
 
-// NoPeers returns the rule that reports, with fail, BGP peers whose addresses no other host has. Another routing daemon
-// on this machine is not such a peer: one of the two listens on another port, or does not listen.
+// NoPeers returns the rule that calls fail for BGP peers whose addresses no other host can have. A peer with another
+// port than listen_port is a routing daemon on this machine and permitted.
 func NoPeers(
 	n Network, fail func(r *config.Report, key, hint, problem string, args ...any),
 ) config.Rule {
@@ -76,7 +76,7 @@ func NoPeers(
 	}
 }
 
-// Taken returns the rule that reports, with fail (Report.Errorf or Report.Warnf), addresses of services and pools that
+// Taken returns the rule that calls fail (Report.Errorf or Report.Warnf) for addresses of services and pools that
 // belong to the machine or to its network.
 func Taken(
 	n Network, fail func(r *config.Report, key, hint, problem string, args ...any),

@@ -11,7 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Programs returns the rule that reports, with fail, exec checks whose program the agent would not run.
+// Programs returns the rule that calls fail for exec checks whose program the agent would not run.
 func Programs(fail func(r *config.Report, key, hint, problem string, args ...any)) config.Rule {
 	return func(c *config.Config, r *config.Report) {
 		for i, s := range c.Services {
@@ -28,7 +28,7 @@ func Programs(fail func(r *config.Report, key, hint, problem string, args ...any
 			switch {
 			case errors.Is(err, fs.ErrNotExist):
 				fail(r, key, "name a program of this machine", "there is no file %s", s.Check.Path)
-			case errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0: // this user may not look; the agent may
+			case errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0: // this user cannot check; the agent can
 			case err != nil:
 				const hint = "the program and the directories above it must belong to root, nobody else may write to " +
 					"them, and check.user must be able to execute it"

@@ -19,8 +19,8 @@ func Warnings(n Network) config.Rule {
 	}
 }
 
-// onLink warns about addresses that neighbours resolve by ARP or NDP although nothing answers for them, and about those
-// announced only by ARP or NDP although no neighbour resolves them.
+// onLink warns about addresses that neighbours resolve by ARP or NDP although nothing answers for them, and about
+// addresses announced only by ARP or NDP although no neighbour resolves them.
 func onLink(n Network, c *config.Config, r *config.Report) {
 	warn := func(list string, i int, key string, k int, a netip.Addr) {
 		key = fmt.Sprintf("%s[%d]", config.KeyOf(list, i, key), k)
@@ -82,8 +82,8 @@ func ownBackends(n Network, c *config.Config, r *config.Report) {
 	}
 }
 
-// ownMembers warns about an [l2] whose only members are this machine. A machine that should be a member is then a
-// conflict, like a host with the same addresses.
+// ownMembers warns about an [l2] whose only member is this machine. Another machine that should be a member would then
+// count as an address conflict.
 func ownMembers(n Network, c *config.Config, r *config.Report) {
 	if c.L2 == nil || len(c.L2.Members) == 0 || c.Kubernetes != nil { // a cluster's nodes are members as well
 		return
