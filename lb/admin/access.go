@@ -26,8 +26,8 @@ type Access struct {
 // SetAccess replaces Options.Access for requests and connections from now on.
 func (s *Server) SetAccess(a Access) { s.access.Store(&a) }
 
-// authorize refuses requests without the token, except to /healthz. The page in the answer asks for the token, because
-// browsers do not send one by themselves.
+// authorize refuses requests without the token, except to /healthz. It answers / with the page, which asks for the
+// token, because browsers do not send one by themselves.
 func (s *Server) authorize(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		token := s.access.Load().Token
@@ -77,7 +77,7 @@ func (s *Server) allows(from net.Addr) bool {
 	})
 }
 
-// certificate is a certificate from two files, which are read again when they change. An invalid one replaces nothing.
+// certificate is a certificate from two files, which are read again when they change. An invalid one changes nothing.
 type certificate struct {
 	cert, key string // paths
 	read      [2]os.FileInfo
@@ -98,7 +98,7 @@ func (c *certificate) follow(ctx context.Context, interval time.Duration, proble
 	}
 }
 
-// update reads the files unless they have not changed since the last read.
+// update reads the files if they have changed since the last read.
 func (c *certificate) update() error {
 	cert, err := os.Stat(c.cert)
 	if err != nil {

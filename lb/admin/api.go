@@ -63,12 +63,12 @@ type Interface struct {
 	Down bool   `json:"down,omitempty"` // it was set down, or has no carrier
 }
 
-// Options are the inputs of a Server. All but Now are required.
+// Options are the inputs of a Server. Fields are required unless their comments say otherwise.
 type Options struct {
 	Now    func() time.Time // time.Now if nil
 	Socket string           // path of the unix socket
-	Listen string           // "": no TCP
-	Hosts  []string         // names in requests by TCP, besides addresses and "localhost"
+	Listen string           // "" for no TCP
+	Hosts  []string         // accepted host names over TCP, besides addresses and "localhost"
 	Access Access           // over TCP; SetAccess changes it
 	// TLSCert and TLSKey are PEM files for TCP. If they are empty, there is no TLS.
 	TLSCert, TLSKey string
@@ -98,12 +98,13 @@ type Options struct {
 	Text func() string
 	// Events returns events, like events.History.After.
 	Events func(n int, f events.Filter) (after []events.Event, total int, changed <-chan struct{})
-	// Restart ends the agent so that a new one follows. On an error, like Reload's, the running agent stays.
+	// Restart ends the agent so that a new one follows. On an error, which is like Reload's, the running agent
+	// continues.
 	Restart func() error
 	// Info returns the fields that do not follow from Status and Peers.
 	Info    func() Info
 	Metrics http.Handler
-	// Boundary is around each request. It may be nil.
+	// Boundary surrounds each request. It may be nil.
 	Boundary *lb.Boundary
 	Log      *slog.Logger
 }
@@ -162,7 +163,6 @@ func (s *Server) Handler(writable bool) http.Handler {
 	return protected(mux)
 }
 
-// healthz responds if the engine does.
 func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
 	if st, ok := s.statusOf(w, r, netip.Addr{}); ok {
 		write(w, http.StatusOK, map[string]bool{"healthy": true, "settled": st.Settled})
@@ -277,7 +277,7 @@ func (s *Server) info(st lb.Status) Info {
 		i.Announced += one(x.Announced)
 	}
 	peers := slices.DeleteFunc(s.o.Peers(), func(p lb.PeerStatus) bool {
-		return p.Dynamic && p.State != established // nobody has configured that it should exist
+		return p.Dynamic && p.State != established // it is not configured, so nobody expects it
 	})
 	i.Peers = len(peers)
 	for _, x := range peers {

@@ -22,12 +22,12 @@ import (
 type Client struct {
 	socket string
 	http   http.Client
-	// quick bounds requests that a working agent answers at once; slow bounds the others.
+	// quick bounds requests that a working agent answers immediately; slow bounds all others.
 	quick, slow time.Duration
 }
 
 // The timeouts end requests to a stuck agent. clientTimeout is longer than a working agent takes to reload 10,000
-// services or to list a million flows. Answering quickPaths needs the engine at most.
+// services or to list a million flows. A response to quickPaths waits at most for the engine.
 const (
 	clientTimeout = time.Minute
 	quickTimeout  = 2*engineTimeout + time.Second
@@ -78,18 +78,18 @@ func (c *Client) Get(ctx context.Context, path string, v any) error {
 	return c.do(ctx, http.MethodGet, path, nil, v)
 }
 
-// Post is Get with the method POST.
+// Post is like Get, with the method POST.
 func (c *Client) Post(ctx context.Context, path string, v any) error {
 	return c.Send(ctx, path, nil, v)
 }
 
-// Send is Post with a body.
+// Send is like Post, with a body.
 func (c *Client) Send(ctx context.Context, path string, body []byte, v any) error {
 	return c.do(ctx, http.MethodPost, path, body, v)
 }
 
 // Follow calls each with the data of each server-sent event in the response to a GET of path, until ctx ends or the
-// agent does.
+// agent stops.
 func (c *Client) Follow(ctx context.Context, path string, each func(data []byte) error) error {
 	body, err := c.open(ctx, http.MethodGet, path, nil)
 	if err != nil {

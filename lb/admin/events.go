@@ -20,11 +20,11 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/events"
 )
 
-// eventsIdle is the time after which a reader that follows the events gets an empty comment, so that the server finds
-// out that it has gone.
+// eventsIdle is the time after which the server sends an empty comment to a reader that follows the events, to notice
+// if it has gone.
 const eventsIdle = 30 * time.Second
 
-// events lists the history. With ?follow=true, where that is allowed, it continues with new events as server-sent ones.
+// events lists the history. With ?follow=true, if allowed, it continues with new events as server-sent events.
 func (s *Server) events(mayFollow bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		q := r.URL.Query()
@@ -92,7 +92,7 @@ func (s *Server) asUser(h http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// userKey is the key of the name of the user who has opened the connection.
+// userKey is the context key of the name of the user who opened the connection.
 type userKey struct{}
 
 // withUser adds the user at the other end of a unix socket (SO_PEERCRED, unix(7)) to the context of its requests.

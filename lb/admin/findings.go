@@ -21,7 +21,7 @@ var (
 	descDrained = prometheus.NewDesc("steelyard_drained", "Frontends that an operator has drained.", nil, nil)
 )
 
-// FindingMetrics is a prometheus.Collector for what "steelyard status" says.
+// FindingMetrics is a prometheus.Collector for the verdict and the findings of "steelyard status".
 type FindingMetrics struct {
 	info func(context.Context) (Info, error)
 }

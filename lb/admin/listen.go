@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// connections is the maximum number of clients that the socket, and the TCP port, serve at once.
+	// connections is the maximum number of concurrent clients of the socket, and of the TCP port.
 	connections = 256
 	// listenRetry is the time between two attempts to listen.
 	listenRetry = 5 * time.Second
@@ -94,8 +94,9 @@ func (s *Server) serve(ctx context.Context, part string, h http.Handler, listen 
 	}
 }
 
-// watch ends a server when its unix socket has lost its path, because no client can find it; running requests are
-// completed. The returned function ends the watch, and says why the server was ended, or returns nil if it was not.
+// watch shuts a server down when its unix socket has lost its path, because clients can no longer find it. Running
+// requests are completed. The returned function stops the watch and says why the server was shut down, or returns nil
+// if it was not.
 func (s *Server) watch(ctx context.Context, l net.Listener, server *http.Server) (end func() error) {
 	socket, ok := l.(*reserved)
 	if !ok {
@@ -125,7 +126,7 @@ func (s *Server) watch(ctx context.Context, l net.Listener, server *http.Server)
 	}
 }
 
-// shutdown ends a server. Its running requests get their answers.
+// shutdown stops a server once its running requests are answered, or after clientTimeout.
 func shutdown(server *http.Server) {
 	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
 	defer cancel()
@@ -160,7 +161,7 @@ func (s *Server) known(host string) bool {
 	})
 }
 
-// listenUnix replaces the socket of an agent that has ended, but not the socket of a running one.
+// listenUnix replaces the socket of a stopped agent, but not the socket of a running one.
 func listenUnix(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("create the directory of the API socket: %w", err)

@@ -114,7 +114,7 @@ func (m *StateMetrics) Collect(ch chan<- prometheus.Metric) {
 	for _, s := range st.Services {
 		services[s.Service] = struct{}{}
 		if !s.Address.IsValid() {
-			continue // it waits for one
+			continue // the service waits for one
 		}
 		healthy, f := 0, s.Frontend()
 		for _, b := range s.Backends {

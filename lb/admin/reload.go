@@ -9,8 +9,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Reloaded is the active configuration after a reload: the response of /v1/reload. /v1/diff responds with what it would
-// be.
+// Reloaded describes the active configuration after a reload, in the response of /v1/reload. In the response of
+// /v1/diff it describes what a reload would activate.
 type Reloaded struct {
 	Config      string      `json:"config"`
 	Loaded      time.Time   `json:"loaded,omitzero"` // zero if it is not active

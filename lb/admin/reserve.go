@@ -11,8 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reserved is a unix socket that accepts a client even when the process is out of file descriptors, because status says
-// why the node does not work. It keeps one descriptor in reserve for that, and takes it back when the client is gone.
+// reserved is a unix socket that accepts a client even when the process is out of file descriptors, because the status
+// says why the node does not work. It reserves a descriptor for that client, and takes it back when the client has
+// gone.
 type reserved struct {
 	*net.UnixListener
 	made  os.FileInfo // of the path when it was created
@@ -58,7 +59,7 @@ func (r *reserved) pending() (is bool) {
 	return is && err == nil
 }
 
-// take puts a descriptor in reserve, if there is one.
+// take reserves a descriptor if one is free.
 func (r *reserved) take() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -67,7 +68,7 @@ func (r *reserved) take() {
 	}
 }
 
-// give frees the descriptor in reserve, and returns false if there is none.
+// give frees the reserved descriptor, and returns false if there is none.
 func (r *reserved) give() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -79,8 +80,8 @@ func (r *reserved) give() bool {
 	return true
 }
 
-// lost says why clients cannot find the socket by its path, or returns nil if they can. The number of its inode is not
-// reused while it is open.
+// lost says why clients cannot find the socket by its path, or returns nil if they can. An inode number is not reused
+// while the socket is open.
 func (r *reserved) lost() error {
 	now, err := os.Lstat(r.Addr().String())
 	switch {
@@ -99,7 +100,7 @@ func (r *reserved) Close() error {
 	return r.UnixListener.Close()
 }
 
-// reservedConn is a client that uses the descriptor in reserve.
+// reservedConn is the connection of a client that uses the reserved descriptor.
 type reservedConn struct {
 	net.Conn
 	take func()

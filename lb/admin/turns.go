@@ -10,17 +10,17 @@ import (
 
 // Limits on the work for requests over TCP. Readers must not take the CPU from the health checks.
 const (
-	// handlers is how many requests are processed at once. The others wait for turnTimeout.
+	// handlers is how many requests are processed concurrently. The others wait for up to turnTimeout.
 	handlers    = 4
 	turnTimeout = 2 * time.Second
-	// unreadMax bounds the bytes of answers that clients have not yet read; the small ones fit into any socket.
+	// unreadMax bounds the bytes of answers that clients have not yet read. Small answers fit into any socket's buffer.
 	unreadMax, smallAnswer = 64 << 20, 64 << 10
 	// walkTime bounds a walk through the flows; one walk runs at a time.
 	walkTime = 200 * time.Millisecond
 )
 
-// inTurn makes h process few requests at once. Clients that do not read their answer keep nobody waiting, because it is
-// written outside the turn.
+// inTurn lets h process only a few requests concurrently. A client that does not read its answer delays nobody, because
+// the answer is written outside the turn.
 func inTurn(h http.Handler) http.Handler {
 	turns := make(chan struct{}, handlers)
 	unread := new(atomic.Int64)

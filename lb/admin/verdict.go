@@ -107,7 +107,8 @@ func onlyLocal(all []lb.BackendStatus, b lb.BackendStatus) string {
 	return "; with externalTrafficPolicy: Local, only nodes with an endpoint answer on a node port"
 }
 
-// silentTime is how long an announced address may be without packets of clients if it had one a second before.
+// silentTime is how long an announced address may receive no client packets if it received at least one per second
+// before.
 const silentTime = time.Minute
 
 // silent finds announced addresses that clients no longer send packets to.
@@ -143,7 +144,7 @@ func silent(st lb.Status, now time.Time) []lb.Finding {
 	return []lb.Finding{lb.FoundNoPackets.About("", "%s, and so for %d addresses in all", first, addresses)}
 }
 
-// togetherTime is above the interval of most checks. Servers that fail within it have a common cause.
+// togetherTime is longer than the interval of most checks. Servers that fail within it probably have a common cause.
 const togetherTime = 5 * time.Second
 
 // together reports whether backends on several servers failed at about the same time, on how many servers, and within

@@ -44,16 +44,16 @@ type Programs struct {
 	DemoRouter func(ctx context.Context, errOut io.Writer) error
 	// Schema is the version of the layout of the tables in the kernel.
 	Schema string
-	// Events returns the events that the last agent has stored, when none runs.
+	// Events returns the events that the last agent has stored, for use while none runs.
 	Events func(events.Filter) ([]events.Event, error)
 	// Cleanup removes everything Steelyard has put into the kernel.
 	Cleanup func(errOut io.Writer) error
 	// Remains reports whether there is something for Cleanup to remove: an agent is running, or has left its programs.
 	Remains func() (bool, error)
-	// Left says what the programs of an agent that has ended go on doing, or "" if there are none.
+	// Left says what the programs of a stopped agent still do, or returns "" if there are none.
 	Left func() (string, error)
-	// CleanupCluster takes back what Steelyard has written to a cluster's Services, and removes its own objects from
-	// the namespace. With kubeconfig "" it uses kubectl's default.
+	// CleanupCluster removes what Steelyard has written to a cluster's Services, and its own objects from the
+	// namespace. With kubeconfig "" it uses kubectl's default.
 	CleanupCluster func(ctx context.Context, kubeconfig, namespace string, out io.Writer) error
 }
 
@@ -97,7 +97,7 @@ func printableLines(s string) string {
 	return strings.Join(lines, "\n")
 }
 
-// remedy returns what to add to an error that root would not have got. Configuration errors have their own remedies.
+// remedy returns advice for an error that root would not have had. Configuration errors have their own remedies.
 func remedy(err error, euid int) string {
 	if errors.Is(err, fs.ErrPermission) && euid != 0 && !errors.As(err, new(config.Errors)) {
 		return "; use sudo"

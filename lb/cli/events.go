@@ -36,7 +36,7 @@ func (e *env) events() *ucli.Command {
 				return err
 			}
 			print := func(x events.Event) { fmt.Fprintln(e.out, eventLine(x)) }
-			if asJSON { // one object a line, so that -f can be read as it comes
+			if asJSON { // one object per line, so that the output of -f can be read as it arrives
 				print = func(x events.Event) {
 					line, _ := json.Marshal(x) // of strings and a time: never fails
 					fmt.Fprintln(e.out, string(printable.JSON(line)))

@@ -46,8 +46,8 @@ func (e *env) printManifest(c *ucli.Context) error {
 	return err
 }
 
-// firstConfiguration returns the lines that a first try needs, which say how to announce addresses and which ones, and
-// the addresses. It refuses what the agent would refuse, and settings that would announce nothing.
+// firstConfiguration returns the configuration lines for a first try, which say how to announce addresses and which
+// ones, and the addresses. It refuses what the agent would refuse, and settings that would announce nothing.
 func firstConfiguration(l2 bool, bgp string, pools []string) (lines string, addrs []netip.Prefix, err error) {
 	if !l2 && bgp == "" && len(pools) == 0 {
 		return "", nil, nil

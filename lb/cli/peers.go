@@ -99,7 +99,6 @@ func duration(seconds float64, none string) string {
 	return time.Duration(seconds * float64(time.Second)).String()
 }
 
-// asnOf returns a peer's AS number.
 func asnOf(p lb.PeerStatus) string {
 	if p.ASN == 0 {
 		return "external" // not known before the first session

@@ -55,7 +55,7 @@ func (e *env) uninstall(*ucli.Context) error {
 	return systemd.Uninstall(e.out, "/", e.programs.Remains)
 }
 
-// withoutAgent says, after an error, whether the kernel keeps forwarding for an agent that has ended.
+// withoutAgent says, after an error, whether the kernel still forwards for a stopped agent.
 func (e *env) withoutAgent(err error) {
 	if !errors.Is(err, admin.ErrNoAgent) {
 		return

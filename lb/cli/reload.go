@@ -31,7 +31,7 @@ func (e *env) reload(c *ucli.Context) error {
 	return err
 }
 
-// diff prints what reload would change, with the agent's configuration file or with another one in its place.
+// diff prints what reload would change, with the agent's configuration file or with another one.
 func (e *env) diff(c *ucli.Context) error {
 	asJSON, err := wantJSON(c, "text")
 	if err != nil {
@@ -41,7 +41,7 @@ func (e *env) diff(c *ucli.Context) error {
 	var then admin.Reloaded
 	if c.NArg() == 0 {
 		err = client.Get(c.Context, "/v1/diff", &then)
-	} else { // the agent may not see the file, because it has other directories
+	} else { // the agent may not see the file, for example from a container
 		then, err = sendFile(c.Context, client, c.Args().First())
 	}
 	if err != nil {

@@ -210,7 +210,7 @@ func flowsTable(w io.Writer, answer []byte) error {
 	return tw.Flush()
 }
 
-// rows decodes response and writes a line for each of its elements.
+// rows decodes answer and writes a line for each of its elements.
 func rows[T any](w io.Writer, answer []byte, header string, row func(T) []any) error {
 	var all []T
 	if err := json.Unmarshal(answer, &all); err != nil {

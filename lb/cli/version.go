@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// version prints the version of the program on the first line, and then what a report of a bug needs.
+// version prints the program's version on the first line, and then what a bug report needs.
 func (e *env) version(*ucli.Context) error {
 	commit := map[string]string{"vcs.revision": "unknown", "vcs.time": "unknown"}
 	if info, ok := debug.ReadBuildInfo(); ok {

@@ -14,5 +14,5 @@
 //
 // Parameters: the hold time is 3 s, the minimum of BGP (RFC 4271 §4.2); checks run every 200 ms with a timeout of 150
 // ms, and a server is unhealthy after two failures in a row. The takeover by the other balancer is shown with a loss of
-// power, because the end of the process alone interrupts no traffic; another step shows that.
+// power, because the end of the process alone does not interrupt traffic, as another step shows.
 package demo

@@ -95,7 +95,7 @@ func sessions(ctx context.Context, a *lab.Agent) error {
 	return nil
 }
 
-// echoed exchanges a message over every connection, and returns an error if one has no echo.
+// echoed exchanges a message over every connection, and returns an error if a connection has no echo.
 func echoed(ctx context.Context, sets []*traffic.Conns) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -108,8 +108,8 @@ func echoed(ctx context.Context, sets []*traffic.Conns) error {
 	return nil
 }
 
-// lossTimeout bounds how long requests may fail after a balancer has lost power. The link goes down at the router at
-// once; a request in flight through that balancer is lost, and the client notices when it times out.
+// lossTimeout bounds how long requests may fail after a balancer has lost power. The link goes down at the router
+// immediately; a request in flight through that balancer is lost, and the client notices when it times out.
 const lossTimeout = time.Second
 
 func (s *show) powerOff(ctx context.Context) (string, error) {
@@ -166,8 +166,8 @@ func (s *show) powerOn(ctx context.Context) (string, error) {
 	return fmt.Sprintf("lb1 announced again %s after power on and forwards", short(took)), nil
 }
 
-// inFlight is the number of requests that may fail when routes move from one balancer to another: those in flight, at
-// 200 per second and about a millisecond each. The new balancer has no entry for a flow that moves to it.
+// inFlight is the number of requests that may fail when routes move from one balancer to another: the requests in
+// flight, at 200 per second and about a millisecond each. The new balancer has no entry for a flow that moves to it.
 const inFlight = 3
 
 func (s *show) maintenance(ctx context.Context) (string, error) {

@@ -34,7 +34,7 @@ var (
 	vips = []netip.Addr{vip4, vip6}
 )
 
-// network is all hosts of the demo, and their processes.
+// network has all hosts of the demo, and their processes.
 type network struct {
 	*lab.Topology
 	self    string // path of this binary
@@ -152,7 +152,7 @@ func (n *network) forwarded() map[string]int {
 	return counts
 }
 
-// request makes n requests to the service over IPv4 from one client and n over IPv6 from the other.
+// request makes this many requests to the service over IPv4 from one client, and over IPv6 from the other.
 func (n *network) request(ctx context.Context, requests int) traffic.Result {
 	results := make(chan traffic.Result, len(vips))
 	for i, vip := range vips {

@@ -73,8 +73,8 @@ func Router(ctx context.Context, errOut io.Writer) error {
 func (r *router) run(ctx context.Context) error {
 	r.bgp = server.NewBgpServer(server.LoggerOption(&bgpLog{r.log}))
 	go r.bgp.Serve() // runs until the process ends
-	// It dials and does not listen: after the loss of a session gobgp stays idle for 5 s and closes the connections
-	// that it accepts during that time; a neighbour that also runs gobgp then stays idle for as long.
+	// It dials and does not listen, because after the loss of a session gobgp stays idle for 5 s and closes the
+	// connections that it accepts during that time. A neighbour that also runs gobgp then stays idle for as long.
 	err := r.bgp.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{
 		Asn: r.config.ASN, RouterId: r.config.ID.String(), ListenPort: -1, UseMultiplePaths: true,
 	}})

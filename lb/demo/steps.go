@@ -148,7 +148,7 @@ func (s *show) serverFails(ctx context.Context) (string, error) {
 	s.note("until then %d of %d requests failed; after that none of %d, served by:", len(r.Errors),
 		len(r.Errors)+r.Answered()-after.Answered(), after.Answered())
 	s.bars(after.Servers)
-	// One second more than the checks need: this machine runs all hosts.
+	// One second more than the checks need, because this machine runs all hosts.
 	if left > unhealthyTimeout+time.Second {
 		return "", fmt.Errorf("expected no failed request later than %v after the crash of s2; observed: one after %v",
 			unhealthyTimeout, left)

@@ -1,6 +1,6 @@
-// Package events keeps the history of a node for "steelyard events": each record of its log from level INFO on,
-// whatever level the log itself has. It is a package of its own because three parts need it: the log fills it, the API
-// reads it, and the command line reads its files while no agent runs.
+// Package events keeps the history of a node for "steelyard events": each record of its log from level INFO up,
+// whatever the level of the log itself. It is a package of its own because three parts need it: the log fills it, the
+// API reads it, and the command line reads its files while no agent runs.
 package events
 
 import (
@@ -89,7 +89,7 @@ func (h handler) WithGroup(name string) slog.Handler {
 	return h
 }
 
-// decode returns the events of these lines that f selects. Lines that are no events are left out.
+// decode returns the events of these lines that f selects. It leaves out lines that are not events.
 func decode(lines [][]byte, f Filter) []Event {
 	all := []Event{}
 	for _, line := range lines {

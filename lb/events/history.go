@@ -14,14 +14,14 @@ import (
 )
 
 const (
-	// most is the number of events kept in memory, and at least the half of it on disk.
+	// most is the maximum number of events in memory. The files have at least half of them.
 	most = 10_000
 	// retry is the time between attempts to write.
 	retry = time.Second
 )
 
-// History holds the last events in memory and in two files with one JSON object a line. When the newer file has half of
-// them, it replaces the older one. Its methods may be called from any goroutine, except Run and Flush.
+// History holds the last events in memory and in two files with one JSON object per line. When the newer file has
+// most/2 lines, it replaces the older one. Its methods may be called from any goroutine, except Run and Flush.
 type History struct {
 	newer, older string // paths
 	inNewer      int    // number of lines in the newer file
@@ -30,7 +30,7 @@ type History struct {
 	mu      sync.Mutex    // guards all below
 	changed chan struct{} // closed at the next event
 	lines   [][]byte      // the last ones, without "\n"
-	total   int           // number of events: of the files, and since
+	total   int           // number of events, including those read from the files
 }
 
 // Open reads the history in a directory, which need not exist, and prepares it for Run.
@@ -90,8 +90,8 @@ func (h *History) add(e Event) {
 	h.changed = make(chan struct{})
 }
 
-// After returns the events that f selects after the first n of all, oldest first, how many there are now, and a channel
-// that is closed at the next one.
+// After skips the first n events and returns the others that f selects, oldest first. It also returns the number of all
+// events, and a channel that is closed at the next one.
 func (h *History) After(n int, f Filter) (events []Event, total int, changed <-chan struct{}) {
 	lines, total, changed := h.after(n)
 	return decode(lines, f), total, changed

@@ -17,7 +17,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Name is the Source of every service that comes from here.
+// Name is the lb.Service.Source of this package's services.
 const Name = "file"
 
 // Source implements lb.Source. Its methods may be called before and while Run runs, from one goroutine.
@@ -34,8 +34,7 @@ type Assigned map[string][]netip.Addr
 // Store keeps Assigned for the next start.
 type Store interface{ Save(Assigned) }
 
-// New returns a Source without services, which will keep the addresses that had records from the previous run. store
-// may be nil.
+// New returns a Source without services. Services keep their addresses in had, from the previous run. store may be nil.
 func New(had Assigned, store Store) *Source {
 	s := &Source{next: make(chan []*lb.Service, 1), alloc: lb.NewAllocator(nil), store: store}
 	for name, addrs := range had {
@@ -53,9 +52,9 @@ type Plan struct {
 	assigned Assigned
 }
 
-// Plan changes nothing. If some services of cfg cannot be assigned an address, it returns an error that joins an
-// AddressError for each. It keeps the previous copy of a service that has not changed. The engine refers to that copy,
-// and a second one would remain between short-lived objects, whose memory could then not be returned.
+// Plan returns the plan for cfg, and changes nothing. If services cannot be assigned an address, its error joins an
+// AddressError for each. The plan reuses the previous copy of an unchanged service, because the engine refers to it,
+// and a second copy between short-lived objects would prevent their memory from being returned.
 func (s *Source) Plan(cfg *config.Config) (*Plan, error) {
 	services, alloc, errs := translate(cfg, s.alloc)
 	if len(errs) > 0 {
@@ -82,7 +81,7 @@ func (s *Source) Plan(cfg *config.Config) (*Plan, error) {
 	return p, nil
 }
 
-// Apply makes the services of a plan the wanted ones. p must be the newest plan.
+// Apply activates a plan. p must be the newest plan.
 func (s *Source) Apply(p *Plan) {
 	s.services, s.alloc = p.services, p.alloc
 	if s.store != nil {
@@ -163,8 +162,8 @@ func Unassignable(cfg *config.Config) []*AddressError {
 }
 
 // translate translates the services of cfg, in order. It returns the allocator of their addresses and does not change
-// old. It takes fixed addresses, and those that services have, before it assigns new ones. A new address is chosen by
-// the name of its service, so two machines with the same services choose the same ones.
+// old. It takes fixed addresses and the services' previous ones before it assigns new ones. A new address is chosen by
+// the name of its service, so two machines with the same services choose the same addresses.
 func translate(cfg *config.Config, old *lb.Allocator) ([]*lb.Service, *lb.Allocator, []*AddressError) {
 	pools := translatePools(cfg)
 	alloc := lb.NewAllocator(pools)
@@ -195,7 +194,7 @@ func translate(cfg *config.Config, old *lb.Allocator) ([]*lb.Service, *lb.Alloca
 	return services, alloc, errs
 }
 
-// byName returns the indices of services, ordered by name, but services that take what is left of a pool come last.
+// byName returns the indices of services, ordered by name. Services that take what is left of a pool come last.
 func byName(services []*lb.Service) []int {
 	order := make([]int, len(services))
 	for i := range order {
@@ -225,8 +224,8 @@ func translatePools(cfg *config.Config) []lb.Pool {
 	return pools
 }
 
-// request asks for an address of each family that a service's pool has and that a backend can serve. If a service has
-// the same address as another one's fixed address, they share it by port.
+// request asks for an address of each family that a service's pool has and that a backend can serve. A service keeps
+// its address even if another one now has it as a fixed address; they share it by port.
 func request(c config.Service, pools []lb.Pool) lb.Request {
 	r := lb.Request{Holder: lb.Holder{Service: c.Name}, Pool: c.Pool, ByName: true}
 	i := slices.IndexFunc(pools, func(p lb.Pool) bool { return p.Name == c.Pool })

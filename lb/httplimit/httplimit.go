@@ -1,6 +1,6 @@
-// Package httplimit makes HTTP servers that no client can exhaust: requests and idle connections have timeouts, and a
-// limit bounds the connections of several servers together. File descriptors held by idle clients would be missing for
-// health checks.
+// Package httplimit creates HTTP servers that no client can exhaust: requests and idle connections have timeouts, and a
+// limit bounds the connections of several servers together. Otherwise idle clients could use up the file descriptors
+// that health checks need.
 package httplimit
 
 import (
@@ -25,7 +25,8 @@ type Limiter struct {
 	open map[net.Conn]time.Time // since when a connection has waited for a request; zero if it has one
 }
 
-// New returns a Limiter of this many connections, or of an eighth of the file descriptors that the process may have.
+// New returns a Limiter of this many connections, but at most an eighth of the file descriptors that the process may
+// have.
 func New(most int) *Limiter {
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err == nil {
@@ -43,8 +44,8 @@ func (l *Limiter) Server(h http.Handler, log *slog.Logger) *http.Server {
 	}
 }
 
-// withoutRest does not wait for the rest of a body that h has not read. The connection would then count as one
-// with a request, which no other connection replaces.
+// withoutRest does not wait for the rest of a body that h has not read. Such a connection would count as one with a
+// request, which no other connection replaces.
 func withoutRest(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.ServeHTTP(w, r)
@@ -55,7 +56,8 @@ func withoutRest(h http.Handler) http.Handler {
 	})
 }
 
-// Bounded runs each request inside a boundary. One that panics gets the status 500, if it has none yet.
+// Bounded runs each request inside a boundary. A request that panics receives status 500, unless it has a status
+// already.
 func Bounded(b *lb.Boundary, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !b.Do(lb.PartHTTP, fmt.Sprintf("%.60q", r.URL.Path), func() { h.ServeHTTP(w, r) }) {
@@ -95,5 +97,5 @@ func (l *Limiter) closeOldest() {
 	if c, ok := oldest.(*tls.Conn); ok { // its Close may wait five seconds for the client to take an alert
 		raw = c.NetConn()
 	}
-	raw.Close() // its server ends it; the error does not matter
+	raw.Close() // the server removes it; the error does not matter
 }

@@ -19,8 +19,8 @@ import (
 // ErrInjected is the error of a call that failed because of Fixture.Fail.
 var ErrInjected = errors.New("injected failure")
 
-// Fixture is a datapath, an announcer and a prober in memory. With a zero Fail and Delay it never fails and returns at
-// once. Create one with New.
+// Fixture is a datapath, an announcer and a prober in memory. With a zero Fail and Delay it never fails and returns
+// immediately. Create one with New.
 type Fixture struct {
 	// Fail is the probability that one change in a call fails. Delay is the longest time that one change takes.
 	Fail  float64

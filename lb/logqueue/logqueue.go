@@ -1,6 +1,6 @@
 // Package logqueue makes a log that never blocks its writers. Otherwise a pipe that nobody reads, a full disk or a hung
-// journal would stop the engine while BGP and BFD run on. Lines keep their order. Lines that do not fit into the queue
-// are lost, counted, and reported in their place.
+// journal would stop the engine while BGP and BFD continue. Lines keep their order. Lines that do not fit into the
+// queue are lost, counted, and reported in their place.
 package logqueue
 
 import (
@@ -14,7 +14,7 @@ import (
 const (
 	// size is the size of the queue in bytes: some 5,000 lines.
 	size = 1 << 20
-	// flushTimeout bounds Flush: a log that nobody reads must not delay the end of the process.
+	// flushTimeout bounds Flush, because a log that nobody reads must not delay the end of the process.
 	flushTimeout = 2 * time.Second
 	// recent is how long lost lines remain a problem after the last one.
 	recent = 10 * time.Minute
@@ -32,7 +32,7 @@ type Queue struct {
 	dropped int       // lines that came after those; until the writer takes them, no more are queued
 	writing bool      // the writer has lines
 	lost    int       // number of lines, for Problems
-	lostAt  time.Time // the last one
+	lostAt  time.Time // when the last one was lost
 }
 
 // New starts a queue for out. It runs until the process ends. report writes to out that this many lines were lost.

@@ -20,7 +20,7 @@ const historyMax = 10
 // names begin with a number, because a clock may go back.
 type History struct{ dir, suffix string }
 
-// NewHistory returns the history in a directory, which need not exist. suffix ends the names of its files.
+// NewHistory returns the history in a directory, which need not exist. The names of its files end in suffix.
 func NewHistory(dir, suffix string) *History { return &History{dir, suffix} }
 
 // Last returns the newest text, or false if there is none.

@@ -8,9 +8,9 @@ import (
 	"syscall"
 )
 
-// Private makes sure that nobody else can change the contents of a directory, which may not exist yet: it belongs to
-// this user, is not a link, and its mode is 0700. A mode that lets others only read it is corrected. A mode that lets
-// them write is an error, because they may have written; so are a link and another owner.
+// Private ensures that nobody else can change the contents of a directory, which may not exist yet. The directory must
+// belong to this user, must not be a symbolic link, and must have mode 0700. Private corrects a mode that lets others
+// only read. A mode that lets them write is an error, because they may have written; so are a link and another owner.
 func Private(dir string) error {
 	info, err := os.Lstat(dir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -1,4 +1,4 @@
-// Package must ends a test at once where a step that it needs fails, and compares what a test wants with what it got.
+// Package must stops a test when a required step fails, and compares wanted with actual values.
 package must
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// Do ends the test if err is not nil.
+// Do stops the test if err is not nil.
 func Do(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -20,7 +20,7 @@ func Do(t testing.TB, err error) {
 	}
 }
 
-// Get returns the value of a call, and ends the test if the call failed: must.Get(os.ReadFile(path))(t).
+// Get returns the value of a call, and stops the test if the call failed: must.Get(os.ReadFile(path))(t).
 func Get[T any](value T, err error) func(t testing.TB) T {
 	return func(t testing.TB) T {
 		t.Helper()
@@ -29,7 +29,7 @@ func Get[T any](value T, err error) func(t testing.TB) T {
 	}
 }
 
-// Fail ends the test unless err is an error whose text contains text.
+// Fail stops the test unless err is an error whose text contains text.
 func Fail(t testing.TB, err error, text string) {
 	t.Helper()
 	if err == nil || !strings.Contains(err.Error(), text) {
@@ -37,8 +37,8 @@ func Fail(t testing.TB, err error, text string) {
 	}
 }
 
-// Equal ends the test, with the difference, unless got is what the test wants. An empty slice or map equals a nil one,
-// and unexported fields count.
+// Equal stops the test and prints the difference unless got equals want. An empty slice or map equals a nil one, and
+// unexported fields count.
 func Equal[T any](t testing.TB, want, got T, opts ...cmp.Option) {
 	t.Helper()
 	if d := diff(want, got, opts); d != "" {
@@ -46,7 +46,7 @@ func Equal[T any](t testing.TB, want, got T, opts ...cmp.Option) {
 	}
 }
 
-// Row is Equal for a row of a table: it names the row and lets the test go on with the next one.
+// Row is like Equal for a row of a table: it names the row, and the test continues with the next one.
 func Row[T any](t testing.TB, row any, want, got T, opts ...cmp.Option) {
 	t.Helper()
 	if d := diff(want, got, opts); d != "" {
@@ -54,7 +54,7 @@ func Row[T any](t testing.TB, row any, want, got T, opts ...cmp.Option) {
 	}
 }
 
-// True reports what is wrong, and lets the test go on, unless ok.
+// True reports an error unless ok, and the test continues.
 func True(t testing.TB, ok bool, format string, args ...any) {
 	t.Helper()
 	if !ok {
@@ -62,7 +62,7 @@ func True(t testing.TB, ok bool, format string, args ...any) {
 	}
 }
 
-// Need ends the test, and says what is wrong, unless ok.
+// Need stops the test with an error unless ok.
 func Need(t testing.TB, ok bool, format string, args ...any) {
 	t.Helper()
 	if !ok {
@@ -75,7 +75,7 @@ func diff(want, got any, opts cmp.Options) string {
 	return cmp.Diff(want, got, append(opts, cmpopts.EquateEmpty(), all)...)
 }
 
-// Run runs f, which must not fail, until the test calls stop or ends. stop waits for the end of f.
+// Run runs f, which must not fail, until the test calls stop or ends. stop waits until f returns.
 func Run(t testing.TB, f func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	done := make(chan error, 1)
