@@ -11,7 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// exhaustive applies the rules of Assign to every address in turn, for one IPv4 address each.
+// exhaustive is a model of Assign for one IPv4 address per service: it applies the rules to every address in turn.
 type exhaustive struct {
 	pools []Pool             // by priority
 	has   map[string]Request // with the ports that it has
@@ -65,9 +65,8 @@ func (m *exhaustive) granted(r Request) Request {
 	return r
 }
 
-// Whatever is assigned and released, the result is that of a search through all addresses: no address for two services
-// that do not share, the lowest that fits, none is taken from a service, no port has two, and a released one is
-// available.
+// Assign gives the same results as an exhaustive search: the lowest address that fits, no address for two services that
+// do not share it, no port for two services, no address taken from a service, and released addresses available again.
 func TestAssignAgainstExhaustiveSearch(t *testing.T) {
 	const seed = 14
 	rng := rand.New(rand.NewPCG(seed, seed))
@@ -106,7 +105,7 @@ func TestAssignAgainstExhaustiveSearch(t *testing.T) {
 	}
 }
 
-// A pool of 2^64 addresses is as fast to search as any, and full ranges of it are not passed twice.
+// A pool of 2^64 addresses is searched as fast as any other, and its full ranges are not scanned twice.
 func TestLargePool(t *testing.T) {
 	a := NewAllocator([]Pool{pool("v6", "2001:db8::", "2001:db8::ffff:ffff:ffff:ffff")})
 	for i := range 1000 {
@@ -119,8 +118,8 @@ func TestLargePool(t *testing.T) {
 	wantAssigned(t, a, "after two releases", request("x", "", "6"), "[2001:db8::12c]")
 }
 
-// Assigning and releasing one address costs the same however many are assigned. With a share key all services have the
-// same port, so that no address fits.
+// The cost of assigning and releasing an address does not depend on the number of assigned ones. With a share key all
+// services have the same port, so that no shared address fits.
 func BenchmarkAssign(b *testing.B) {
 	for _, key := range []string{"", "shared"} {
 		for _, given := range []int{100, 1000, 10_000, 100_000} {
@@ -139,8 +138,8 @@ func BenchmarkAssign(b *testing.B) {
 	}
 }
 
-// A service gets as many addresses of a family as it requests and the pool of the first one has. It keeps the ones it
-// has, and gives back any that it no longer requests.
+// A service gets as many addresses of a family as it requests, if the pool of the first one has them. It keeps its
+// addresses, and releases any that it no longer requests.
 func TestSeveralOfAFamily(t *testing.T) {
 	dual := pool("dual", "203.0.113.1", "203.0.113.4")
 	dual.Ranges = append(dual.Ranges, AddrRange{netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2")})
@@ -150,7 +149,7 @@ func TestSeveralOfAFamily(t *testing.T) {
 		r.PerFamily = n
 		return r
 	}
-	prefer := several("prefer", "64", 3) // the second family is not to be had: its place is nobody's
+	prefer := several("prefer", "64", 3) // the second family is unavailable
 	prefer.Families[0].Optional, prefer.Families[1].Optional = true, true
 	shares := func(service string, n int) Request {
 		r := several(service, "4", n)
@@ -165,20 +164,20 @@ func TestSeveralOfAFamily(t *testing.T) {
 		{several("b", "4", 1), "[203.0.113.2]"},
 		{several("a", "46", 3), "[203.0.113.1 2001:db8::1 203.0.113.3 2001:db8::2 203.0.113.4]"},
 		{several("a", "46", 2), "[203.0.113.1 2001:db8::1 203.0.113.3 2001:db8::2]"},
-		{several("c", "4", 9), "[203.0.113.4]"}, // not of the other pool
+		{several("c", "4", 9), "[203.0.113.4]"}, // not from the other pool
 		{several("d", "4", 3), "[198.51.100.1 198.51.100.2 198.51.100.3]"},
 		{prefer, "[198.51.100.4 198.51.100.5 198.51.100.6]"},
 		{several("a", "4", 1), "[203.0.113.1]"},
 		{shares("e", 2), "[203.0.113.3]"},
 		{several("b", "4", 0), "[203.0.113.2]"},
-		{shares("f", 2), "[203.0.113.3]"}, // the one that e has, and there is no other
+		{shares("f", 2), "[203.0.113.3]"}, // the address of e, and there is no other
 	} {
 		wantAssigned(t, a, fmt.Sprint("step ", i), step.r, step.want)
 	}
 }
 
-// Whatever is assigned and released, no service gets an address of another one that it cannot share, none is assigned
-// twice to one, a service has as many as it asks for unless all are in use, and none is lost.
+// After random assignments and releases, no service has an address that it cannot share with its other holder, or the
+// same address twice. Each has as many as it requests unless all are in use, and no address is lost.
 func TestSeveralAtRandom(t *testing.T) {
 	const seed = 12
 	rng := rand.New(rand.NewPCG(seed, seed))

@@ -106,7 +106,7 @@ func TestAllocationIsSticky(t *testing.T) {
 		"second has %v (%v) after its pool is gone; want 198.51.100.1", moved, err)
 }
 
-// A service keeps its address in a pool that is no longer auto_assign or no longer for it, also beside another holder,
+// A service keeps its address in a pool that is no longer auto_assign or no longer allowed, even with another holder,
 // but not when it names another pool.
 func TestKeep(t *testing.T) {
 	manual := pool("manual", "192.0.2.1", "192.0.2.9")
@@ -114,7 +114,7 @@ func TestKeep(t *testing.T) {
 	denied, autoOnly := func(string) bool { return false }, func(p string) bool { return p == "auto" }
 	for name, tt := range map[string]struct {
 		change func(*Request)
-		holder string // another one of the address
+		holder string // another holder of the address
 		want   string
 	}{
 		"no longer auto_assign":        {func(r *Request) {}, "", "[192.0.2.5]"},

@@ -16,8 +16,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// A panic loses one object. It is counted each time, and logged with its stack once; the trouble of an object that
-// lasts ends when it is handled again, that of a message after a while.
+// A panic loses one object. Each panic is counted, but logged with its stack only once. The trouble of a persistent
+// object ends when it is handled again, the trouble of a message after a while.
 func TestBoundary(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var text bytes.Buffer
@@ -58,8 +58,8 @@ func stumbling(part lb.Part, object string) (b *lb.Boundary, on *atomic.Bool) {
 	}}, on
 }
 
-// When the plan of one service panics, 200 others are served. One that an earlier run has installed stays announced and
-// in the kernel; it is as wanted when the service changes and the panic is gone.
+// When planning one service panics, 200 others are served. A service from an earlier run stays announced and in the
+// kernel. When it changes and planning works again, its new plan is applied.
 func TestPanicOfAPlan(t *testing.T) {
 	b, on := stumbling(lb.PartPlan, "bad")
 	fx := lbtest.New(frontend(vip1))

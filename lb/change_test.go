@@ -10,7 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// changed returns a service as a file has it, after f.
+// changed returns a service as read from a file, changed by f.
 func changed(f func(*Service)) *Service {
 	backends := []Backend{
 		{Addr: netip.MustParseAddr("10.0.0.21"), Weight: 1},

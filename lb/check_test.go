@@ -115,7 +115,7 @@ func TestDrainsWith(t *testing.T) {
 	}
 }
 
-// The log names no port of a backend that serves each port of the service.
+// A backend that serves each port of the service is logged without a port.
 func TestBackendName(t *testing.T) {
 	for _, want := range []string{"10.0.0.2", "10.0.0.2:9000", "2001:db8::2", "[2001:db8::2]:9000"} {
 		b := Backend{}
@@ -177,7 +177,7 @@ func TestFrontendText(t *testing.T) {
 	}
 }
 
-// Each field decides by itself, in this order: address, port, last port, protocol, decap.
+// Frontends are ordered by address, port, last port, protocol and decap.
 func TestCompareFrontends(t *testing.T) {
 	a, b := netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("203.0.113.11")
 	sorted := []Frontend{

@@ -28,7 +28,7 @@ func testPlan(name string, n int, ports ...uint16) *Plan {
 
 func at(port uint16) Frontend { return Frontend{VIP: testVIP, Port: port, Protocol: TCP} }
 
-// deltaText is "+80 +81 -82".
+// deltaText returns a text such as "+80 +81 -82".
 func deltaText(d Delta) string {
 	var out []string
 	for _, p := range d.Put {
@@ -104,7 +104,7 @@ func TestDatapathStateDrop(t *testing.T) {
 	}
 }
 
-// A failed frontend is retried alone after Retry, which doubles up to 32 times; a new plan is tried at once.
+// A failed frontend is retried alone after Retry, which doubles up to 32 times; a new plan is tried immediately.
 func TestDatapathStateRetries(t *testing.T) {
 	d, now := newTestState(), testStart
 	d.want(testPlan("web", 1, 80, 81))
@@ -132,7 +132,7 @@ func TestDatapathStateRetries(t *testing.T) {
 		"behind since %s, retry at %s, reason %q; want none", d.behind, d.retryAt(), d.reason(at(81)))
 }
 
-// A plan equal to the one in force is not a delta; another one is.
+// A plan equal to the applied one is not a delta; another one is.
 func TestDatapathStateAppliesChangesOnly(t *testing.T) {
 	d := newTestState()
 	d.want(testPlan("web", 1, 80))
@@ -143,7 +143,7 @@ func TestDatapathStateAppliesChangesOnly(t *testing.T) {
 	d.step(t, testStart, "+80")
 }
 
-// Frontends of an earlier run stay until the engine has settled and no announcer may announce their VIP.
+// Frontends of an earlier run stay until the engine has settled and no announcer can still announce their VIP.
 func TestDatapathStateOfAnEarlierRun(t *testing.T) {
 	d := newTestState(at(80), at(81))
 	v := d.vips.get(testVIP)

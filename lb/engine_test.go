@@ -37,7 +37,7 @@ func service(name string, vips []netip.Addr, backends ...string) *lb.Service {
 
 func frontend(vip netip.Addr) lb.Frontend { return lb.Frontend{VIP: vip, Port: 80, Protocol: lb.TCP} }
 
-// engineOptions are those of an engine with consumers in memory.
+// engineOptions returns the options of an engine with consumers in memory.
 func engineOptions(consumer consumers) lb.EngineOptions {
 	return lb.EngineOptions{
 		Datapath: consumer, Announcer: consumer, Prober: consumer, Sources: []string{"file"},
@@ -52,7 +52,7 @@ type consumers interface {
 	lb.Prober
 }
 
-// inEngine runs f beside a running engine, in a synctest bubble. change sets other options.
+// inEngine runs f with a running engine, in a synctest bubble. change sets other options.
 func inEngine(
 	t *testing.T, fx *lbtest.Fixture, f func(t *testing.T, e *lb.Engine), change ...func(*lb.EngineOptions),
 ) {
@@ -82,7 +82,7 @@ func answer(e *lb.Engine, s *lb.Service, state lb.State, which ...int) {
 	}
 }
 
-// serve puts healthy services, which are all that the source has.
+// serve puts healthy services and completes the source.
 func serve(e *lb.Engine, services ...*lb.Service) {
 	for _, s := range services {
 		e.Put(s)
@@ -136,7 +136,7 @@ func TestServiceIsServedThenAnnouncedThenFollowsHealth(t *testing.T) {
 	})
 }
 
-// A service that is probed from now on is served on while its backends are presumed to be healthy.
+// A service that is newly checked stays served while its backends are presumed healthy.
 func TestPresumedBackends(t *testing.T) {
 	fx := lbtest.New()
 	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
@@ -153,7 +153,7 @@ func TestPresumedBackends(t *testing.T) {
 	})
 }
 
-// When the only backend recovers, the datapath still has the table without it: no route until the new one is in force.
+// When the only backend recovers, the route waits until the datapath has the new table.
 func TestRecoveryWaitsForTheNewTable(t *testing.T) {
 	fx := lbtest.New()
 	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
@@ -202,7 +202,7 @@ func TestRestartKeepsWhatTheKernelHolds(t *testing.T) {
 	})
 }
 
-// A check without results delays the announcements of other services only for the time Settle.
+// A check without results delays the announcements of other services only for Settle.
 func TestSettleIsBounded(t *testing.T) {
 	fx := lbtest.New()
 	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
@@ -273,7 +273,7 @@ func TestDrain(t *testing.T) {
 	})
 }
 
-// Behind, and Status, say when the datapath began to lack a wanted frontend.
+// Behind and Status say when the datapath began to lack a wanted frontend.
 func TestBehind(t *testing.T) {
 	fx := lbtest.New()
 	fx.Rand = rand.New(rand.NewPCG(1, 1))

@@ -26,7 +26,7 @@ func web() *lb.Service {
 	}
 }
 
-// A plan follows from a service, the health of its backends, and what is drained.
+// A plan follows from a service, the health of its backends, and the drains.
 func ExampleBuild() {
 	s := web()
 	states := map[lb.CheckKey]lb.Health{}
@@ -59,7 +59,7 @@ func ExampleMaglev() {
 	// Output: [252 757]
 }
 
-// The engine serves a VIP, then announces it, once the checks have results; when it ends it withdraws the routes.
+// Once the checks have results, the engine serves a VIP and then announces it. When it ends, it withdraws the routes.
 func ExampleEngine() {
 	fixture := lbtest.New() // datapath, announcer and prober in memory
 	engine, err := lb.NewEngine(lb.EngineOptions{
@@ -94,7 +94,7 @@ func ExampleEngine() {
 	// ended: <nil> []
 }
 
-// Two services get an address each, one of both families; a third shares the first one's address by another port.
+// Two services get addresses, one of them in both families. A third shares the first one's address with another port.
 func ExampleAllocator_Assign() {
 	addr := netip.MustParseAddr
 	allocator := lb.NewAllocator([]lb.Pool{{

@@ -28,8 +28,7 @@ func TestParseQuestion(t *testing.T) {
 	}
 }
 
-// An explanation has what decides whether the packet arrives at all: the route, the peers, and the backends that are
-// out.
+// An explanation includes the route, the peers, and the backends that receive no new flows.
 func TestSurround(t *testing.T) {
 	out := BackendStatus{Service: "web", Address: testVIP, Port: 8080, State: StateUnhealthy, Reason: "HTTP 503"}
 	drain := BackendStatus{Service: "web", Address: testVIP6, Port: 8080, State: StateDraining}

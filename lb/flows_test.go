@@ -55,7 +55,7 @@ func TestFlowFilterSet(t *testing.T) {
 	}
 }
 
-// Each field of a filter selects by itself: a flow that differs from the filter in one field does not match.
+// A flow that differs from the filter in any one field does not match.
 func TestFlowFilterMatch(t *testing.T) {
 	flow := FlowStatus{
 		Service: "web", Client: netip.MustParseAddrPort("198.51.100.7:1234"),

@@ -15,8 +15,8 @@ func aged(service, key string, minute int, ports ...uint16) Request {
 	return r
 }
 
-// A service that has an address keeps it, and does not get a port of another service that shares it, whatever is
-// changed, and however old the two are.
+// A service keeps its address, and does not get a port of another service that shares it, whatever is changed, and
+// however old the two are.
 func TestFirstHolderKeeps(t *testing.T) {
 	const same = "[203.0.113.1]"
 	for _, tt := range []struct {
@@ -56,7 +56,7 @@ func TestFirstHolderKeeps(t *testing.T) {
 	}
 }
 
-// A port is free for the service that waits for it when the other one has it no more.
+// A service that waits for a port can have it when the other service no longer has it.
 func TestDeniedPortIsFreed(t *testing.T) {
 	a := NewAllocator([]Pool{pool("v4", "203.0.113.1", "203.0.113.9")})
 	first, second := aged("first", "x", 1, 80), aged("second", "x", 2, 443)
@@ -73,8 +73,8 @@ func TestDeniedPortIsFreed(t *testing.T) {
 		"after the release: denied %v", a.Denied(first.Holder))
 }
 
-// If two services both hold a port, it belongs to the one created first, then to the one with the lower ID, whichever
-// is looked at first.
+// A port that two services claim belongs to the one created first, then to the one with the lower ID, in whatever order
+// they are adopted.
 func TestPortOfTwoHolders(t *testing.T) {
 	old, young, same := aged("old", "", 1, 80), aged("young", "", 2, 80), aged("a-same", "", 1, 80)
 	for _, tt := range []struct {
@@ -103,7 +103,8 @@ func TestPortOfTwoHolders(t *testing.T) {
 	}
 }
 
-// A reservation keeps an address from services that do not have it, and takes it from none, however old it is.
+// A reservation keeps an address from services that do not have it, but takes it from none, however old the reservation
+// is.
 func TestReservationTakesNothing(t *testing.T) {
 	a := NewAllocator([]Pool{pool("v4", "203.0.113.1", "203.0.113.9")})
 	has, thief := aged("has", "", 2, 80), aged("thief", "", 1, 80)

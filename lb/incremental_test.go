@@ -17,14 +17,14 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// input is everything that an engine is told.
+// input is the complete input of an engine.
 type input struct {
 	services map[string]*lb.Service
 	health   map[lb.CheckKey]lb.Health
 	drains   lb.Drains
 }
 
-// tell passes all of it to an engine.
+// tell passes all input to an engine.
 func (in *input) tell(e *lb.Engine) {
 	for _, s := range in.services {
 		e.Put(s)
@@ -84,7 +84,7 @@ func (in *input) random(r *rand.Rand, e *lb.Engine) {
 	}
 }
 
-// inForce is what consumers of an engine hold.
+// inForce describes what an engine's consumers hold.
 func inForce(fx *lbtest.Fixture, in *input) (text []string) {
 	for n := range uint16(20) {
 		for _, vip := range []netip.Addr{vip1, vip2} {
@@ -99,8 +99,8 @@ func inForce(fx *lbtest.Fixture, in *input) (text []string) {
 	return append(text, fmt.Sprint(fx.Announcements()))
 }
 
-// After each of many random changes, the datapath, the announcers and the status are the same as with an engine that is
-// told everything from the start.
+// After each of many random changes, the datapath, the announcers and the status are the same as with an engine that
+// receives everything at its start.
 func TestIncrementalPlans(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(7, 8))
@@ -114,7 +114,7 @@ func TestIncrementalPlans(t *testing.T) {
 		}
 		status := func(e *lb.Engine) lb.Status {
 			st := must.Get(e.Status(t.Context()))(t)
-			for i := range st.Routes { // a time and, without one, what it was before
+			for i := range st.Routes { // times differ
 				st.Routes[i].Since = time.Time{}
 			}
 			return st

@@ -30,7 +30,7 @@ func (s slowConsumers) Set(ctx context.Context, set []lb.Announcement) error {
 	return s.Fixture.Set(ctx, set)
 }
 
-// A change is measured from its report to the moment at which it is in force: in the datapath, and as a route.
+// A change is measured from its report until it takes effect, in the datapath and as a route.
 func TestTimeToEffect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fx := slowConsumers{lbtest.New()}
@@ -115,8 +115,8 @@ func (d *slowDatapath) Apply(ctx context.Context, delta lb.Delta) map[lb.Fronten
 	return d.Fixture.Apply(ctx, delta)
 }
 
-// While 140,000 pairs of endpoint and port are written, the engine answers, and a server of another service that fails
-// is taken out.
+// While 140,000 pairs of endpoint and port are written, the engine responds, and a failed server of another service is
+// removed.
 func TestLargeServiceDelaysNothing(t *testing.T) {
 	d := &slowDatapath{Fixture: lbtest.New()}
 	e := must.Get(lb.NewEngine(engineOptions(d)))(t)
@@ -174,7 +174,7 @@ func large(name string, vip netip.Addr, ports, backends int) *lb.Service {
 	return s
 }
 
-// BenchmarkEngine measures single events at 10,000 services of 10 backends, until they are in force.
+// BenchmarkEngine measures single events with 10,000 services of 10 backends, until they take effect.
 func BenchmarkEngine(b *testing.B) {
 	const services = 10_000
 	fx := lbtest.New()

@@ -12,8 +12,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// Before a planned withdrawal a route has the lower preference for a time, so that routers choose others first (RFC
-// 8326). A withdrawal for another reason is immediate, also in that time.
+// Before a planned withdrawal a route has the lower preference for some time, so that routers choose others first (RFC
+// 8326). A withdrawal for another reason is immediate, even during that time.
 func TestGracefulWithdrawal(t *testing.T) {
 	const grace = 2 * time.Second
 	synctest.Test(t, func(t *testing.T) {
@@ -46,7 +46,7 @@ func TestGracefulWithdrawal(t *testing.T) {
 		lowered(true, false)
 		time.Sleep(2 * time.Millisecond)
 		lowered(false)
-		e.Put(one) // it does not begin again
+		e.Put(one) // the grace period does not start again
 		lowered(false)
 
 		e.Drain(lb.Drains{})

@@ -53,7 +53,7 @@ func TestTablesGiveEveryTargetItsShare(t *testing.T) {
 	}
 }
 
-// When one of N targets leaves, its 1/N of the slots must move, and of the others no more than two per cent.
+// When one of N targets is removed, its 1/N of the slots must move, and at most two per cent of the others.
 func TestMaglevMovesLittle(t *testing.T) {
 	for _, n := range []int{2, 3, 10, 100} {
 		ts := equalWeights(n)
@@ -100,7 +100,7 @@ func BenchmarkMaglev(b *testing.B) {
 	}
 }
 
-// Whatever weights nodes report, each algorithm makes a table of the targets.
+// Each algorithm fills a table, whatever weights nodes report.
 func FuzzTables(f *testing.F) {
 	f.Add([]byte{2, 3, 3}, uint64(math.MaxInt64)) // their sum is negative
 	f.Add([]byte{0, 1, 4, 5, 6, 7, 255}, uint64(1)<<63)

@@ -73,7 +73,7 @@ func TestOrderNeverAnnouncesWhatIsNotServed(t *testing.T) {
 	}
 }
 
-// The simpler rules, which rely on the last confirmation, must fail the same test: else it proves nothing.
+// The simpler rules, which rely on the last confirmation, must fail the same test, or it proves nothing.
 func TestOrderTestCanFail(t *testing.T) {
 	bad := 0
 	for seed := range uint64(200) {

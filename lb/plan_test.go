@@ -11,7 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// planText is one line per frontend (targets with weight and "!" for local ones, then down backends) and per VIP.
+// planText returns one line per frontend (targets with weight and "!" for local ones, then down backends) and per VIP.
 func planText(p *Plan) string {
 	var b strings.Builder
 	for _, f := range p.Frontends {
@@ -33,8 +33,8 @@ func planText(p *Plan) string {
 	return b.String()
 }
 
-// states returns results for backends in order, each for all of its ports: h healthy, u unhealthy, anything else: no
-// result.
+// states returns results for backends in order, each for all of its ports: h is healthy, u is unhealthy, anything else
+// means no result.
 func states(s *Service, results string) map[CheckKey]Health {
 	out := map[CheckKey]Health{}
 	number := map[netip.AddrPort]int{}
@@ -170,9 +170,9 @@ func TestUnrestrictedVIPs(t *testing.T) {
 	must.Row(t, "of the unrestricted VIP", nil, p.Frontends[1].Allow)
 }
 
-// The weight that a backend reports replaces the configured one with the check of Kubernetes' node ports only, up to
-// the limit of configured ones: the sum of all weights must not overflow. Of several, none has more than four times the
-// median of the others; one that drains does not count, and one with the configured weight 0 stays without.
+// A weight that a backend reports replaces the configured one only with the check of Kubernetes' node ports, up to the
+// same limit, so that the sum of all weights cannot overflow. No weight is more than four times the median of the
+// others. A draining backend does not count, and one with the configured weight 0 keeps it.
 func TestReportedWeight(t *testing.T) {
 	for _, tt := range []struct {
 		check    CheckType

@@ -14,10 +14,10 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// A service is in force once the datapath has applied a plan of each of its frontends in this run. Progress is readable
-// while the engine's calls block, and says how long an event has waited.
+// A service is in force once the datapath has applied a plan for each of its frontends in this run. Progress can be
+// read while the engine's calls block, and shows how long an event has waited.
 func TestProgress(t *testing.T) {
-	fx := lbtest.New(frontend(vip2)) // by an earlier run
+	fx := lbtest.New(frontend(vip2)) // from an earlier run
 	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
 		want := func(step string, one, two, applied, behind bool) {
 			t.Helper()
@@ -52,7 +52,7 @@ func TestProgress(t *testing.T) {
 	})
 }
 
-// An engine whose goroutine does not run has events waiting, one that runs has none.
+// An engine that does not run has waiting events; a running one has none.
 func TestProgressOfAnEngineThatDoesNotRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fx := lbtest.New()
@@ -91,8 +91,8 @@ func TestStatusOfManyServices(t *testing.T) {
 	})
 }
 
-// The status of a VIP is that of its services and its route, and costs the same with more services. Explain and the
-// health of the agent were as slow as a status of all services: seconds with 10,000.
+// The status of a VIP has only its services and its route, at a cost that does not depend on the number of services.
+// Explain and the agent's health used to be as slow as the status of all services: seconds with 10,000.
 func TestStatusOfAVIP(t *testing.T) {
 	vip := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)}) }
 	allocated := map[int]float64{}

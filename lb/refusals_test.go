@@ -14,8 +14,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// An address that moves from one service to another is not an error, in whatever order the two are put. One that two
-// services want permanently is reported once.
+// An address that moves from one service to another is not an error, in whatever order the two are put. An address that
+// two services want permanently is reported once.
 func TestRefusedFrontends(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -76,7 +76,7 @@ func TestRefusedFrontends(t *testing.T) {
 	}
 }
 
-// Names are as "services" prints them: those of Kubernetes have the namespace.
+// Names are as "steelyard services" prints them: Services of Kubernetes have the namespace.
 func TestNoService(t *testing.T) {
 	rows := []lb.ServiceStatus{{Service: "a/web"}, {Service: "b/web"}, {Service: "b/web"}, {Service: "b/mail"}}
 	for name, want := range map[string]string{

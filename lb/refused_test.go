@@ -59,7 +59,7 @@ func (d *datapathState) refuse(t *testing.T, now time.Time, want string) {
 	d.complete(delta, errs, now)
 }
 
-// A service that does not fit is at fault itself: nothing of the node is behind, and the service is retried rarely.
+// A service that does not fit does not make the node count as behind, and is retried rarely.
 func TestRefusedFrontend(t *testing.T) {
 	d, now := newTestState(), testStart
 	d.want(testPlan("large", 3, 80))
@@ -76,7 +76,7 @@ func TestRefusedFrontend(t *testing.T) {
 	must.True(t, d.behind.IsZero(), "behind since %v after success", d.behind)
 }
 
-// A frontend in force that grows too large keeps its targets, and loses those that fail.
+// An applied frontend that grows too large keeps its targets, except those that fail.
 func TestRefusedUpdateRemovesTargets(t *testing.T) {
 	d, now := newTestState(), testStart
 	first := testPlan("web", 3, 80)
@@ -106,7 +106,7 @@ func TestRefusedUpdateRemovesTargets(t *testing.T) {
 	must.True(t, f == nil, "a change without the refused sources: %+v", f)
 }
 
-// Of many elements, few are sorted: the engine finds the next frontends among 100,000 again and again.
+// Few of many elements are sorted, because the engine repeatedly finds the next frontends among 100,000.
 func TestSmallest(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for _, size := range []int{0, 1, 2048, 2049, 2050, 4098, 100_000} {
@@ -121,8 +121,8 @@ func TestSmallest(t *testing.T) {
 	}
 }
 
-// One call puts a bounded number of targets: updates first, then the services that need few places. The node is
-// not behind while calls put something.
+// One call puts a bounded number of targets: updates first, then small services. The node is not behind while calls put
+// something.
 func TestSlices(t *testing.T) {
 	d, now := newTestState(), testStart
 	plan := func(name string, needs int, ports ...uint16) *Plan {

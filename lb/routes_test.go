@@ -41,7 +41,7 @@ func (fx *routesFixture) logged() string {
 	return fx.log.String()
 }
 
-// wantLog fails the test unless these lines are logged since the last call.
+// wantLog fails the test unless these lines were logged since the last call.
 func (fx *routesFixture) wantLog(t *testing.T, want string) {
 	t.Helper()
 	must.Equal(t, want, fx.logged())
@@ -148,7 +148,7 @@ func TestRoutesAfterErrors(t *testing.T) {
 	}
 }
 
-// The weight of a VIP is the sum over its healthy services, and its announcers are those of any of them.
+// The weight of a VIP is the sum over its healthy services, and each of their announcers announces it.
 func TestRoutesOfSeveralServices(t *testing.T) {
 	bgp, l2 := []AnnouncerKind{AnnounceBGP}, []AnnouncerKind{AnnounceL2}
 	fx := newRoutesFixture(testVIP)
@@ -230,7 +230,7 @@ func TestAnnouncementEqual(t *testing.T) {
 	}
 }
 
-// Errors of some VIPs concern only them: others are announced and logged, and the state of theirs is the error.
+// An error for one VIP affects only that VIP: others are announced and logged, and its state shows the error.
 func TestRoutesAfterErrorsOfVIPs(t *testing.T) {
 	fx := newRoutesFixture(testVIP, testVIP6)
 	fx.put("web", 1, nil, testVIP)
@@ -244,7 +244,7 @@ func TestRoutesAfterErrorsOfVIPs(t *testing.T) {
 	four, six := fx.vips.get(testVIP).announce, fx.vips.get(testVIP6).announce
 	must.True(t, four.Surely() && six.Maybe(), "known: %+v, %+v", four, six)
 
-	// A withdrawal that fails stays announced, and the other VIP is none of its concern.
+	// A VIP whose withdrawal fails stays announced; the other VIP is not affected.
 	fx.put("web", 0, nil, testVIP)
 	fx.put("six", 0, nil, testVIP6)
 	fx.step(t, "", VIPErrors{testVIP: errTest})
@@ -269,7 +269,7 @@ func TestWithdrawalDoesNotWaitForARetry(t *testing.T) {
 	}
 	fx.step(t, "203.0.113.10*1[] 2001:db8::10*1[]", VIPErrors{testVIP6: errTest})
 	fx.put("web", 0, nil, testVIP)
-	fx.step(t, "2001:db8::10*1[]", VIPErrors{testVIP6: errTest}) // at once
+	fx.step(t, "2001:db8::10*1[]", VIPErrors{testVIP6: errTest}) // immediately
 	must.True(t, !fx.vips.get(testVIP).announce.Maybe(), "the address is announced")
 	fx.none(t)
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// The policy of a frontend is that of its service.
+// A frontend has the policy of its service.
 func TestStatusHasThePolicy(t *testing.T) {
 	for _, policy := range lb.Policies {
 		t.Run(string(policy), func(t *testing.T) {
@@ -31,7 +31,7 @@ func TestStatusHasThePolicy(t *testing.T) {
 	}
 }
 
-// Where packets may be sent to other nodes, they get there through a tunnel, however these deliver them.
+// If packets may be sent to other nodes, the status shows the tunnel to them, however these nodes deliver the packets.
 func TestStatusHasTheTunnelBetweenNodes(t *testing.T) {
 	for _, tt := range []struct {
 		name         string
@@ -62,7 +62,8 @@ func TestStatusHasTheTunnelBetweenNodes(t *testing.T) {
 	}
 }
 
-// A deleted backend is passed on for a while, so that its flows end. No status lists it, because nobody can heal it.
+// A deleted backend stays in the plan for a while, so that its flows end. The status omits it, because nobody can
+// repair it.
 func TestStatusHasNoDeletedBackends(t *testing.T) {
 	inEngine(t, lbtest.New(), func(t *testing.T, e *lb.Engine) {
 		s := service("web", []netip.Addr{vip1}, "10.0.0.1", "10.0.0.2")
@@ -81,8 +82,8 @@ func TestStatusHasNoDeletedBackends(t *testing.T) {
 	})
 }
 
-// Every port of a service has its own state: a port that no backend serves is not healthy, gets no flows, and does not
-// take the address away from the others.
+// Every port of a service has its own state: a port that no backend serves is not healthy and receives no flows, and
+// the other ports keep the address.
 func TestStatusOfEachPort(t *testing.T) {
 	fx := lbtest.New()
 	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
@@ -192,7 +193,7 @@ func TestSettled(t *testing.T) {
 	}
 }
 
-// A query of an engine that does not run fails with its context.
+// A query to an engine that does not run fails when its context ends.
 func TestQueriesEndWithTheirContext(t *testing.T) {
 	fx := lbtest.New()
 	e := must.Get(lb.NewEngine(lb.EngineOptions{Datapath: fx, Announcer: fx, Prober: fx}))(t)
