@@ -27,9 +27,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// apiServer has the part of the API of Services and Leases that the allocator uses, with its guarantees and no
-// others: versions grow, a write that requires a version fails if there is a newer one, a list without a version is
-// what is stored, any other list and every watch may lag behind.
+// apiServer serves the part of the API of Services and Leases that the allocator uses, with only its guarantees.
+// Versions grow, a write that requires a version fails if there is a newer one, and a list without a version returns
+// what is stored. Any other list and every watch may lag behind.
 type apiServer struct {
 	t  *testing.T
 	mu sync.Mutex // guards all below; never held while time passes
@@ -67,7 +67,6 @@ func (s *apiServer) edit(name string, f func(old *core.Service) *core.Service) {
 	s.store(name, f)
 }
 
-// change changes a Service.
 func (s *apiServer) change(name string, f func(*core.Service)) {
 	s.edit(name, func(x *core.Service) *core.Service { f(x); return x })
 }
@@ -117,7 +116,7 @@ func (s *apiServer) listAt(version uint64) *core.ServiceList {
 	return list
 }
 
-// client returns a client whose requests suffer from faults.
+// client returns a client whose requests are subject to faults.
 func (s *apiServer) client(name string, f *faults) kubernetes.Interface {
 	return must.Get(kubernetes.NewForConfig(&rest.Config{
 		Host: "http://api", Transport: &transport{s, name, f}, QPS: 10_000, Burst: 10_000,
@@ -125,7 +124,7 @@ func (s *apiServer) client(name string, f *faults) kubernetes.Interface {
 	}))(s.t)
 }
 
-// faults are one client's. The zero value has none.
+// faults are one client's faults. The zero value has none.
 type faults struct {
 	mu     sync.Mutex
 	rate   float64   // of requests that fail, before or after they are served, and of watches that end
@@ -208,7 +207,7 @@ func status(code int32, reason meta.StatusReason) *http.Response {
 	return respond(int(code), s)
 }
 
-// refusals are answers to writes of a status that were not applied.
+// refusals are responses to writes of a status that were not applied.
 var refusals = []meta.Status{
 	{Code: http.StatusForbidden, Reason: meta.StatusReasonForbidden, Message: "a policy denied request: no"},
 	{Code: http.StatusBadRequest, Message: `admission webhook "x" denied the request: no`},

@@ -20,7 +20,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// answer is what assign answers, as a text.
+// answer returns the result of assign as text.
 func answer(a *assigner, s *core.Service) string {
 	got, err := a.assign(s)
 	if err != nil {
@@ -29,7 +29,7 @@ func answer(a *assigner, s *core.Service) string {
 	return fmt.Sprint(got)
 }
 
-// A Service keeps the address that it has, and gets the one that it asks for or an error that says why not.
+// A Service keeps its address, and gets the one that it requests or an error that says why not.
 func TestAssign(t *testing.T) {
 	a := newAssigner(nil, []Pool{
 		poolFrom("late", "203.0.113.200", "203.0.113.201", func(p *Pool) { p.Priority = 5 }),
@@ -87,7 +87,7 @@ func TestAssign(t *testing.T) {
 				"to share it, set the annotation steelyard.dev/share to one value on both"},
 		{svc("f", notes("steelyard.dev/addresses", "2001:db8::2")), fourFull},
 		{svc("f", notes("steelyard.dev/addresses", "me")), `"me" is requested, but is not an IP address`},
-		{svc("e", same), "[198.51.100.9]"}, // it had asked for the pool once, and keeps what it has
+		{svc("e", same), "[198.51.100.9]"}, // it requested the pool before, and keeps its address
 		{svc("g", port(1, notes("steelyard.dev/share", "x", "steelyard.dev/pool", "six"))), sixFull},
 		{svc("a", notes("steelyard.dev/share", "x")), "[203.0.113.1]"},
 		{svc("g", notes("steelyard.dev/share", "x", "steelyard.dev/addresses", "203.0.113.1")),
@@ -107,7 +107,7 @@ func TestAssign(t *testing.T) {
 	must.Row(t, "beside an older Service", "[203.0.113.2]", answer(next, svc("a", same)))
 }
 
-// externalIPs are served when they are in a pool for the Service, on any type of Service, and are assigned to no other.
+// externalIPs in a pool for the Service are served, on any type of Service, and are not assigned to others.
 func TestExternalIPs(t *testing.T) {
 	pool := poolFrom("public", "203.0.113.0", "203.0.113.3", forExternalIPs)
 	pool.Namespaces = []string{"default"}
@@ -149,7 +149,7 @@ func TestExternalIPs(t *testing.T) {
 	must.Row(t, "what is free now", "[203.0.113.1]", answer(a, inside))
 }
 
-// With PreferDualStack the first family is enough, unless addresses are asked for by name.
+// With PreferDualStack the first family is enough, unless addresses are requested explicitly.
 func TestFamilies(t *testing.T) {
 	four := poolFrom("four", "203.0.113.1", "203.0.113.9")
 	const noSix = "no free IPv6 address in four; add addresses to a pool, or delete a Service that has one"
@@ -196,7 +196,7 @@ const (
 	twoOfFamily = "two addresses of one family are requested: 203.0.113.5,203.0.113.6"
 )
 
-// Addresses asked for and auto_assign pools that the namespace or the labels of a Service exclude.
+// The namespace or the labels of a Service may exclude requested addresses and auto_assign pools.
 func TestPoolsOfAService(t *testing.T) {
 	pool := poolFrom("four", "203.0.113.1", "203.0.113.1")
 	const selects = "has a service_selector that does not match"
@@ -240,7 +240,7 @@ func asksPerNode(s *core.Service) {
 }
 
 // A Service gets an address per node, more with more nodes, and keeps them when there are fewer, until it no longer
-// asks for them.
+// requests them.
 func TestAddressPerNode(t *testing.T) {
 	addr := netip.MustParseAddr
 	a := newAssigner(nil, []Pool{poolFrom("four", "203.0.113.1", "203.0.113.40")})
@@ -273,7 +273,7 @@ func TestAddressPerNode(t *testing.T) {
 }
 
 // The agent that assigns addresses counts the nodes that may have some, including nodes that appear while it leads, and
-// a new leader takes no address back.
+// a new leader revokes no address.
 func TestAddressPerNodeFollowsNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		excluded := node("n3", "192.0.2.3")

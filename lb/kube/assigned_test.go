@@ -19,7 +19,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// A Service that cannot have an address has a condition with the reason, until it has one. An Event says it once.
+// A Service that cannot have an address has a condition with the reason, until it has one. One Event says so.
 func TestConditionAssigned(t *testing.T) {
 	other := meta.Condition{Type: "LoadBalancerPortsError", Status: meta.ConditionFalse, Reason: "X"}
 	wrong := wanting("web", func(s *core.Service) {
@@ -64,7 +64,7 @@ func TestConditionAssigned(t *testing.T) {
 		"as ClusterIP: %+v", s.Status)
 }
 
-// An annotation that looks like ours but is not gets an Event, once for each set of them.
+// An unknown annotation with our prefix causes an Event, once for each set of them.
 func TestUnknownAnnotations(t *testing.T) {
 	for _, tt := range []struct {
 		annotations []string
@@ -170,8 +170,8 @@ func TestManagedFields(t *testing.T) {
 	must.True(t, got == "[other] false false", "overwritten: %s: %+v", got, s.ManagedFields)
 }
 
-// A Service whose address somebody else has written gets the other family when it wants both. Who writes the address
-// alone again is not overwritten forever, and what we would have to change is left as it is.
+// A Service whose address another controller has written gets the other family when it wants both. If that controller
+// writes its address alone again, it is not overwritten forever. A status that we would have to change stays.
 func TestForeignStatusIsExtended(t *testing.T) {
 	const v4, both = "[203.0.113.1]", "[203.0.113.1 2001:db8::1]"
 	proxy, hostname := core.LoadBalancerIPModeProxy, "x.example"
@@ -242,7 +242,7 @@ func TestForeignStatusIsExtended(t *testing.T) {
 	}
 }
 
-// An Event names why no node announces the addresses of a Service, once.
+// One Event says why no node announces the addresses of a Service.
 func TestNobodyAnnounces(t *testing.T) {
 	has := owning("203.0.113.1")
 	for _, tt := range []struct {
@@ -271,7 +271,7 @@ func TestNobodyAnnounces(t *testing.T) {
 	}
 }
 
-// Where no pod of the DaemonSet becomes ready, each Service is decided again, and again when one is ready.
+// When no pod of the DaemonSet becomes ready, each Service is decided again, and once more when a pod is ready.
 func TestNoAgentReady(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		term, client, _ := testTerm(t, wanting("web", same))
@@ -302,7 +302,8 @@ func TestNoAgentReady(t *testing.T) {
 	})
 }
 
-// Without pools, a Service is left to another controller for a minute, and one that has its address forever.
+// Without pools, a Service is left to another controller for a minute, and forever if that controller has assigned it
+// an address.
 func TestServiceWithoutPools(t *testing.T) {
 	for _, tt := range []struct {
 		age         time.Duration

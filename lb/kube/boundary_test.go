@@ -27,7 +27,7 @@ func stumbling(part lb.Part, object string) (b *lb.Boundary, on *atomic.Bool) {
 	}}, on
 }
 
-// numbered is the nth of many Services.
+// numbered returns the nth of many Services, and its slice.
 func numbered(name string, n int) (*core.Service, *endpointSlice) {
 	s := aService(func(s *core.Service) {
 		s.Name, s.Status.LoadBalancer.Ingress[0].IP = name, fmt.Sprintf("203.0.113.%d", n)
@@ -36,7 +36,7 @@ func numbered(name string, n int) (*core.Service, *endpointSlice) {
 }
 
 // A panic in the view of one Service, or in one of its slices, leaves the Service as it was, or as the kernel has it;
-// 200 others are served. It is tried again when it changes.
+// 200 others are served. The Service is tried again when it changes.
 func TestPanicOfAService(t *testing.T) {
 	for _, part := range []lb.Part{lb.PartService, lb.PartSlice} {
 		t.Run(string(part), func(t *testing.T) {

@@ -15,8 +15,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// All nodes serve the same one of the Services that have an address and a port, whatever they see first: one with the
-// address in its status, then one that has the port by its record, then the oldest, then the lowest UID.
+// All nodes serve the same one of the Services that claim an address and a port, whatever they see first: one with the
+// address in its status, then one whose record has the port, then the oldest, then the one with the lowest UID.
 func TestWhoHasAnAddress(t *testing.T) {
 	const vip = "203.0.113.10"
 	svc := func(name string, minute int, change func(*core.Service)) *core.Service {
@@ -112,7 +112,7 @@ func TestWhoHasAnAddress(t *testing.T) {
 	v := f.viewOf(nameOf(thief)).service
 	must.True(t, len(v.VIPs) == 0 && len(v.Refused) == 1, "all are refused: VIPs %v, refused %v", v.VIPs, v.Refused)
 
-	// Without permission of the pool externalIPs are refused. Those in no pool are not ours.
+	// Without the pool's permission externalIPs are refused. ExternalIPs in no pool are not ours.
 	f = newFixture(t, func(o *Options) { o.Pools = []Pool{poolOfOne(vip)} })
 	if got := f.addressesFor(svc("a", 1, external)); len(got.vips) > 0 || len(got.refused) != 1 {
 		t.Errorf("externalIPs without external_ips: %+v; want that it is refused", got)
@@ -122,7 +122,7 @@ func TestWhoHasAnAddress(t *testing.T) {
 	must.True(t, len(got.vips)+len(got.refused) == 0, "externalIPs in no pool: %+v", got)
 }
 
-// A Service may have 100,000 externalIPs, and only the first ones are read.
+// A Service may have 100,000 externalIPs, but only the first ones are read.
 func TestManyExternalIPs(t *testing.T) {
 	const vip = "203.0.113.1"
 	f := newFixture(t, func(o *Options) { o.Pools = []Pool{poolOfOne(vip, forExternalIPs)} })
@@ -141,8 +141,8 @@ func TestManyExternalIPs(t *testing.T) {
 	}
 }
 
-// Whatever is written to Services, no address outside of the pools is served, none in spec.externalIPs without leave
-// of its pool, and each by the announcers of its pool.
+// Whatever is written to Services, nodes serve only addresses in pools, externalIPs only if their pool permits them,
+// and each address by the announcers of its pool.
 func TestRails(t *testing.T) {
 	rng := rand.New(rand.NewPCG(12, 12))
 	address := func() string {

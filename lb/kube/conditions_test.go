@@ -24,7 +24,7 @@ func TestExcludedNode(t *testing.T) {
 		n := &core.Node{ObjectMeta: meta.ObjectMeta{Labels: map[string]string{labelExclude: value}}}
 		must.Row(t, fmt.Sprintf("label %q: excluded", value), want, (&conditions{}).excluded(n) != "")
 	}
-	// What Kubernetes itself leaves in service is excluded only when the configuration says so.
+	// A node that Kubernetes itself does not exclude is excluded only when the configuration says so.
 	status := func(ready core.ConditionStatus) []core.NodeCondition {
 		pressure := core.NodeCondition{Type: core.NodeMemoryPressure, Status: core.ConditionTrue}
 		return []core.NodeCondition{pressure, {Type: core.NodeReady, Status: ready}}
@@ -72,7 +72,7 @@ const healthz = "http://192.0.2.1:10256/healthz?x=1"
 // errRefused is what a dialer returns where nothing listens.
 var errRefused = &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
 
-// report is the report of a check: by err healthy, or unhealthy.
+// report returns a check result: healthy if err is nil, otherwise unhealthy.
 func report(key string, err error) lb.Health {
 	h := lb.Health{Key: lb.CheckKey{Service: key}, State: lb.StateHealthy, Reason: "HTTP 200", Err: err}
 	if err != nil {
@@ -98,7 +98,7 @@ func TestWithhold(t *testing.T) {
 		node    *core.Node
 		reports []lb.Health
 		want    string
-		checked bool // its health check node port is, after
+		checked bool // whether its health check node port is checked afterwards
 	}{
 		{"healthy proxy", same, 0, node("n1"), proxyIs(nil), "", false},
 		{"proxy not probed yet", same, 0, node("n1"), nil, proxy + " has not answered yet", false},
@@ -195,7 +195,7 @@ func TestProxyListens(t *testing.T) {
 	must.Row(t, "queued", []string{"default/web"}, f.queued())
 }
 
-// A check starts once and again when its target changes, and its result is not used after it has stopped.
+// A check starts once, and again when its target changes. Its result is not used after it has stopped.
 func TestCheckStartsAndStops(t *testing.T) {
 	const web = "default/web"
 	f := newFixture(t, asIs)
@@ -295,7 +295,7 @@ func TestHealthCheckNodePortOfEachFamily(t *testing.T) {
 	}
 }
 
-// probePort checks a health check node port by IPv4.
+// probePort checks a health check node port over IPv4.
 func (f *fixture) probePort(service string, port uint16, node *core.Node) string {
 	at := netip.AddrPortFrom(f.conditions.addressOf(node, lb.IPv4), port)
 	return f.conditions.nodePort(service, service, at, false)

@@ -25,8 +25,8 @@ import (
 type candidates struct {
 	t       *testing.T
 	server  *fake.Clientset
-	noWatch bool                   // the Role does not permit to watch Leases
-	refused atomic.Pointer[string] // the node whose requests about Leases fail; nil: none
+	noWatch bool                   // the Role does not permit watching Leases
+	refused atomic.Pointer[string] // the node whose requests about Leases fail, or nil
 }
 
 // start runs an allocator and returns its client, and a function that stops it.
@@ -65,7 +65,7 @@ func (c *candidates) holder() string {
 	return holderOf(l)
 }
 
-// requests counts what a client has asked about Leases, by verb, and forgets it.
+// requests counts a client's requests about Leases by verb, and clears them.
 func requests(client *fake.Clientset) map[string]int {
 	n := map[string]int{}
 	for _, a := range client.Actions() {
@@ -77,8 +77,8 @@ func requests(client *fake.Clientset) map[string]int {
 	return n
 }
 
-// Agents that do not lead ask for nothing: they are told. When the leader gives up the Lease, another one takes it at
-// once; when it fails, after leaseDuration.
+// Agents that do not lead send no requests, because their watch tells them of changes. When the leader releases the
+// Lease, another agent takes it immediately; when the leader fails, after leaseDuration.
 func TestElectionWithoutPolling(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &candidates{t: t, server: fake.NewClientset()}
@@ -132,7 +132,7 @@ func TestElectionWithoutPolling(t *testing.T) {
 	})
 }
 
-// An agent that may not watch the Lease, by an older Role, reads it.
+// An agent whose older Role does not permit watching the Lease reads it instead.
 func TestElectionWithoutWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &candidates{t: t, server: fake.NewClientset()}
@@ -147,7 +147,7 @@ func TestElectionWithoutWatch(t *testing.T) {
 	})
 }
 
-// A node that has the Lease from before a restart leads at once, and needs no watch for it.
+// A node that has the Lease from before a restart leads immediately, and needs no watch for it.
 func TestElectionOfTheHolder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &candidates{t: t, server: fake.NewClientset(), noWatch: true}
@@ -160,7 +160,7 @@ func TestElectionOfTheHolder(t *testing.T) {
 	})
 }
 
-// A Service gets its address and its finalizer by one request.
+// A Service gets its address and its finalizer with one request.
 func TestManyServices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const services = 100
@@ -187,7 +187,7 @@ func TestManyServices(t *testing.T) {
 	})
 }
 
-// An API server that refuses the Lease is a problem, until it accepts it. Neither ends the agent.
+// An API server that refuses the Lease is a problem until it accepts a request. Neither stops the agent.
 func TestForbiddenLease(t *testing.T) {
 	for _, verb := range []string{"get", "create"} {
 		t.Run(verb, func(t *testing.T) {
@@ -220,7 +220,7 @@ func TestForbiddenLease(t *testing.T) {
 	}
 }
 
-// Cleanup removes what is ours and leaves the rest, and does nothing while somebody assigns addresses.
+// Cleanup removes what is ours and leaves the rest, and does nothing while an agent assigns addresses.
 func TestCleanup(t *testing.T) {
 	finalized := func(more func(*core.Service)) func(*core.Service) {
 		return func(s *core.Service) { s.Finalizers = []string{finalizer}; more(s) }
@@ -228,7 +228,7 @@ func TestCleanup(t *testing.T) {
 	others := func(s *core.Service) {
 		s.Finalizers = []string{finalizer}
 		foreign("192.0.2.1")(s)
-		s.ManagedFields = s.ManagedFields[:1] // the finalizer is from nobody
+		s.ManagedFields = s.ManagedFields[:1] // nobody is recorded as the writer of the finalizer
 	}
 	restored := func(s *core.Service) {
 		others(s)
@@ -248,7 +248,7 @@ func TestCleanup(t *testing.T) {
 		must.Do(t, client.Tracker().Add(l))
 	}
 	var done []string
-	namespace := "typo" // whose Leases nobody renews, as there are none
+	namespace := "typo" // it has no Leases that somebody renews
 	run := func() error {
 		return Cleanup(t.Context(), client, namespace, func(what string) { done = append(done, what) })
 	}

@@ -48,8 +48,8 @@ func TestEndpointsOfHosts(t *testing.T) {
 	}
 }
 
-// Flows of datagrams to endpoints that do not serve end while others serve, in the whole cluster and under any policy,
-// and no node asks the nodes of such endpoints for flows (pkg/proxy/conntrack/cleanup.go).
+// UDP flows to endpoints that do not serve end while others serve, in the whole cluster and under any policy, and no
+// node asks the nodes of such endpoints for flows (pkg/proxy/conntrack/cleanup.go).
 func TestDatagramsLeaveEndpointsThatDoNotServe(t *testing.T) {
 	top := topology{node: "n1", nodes: map[string]netip.Addr{
 		"n1": netip.MustParseAddr("192.0.2.1"), "n2": netip.MustParseAddr("192.0.2.2"),
@@ -182,8 +182,7 @@ func deleted(v *view) string {
 
 const webName = "default/web"
 
-// Endpoints that a service has had become deleted ones when no slice has them now, whatever was known of them
-// before.
+// Former endpoints of a service become deleted backends when no slice has them, whatever their conditions were.
 func TestStaleEndpoints(t *testing.T) {
 	const none, first = "[[] []]", "[[10.0.0.1:8080] []]"
 	const both = "[[10.0.0.1:8080 10.0.0.2:8080] []]"

@@ -18,19 +18,19 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// allocators is a cluster with users, another controller, and agents that each may believe to lead at any time: there
-// is no election here.
+// allocators is a cluster with users, another controller, and agents. There is no election: each agent may believe at
+// any time that it leads.
 type allocators struct {
 	*apiServer
 	rng    *rand.Rand
 	pools  []Pool
 	agents [3]struct {
 		faults *faults
-		stop   func() // nil: it does not lead
+		stop   func() // nil if it does not lead
 	}
 	// touched is when another controller last changed a status, or a user externalIPs, by Service.
 	touched map[string]time.Time
-	// boundary is around each Service; nil: none.
+	// boundary surrounds each Service. It may be nil.
 	boundary *lb.Boundary
 }
 
@@ -38,7 +38,7 @@ const (
 	modelSteps  = 1600
 	modelNames  = 14
 	modelHold   = "example.com/hold" // a finalizer
-	modelSettle = 6 * time.Minute    // what was changed longer ago is known to whoever leads
+	modelSettle = 6 * time.Minute    // every leader knows changes that are older
 )
 
 func newAllocators(t *testing.T, seed uint64) *allocators {
@@ -71,7 +71,7 @@ func (m *allocators) start(i int) {
 	m.agents[i].stop = func() { cancel(); <-done }
 }
 
-// stopAll ends all agents; their last requests may be under way.
+// stopAll stops all agents; their last requests may still be in flight.
 func (m *allocators) stopAll() {
 	for i := range m.agents {
 		if m.agents[i].stop != nil {
@@ -120,7 +120,7 @@ func (m *allocators) refuse() {
 	}
 }
 
-// user is an action of a user, or rarely of another controller.
+// user performs an action of a user or, rarely, of another controller.
 func (m *allocators) user() {
 	name := fmt.Sprintf("default/s%02d", m.rng.IntN(modelNames))
 	touch := func() { m.touched[name] = time.Now() }
@@ -169,7 +169,7 @@ func (m *allocators) user() {
 	})
 }
 
-// setManager records who has written the addresses in a status. The finalizer is from us.
+// setManager records who wrote the addresses in a status. The finalizer is ours.
 func setManager(s *core.Service, name string) { setManagers(s, name, fieldManager) }
 
 func (m *allocators) create(name string) *core.Service {
@@ -194,7 +194,7 @@ func (m *allocators) create(name string) *core.Service {
 	})
 }
 
-// check is the model: what an agent may write. It is called with the server's lock held.
+// check is the model of what an agent may write. It is called with the server's lock held.
 func (m *allocators) check(client string, old, now *core.Service) {
 	had, has, key := statusAddresses(old), statusAddresses(now), nameOf(now)
 	for name, other := range m.services {
@@ -230,7 +230,7 @@ func (m *allocators) check(client string, old, now *core.Service) {
 	}
 }
 
-// overlap reports whether two Services have one port by their statuses.
+// overlap reports whether two Services have a port in common according to their statuses.
 func overlap(a, b *core.Service) bool {
 	return slices.ContainsFunc(holds(a).Ports, func(p lb.Port) bool { return slices.Contains(holds(b).Ports, p) })
 }
@@ -267,7 +267,7 @@ func (m *allocators) quiet() {
 	}
 	for name, s := range m.services {
 		has := statusAddresses(s)
-		if _, ok := m.refused[name]; ok { // it may keep an address for itself that is in no status
+		if _, ok := m.refused[name]; ok { // an address that is in no status may be reserved for it
 			continue
 		}
 		if s.DeletionTimestamp != nil || !matchesClass(s, "") && len(has) > 0 {
@@ -292,9 +292,9 @@ func (m *allocators) quiet() {
 	}
 }
 
-// Whatever fails, no port of an address is given to two Services, no Service loses an address, and no status of another
-// controller is overwritten. Any number of agents believe that they lead: clocks that differ or a stopped process can
-// make an election fail like this.
+// Whatever fails, no port of an address is assigned to two Services, no Service loses an address, and no status of
+// another controller is overwritten. Any number of agents believe that they lead, as happens when clocks differ or a
+// process was suspended.
 func TestAllocatorWithFaults(t *testing.T) {
 	for seed := range uint64(3) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {

@@ -24,7 +24,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// The logger of client-go is set before any use. Its error handlers sleep until a time outside of a bubble of synctest.
+// TestMain sets client-go's logger before any use, and removes its error handlers, which sleep outside of a synctest
+// bubble.
 func TestMain(m *testing.M) {
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	utilruntime.ErrorHandlers = nil
@@ -37,9 +38,9 @@ type fixture struct {
 	*recorded
 }
 
-// recorded has what a Source has done.
+// recorded records what a Source has done.
 type recorded struct {
-	checks  []lb.Check // started; one without a target is a stopped one
+	checks  []lb.Check // started; a check without a target was stopped
 	ports   []string   // calls of NodePorts
 	portErr error      // what NodePorts returns
 	tunnels []string
@@ -105,7 +106,7 @@ func newFixture(t testing.TB, change func(*Options)) *fixture {
 
 func asIs(*Options) {}
 
-// drained returns the Events so far, and forgets them.
+// drained returns and removes the Events so far.
 func drained(r *record.FakeRecorder) (all []string) {
 	for len(r.Events) > 0 {
 		all = append(all, <-r.Events)
@@ -153,7 +154,7 @@ func slimmed(all []*discovery.EndpointSlice) (out []*endpointSlice) {
 	return out
 }
 
-// of makes an EndpointSlice one of a service in the namespace default.
+// of assigns an EndpointSlice to a service in the namespace default.
 func of(service string, s *discovery.EndpointSlice) *discovery.EndpointSlice {
 	s.Namespace, s.Name = "default", service+"-1"
 	s.Labels = map[string]string{discovery.LabelServiceName: service}
@@ -169,7 +170,7 @@ func node(name string, addrs ...string) *core.Node {
 	return n
 }
 
-// pass lets time pass in a bubble, and waits until all has ended that was due.
+// pass lets time pass in a bubble, and waits until everything that was due has ended.
 func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()

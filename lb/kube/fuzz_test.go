@@ -17,7 +17,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// filler fills values of any type from bytes. Strings are mostly of a dictionary, so that objects refer to each other.
+// filler fills values of any type from bytes. Strings are mostly from a dictionary, so that objects refer to each
+// other.
 type filler struct{ b []byte }
 
 var dictionary = slices.Concat(slices.Concat(annotations...), []string{
@@ -97,7 +98,7 @@ func (f *filler) fill(v reflect.Value) {
 	}
 }
 
-// meta fills what is read of the metadata.
+// meta fills the metadata that is read.
 func (f *filler) meta(m *meta.ObjectMeta) {
 	m.Namespace, m.Name, m.ResourceVersion = "default", []string{"web", "mail"}[f.next()%2], fmt.Sprint(f.next())
 	for _, x := range []any{&m.Labels, &m.Annotations, &m.Finalizers, &m.DeletionTimestamp} {
@@ -129,8 +130,8 @@ func (f *filler) service() *core.Service {
 	return s
 }
 
-// Whatever the API server has, this node makes a plan of it, and an allocator decides. The API server validates most of
-// what is written here, but not annotations, and not what an older one or another writer has stored.
+// A node makes a plan, and an allocator decides, whatever objects the API server has. It validates most fields that are
+// filled here, but not annotations, and not objects stored by an older version or another writer.
 func FuzzTranslate(f *testing.F) {
 	f.Add([]byte{})
 	for seed := range uint64(100) {
@@ -189,7 +190,7 @@ func FuzzTranslate(f *testing.F) {
 	})
 }
 
-// noise is the same in all runs. The one of the seed 71 refuses every address of a Service under the policy Local.
+// noise returns the same bytes in all runs. Seed 71 refuses every address of a Service under the policy Local.
 func noise(seed uint64) []byte {
 	b := make([]byte, 400)
 	_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)}).Read(b)

@@ -68,7 +68,7 @@ func (w *watched) settle(sink lb.Sink) {
 	}
 }
 
-// withoutStale returns a copy of a service without deleted backends, which depend on what was before.
+// withoutStale returns a copy of a service without deleted backends, which depend on earlier changes.
 func withoutStale(s *lb.Service) *lb.Service {
 	c := *s
 	c.Ports = slices.Clone(s.Ports)
@@ -83,7 +83,7 @@ func withoutStale(s *lb.Service) *lb.Service {
 	return &c
 }
 
-// After each of many random changes, what the source has put equals what a source that starts then puts.
+// After each of many random changes, the source has put the same as a source that starts then.
 func TestIncremental(t *testing.T) {
 	for _, forward := range []lb.Method{lb.MethodTunnel, lb.MethodNAT} {
 		r := rand.New(rand.NewPCG(1, 2))
@@ -171,7 +171,7 @@ func addrN(first byte, n int) netip.Addr {
 	return netip.AddrFrom4([4]byte{first, byte(n >> 16), byte(n >> 8), byte(n)})
 }
 
-// sliceOf is the slice of the n-th service; last has the conditions of its last endpoint, "" means ready.
+// sliceOf returns the slice of the nth service. last has the conditions of its last endpoint; "" means ready.
 func sliceOf(n, nodes int, last string) *discovery.EndpointSlice {
 	s := slice(8080)
 	for k := range 10 {
@@ -184,7 +184,7 @@ func sliceOf(n, nodes int, last string) *discovery.EndpointSlice {
 	return of(fmt.Sprintf("s%d", n), s)
 }
 
-// What single events cost at 5,000 Services on 1,000 nodes.
+// BenchmarkEvents measures single events with 5,000 Services on 1,000 nodes.
 func BenchmarkEvents(b *testing.B) {
 	w := largeCluster(b, 5000, 1000)
 	sink := fakeSink{w.recorded}

@@ -18,7 +18,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// A node whose proxy fails withdraws its routes while another node can announce them, and else lowers their preference.
+// A node whose proxy fails withdraws its routes while another node can announce them, and otherwise lowers their
+// preference.
 func TestLastAnnouncer(t *testing.T) {
 	failed := errors.New("HTTP 503")
 	own := func(err error) lb.Health { return other("", err) }
@@ -65,7 +66,7 @@ func TestLastAnnouncer(t *testing.T) {
 	}
 }
 
-// other is a check result for another node's proxy, or with "" for this node's.
+// other returns a check result for another node's proxy, or for this node's if node is "".
 func other(node string, err error) lb.Health {
 	key := proxyCheck
 	if node != "" {
@@ -77,7 +78,7 @@ func other(node string, err error) lb.Health {
 	return lb.Health{Key: lb.CheckKey{Service: key}, State: lb.StateHealthy}
 }
 
-// The others are asked only while the own proxy fails: at their addresses, some that follow by name.
+// Other nodes are asked only while this node's proxy fails: at their addresses, and only the next ones by name.
 func TestOthersAreAsked(t *testing.T) {
 	f := newFixture(t, func(o *Options) {
 		o.Node, o.ProxyHealthz, o.KeepLast = "n5", "http://127.0.0.1:10256/healthz", true
@@ -141,7 +142,7 @@ func TestNoEndpoint(t *testing.T) {
 			f.reconcile(webName, fakeSink{f.recorded})
 			s := f.put[webName]
 			if want == "bad" && s.Policy == lb.PolicyLocal {
-				continue // as TestWithhold has it
+				continue // TestWithhold covers this
 			}
 			must.True(t, strings.HasSuffix(s.WithholdReason, want) && s.WithholdIntended == (want == lb.NoEndpoint),
 				"%s, endpoint %q: withheld for %q, intended %t; want %q", s.Policy, flags, s.WithholdReason,
@@ -150,7 +151,7 @@ func TestNoEndpoint(t *testing.T) {
 	}
 }
 
-// An address whose family nothing here serves is withheld, and that is not a fault of the node either.
+// An address whose family no endpoint here serves is withheld, which is not a fault of the node either.
 func TestFamilyWithoutEndpoint(t *testing.T) {
 	two := func(s *core.Service) {
 		s.Spec.IPFamilies = []core.IPFamily{core.IPv4Protocol, core.IPv6Protocol}
@@ -199,7 +200,7 @@ func TestPanicHold(t *testing.T) {
 		policy func(*core.Service)
 		away   time.Duration
 		second core.ConditionStatus // of the second node, or "" if it does not exist; the first one is silent
-		back   bool                 // it has become so after the interruption began
+		back   bool                 // it has had this status only since the interruption began
 		now    []discovery.Endpoint
 		kept   int
 	}{
@@ -269,7 +270,7 @@ func TestPanicHold(t *testing.T) {
 	}
 }
 
-// Another probing is in force for the checks that run, which keep the results of targets that are the same.
+// New probing settings apply to running checks, which keep the results of unchanged targets.
 func TestSetProbing(t *testing.T) {
 	const url = "http://127.0.0.1:10256/healthz"
 	first := lb.CheckSpec{Interval: time.Second, Timeout: time.Second, Rise: 2, Fall: 3}
@@ -316,7 +317,7 @@ func TestSetProbing(t *testing.T) {
 	}
 }
 
-// The checks of other nodes' proxies follow as well.
+// The new settings also apply to the checks of other nodes' proxies.
 func TestSetProbingOfOthers(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.ProxyHealthz = "http://127.0.0.1:10256/healthz" })
 	f.conditions.startProxyCheck(false)
@@ -339,7 +340,7 @@ func TestPolicyChangesToLocal(t *testing.T) {
 	const notYet = "health check node port 30000 has not answered yet"
 	for _, tt := range []struct {
 		name      string
-		endpoints string // the node of the endpoint; "": none
+		endpoints string // the node of the endpoint, or ""
 		proxy     error
 		then      string // the node of the endpoint under the policy Local
 		after     string // why it is withheld directly after the change
@@ -379,7 +380,7 @@ func TestPolicyChangesToLocal(t *testing.T) {
 			if tt.then != "n1" {
 				return
 			}
-			f.Health(lb.Health{Key: lb.CheckKey{Service: webName}, Err: errRefused}) // does not decide yet
+			f.Health(lb.Health{Key: lb.CheckKey{Service: webName}, Err: errRefused}) // not conclusive yet
 			reconcile(tt.after)
 			f.Health(report(webName, errTest))
 			reconcile("health check node port 30000: bad")

@@ -22,7 +22,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// newTerm is a term that does not run: tests fill its cache and call its methods.
+// testTerm returns a term that does not run: tests fill its cache and call its methods.
 func testTerm(t *testing.T, objects ...*core.Service) (*term, *fake.Clientset, *record.FakeRecorder) {
 	pool := poolFrom("public", "203.0.113.1", "203.0.113.2", forExternalIPs)
 	client, events := fake.NewClientset(), record.NewFakeRecorder(20)
@@ -40,7 +40,7 @@ func testTerm(t *testing.T, objects ...*core.Service) (*term, *fake.Clientset, *
 	return term, client, events
 }
 
-// wanting is a Service without an address.
+// wanting returns a Service without an address.
 func wanting(name string, change func(*core.Service)) *core.Service {
 	return aService(func(s *core.Service) {
 		s.Name, s.Status, s.ResourceVersion = name, core.ServiceStatus{}, "7"
@@ -58,12 +58,12 @@ func given(addrs ...string) func(*core.Service) {
 	}
 }
 
-// owning is a status that this controller has written, with its finalizer.
+// owning gives a Service a status that this controller has written, with its finalizer.
 func owning(addrs ...string) func(*core.Service) {
 	return func(s *core.Service) { given(addrs...)(s); s.Finalizers = []string{finalizer} }
 }
 
-// foreign is a status that another controller has written.
+// foreign gives a Service a status that another controller has written.
 func foreign(addrs ...string) func(*core.Service) {
 	return func(s *core.Service) {
 		given(addrs...)(s)
@@ -71,7 +71,7 @@ func foreign(addrs ...string) func(*core.Service) {
 	}
 }
 
-// patches returns what was patched, and forgets it.
+// patches returns and clears the recorded patches.
 func patches(client *fake.Clientset) (all []string) {
 	for _, a := range client.Actions() {
 		if p, ok := a.(k8stest.PatchAction); ok {
@@ -93,7 +93,7 @@ const (
 		`"status":{"loadBalancer":{"ingress":[]}}}`
 )
 
-// What a reconciliation writes depends on the status and the finalizer that the Service has.
+// Reconciliation depends on the status and the finalizer of a Service.
 func TestReconcileStatus(t *testing.T) {
 	finalized := func(more func(*core.Service)) func(*core.Service) {
 		return func(s *core.Service) {
@@ -229,7 +229,7 @@ func TestFinalizersOfOthers(t *testing.T) {
 	must.Row(t, "patches", want, patches(client))
 }
 
-// A failed request is an error: the Service is reconciled again, and keeps its addresses.
+// After a failed request the Service is reconciled again, and keeps its addresses.
 func TestRequestsFail(t *testing.T) {
 	gone := func(s *core.Service) {
 		given("203.0.113.1")(s)
@@ -317,7 +317,7 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// A leader assigns addresses, the next one starts from what the API server has.
+// A leader assigns addresses, and the next one starts from what the API server has.
 func TestElection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		old := wanting("old", owning("203.0.113.1"))

@@ -12,7 +12,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// A node that has answered and no longer does gets no new connections, until it answers again. A node that has lost
+// A node that has answered and no longer does receives no new connections until it answers again. A node that has lost
 // more than half of several others avoids none of them.
 func TestNodesThatDoNotAnswer(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.Forward, o.NodeProbe = lb.MethodTunnel, 300*time.Millisecond })
@@ -72,7 +72,7 @@ func TestNodesThatDoNotAnswer(t *testing.T) {
 	steps("the only one", "3", lb.FoundNodeUnreachable)
 }
 
-// A node stays probed at the VIP of its first probe, while the node has an endpoint behind it.
+// A node is probed at the VIP of its first probe as long as it has an endpoint of that VIP.
 func TestVIPsOfNodeProbes(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.Forward, o.NodeProbe = lb.MethodTunnel, time.Second })
 	service := func(vip, node string) *lb.Service {
@@ -101,7 +101,7 @@ func TestVIPsOfNodeProbes(t *testing.T) {
 	probedAt("map[]", second)
 }
 
-// With more nodes than it may probe at the interval, a node probes each less often.
+// A node that must not probe all others at the interval probes each less often.
 func TestNodeProbesAreBounded(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.Forward, o.NodeProbe = lb.MethodTunnel, 300*time.Millisecond })
 	s := &lb.Service{VIPs: []netip.Addr{netip.MustParseAddr("203.0.113.10")},

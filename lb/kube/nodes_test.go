@@ -92,8 +92,8 @@ func TestTunnelSourcesAreSetOnce(t *testing.T) {
 	})
 }
 
-// A node that appears, moves or goes concerns the services with an endpoint there; this node's zone and its exclusion
-// concern all.
+// A node that is added or deleted or changes its address affects the services with an endpoint there. This node's zone
+// and its exclusion affect all.
 func TestFollowNodes(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.Forward = lb.MethodTunnel })
 	f.have(t, node("n1", "192.0.2.1"))
@@ -169,8 +169,8 @@ func TestLabelsOfThisNode(t *testing.T) {
 
 func localPort(s *core.Service) { local(s); s.Spec.HealthCheckNodePort = 30000 }
 
-// After a boot the agent takes no health check node port for some minutes: a service proxy that starts later could not
-// listen there.
+// After a boot the agent takes no health check node port for some minutes, because a service proxy that starts later
+// could not listen there.
 func TestNodePortAfterBoot(t *testing.T) {
 	for _, isProxy := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

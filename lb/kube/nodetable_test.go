@@ -133,7 +133,7 @@ func TestPublishForbidden(t *testing.T) {
 	})
 }
 
-// reader runs a Source of n1. The returned function returns what it watches that its client has not ended.
+// reader runs a Source of n1. watched returns its open watches.
 func reader(t *testing.T, client *fake.Clientset) (f *fixture, watched func() []string) {
 	t.Helper()
 	f = newFixture(t, func(o *Options) { o.Client, o.Forward, o.Namespace = client, lb.MethodTunnel, "steelyard" })
@@ -151,7 +151,7 @@ func reader(t *testing.T, client *fake.Clientset) (f *fixture, watched func() []
 	}
 }
 
-// With a table, a node watches its own Node only, and follows the table; heartbeats of others do not reach it.
+// With a table, a node watches only its own Node and the table, and does not receive others' heartbeats.
 func TestNodesOfTheTable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, log := fake.NewClientset(node("n1", "192.0.2.1"), node("n2", "192.0.2.2")), new(bytes.Buffer)
@@ -171,7 +171,7 @@ func TestNodesOfTheTable(t *testing.T) {
 		for _, a := range client.Actions() {
 			lists += count(a.Matches("list", "configmaps"))
 		}
-		if lists != 1 { // a restart of 1,000 agents asks for each 1,000 times
+		if lists != 1 { // when 1,000 agents restart, each costs 1,000 requests
 			t.Errorf("%d lists of the table; want that of the watch alone", lists)
 		}
 		client.CoreV1().Nodes().Create(t.Context(), node("n3", "192.0.2.3"), meta.CreateOptions{})
@@ -203,8 +203,8 @@ func TestNodesBeforeTheTable(t *testing.T) {
 	})
 }
 
-// A node that may not read the table, with the rights of an earlier manifest, watches the Nodes until it may: an API
-// server that starts refuses all for a moment.
+// With an old manifest a node may lack the right to read the table. It then watches Nodes and keeps retrying, because
+// an API server that is starting refuses everything.
 func TestNodesWithoutRights(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fake.NewClientset(node("n1", "192.0.2.1"), node("n2", "192.0.2.2"))

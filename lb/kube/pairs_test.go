@@ -14,7 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// manyPorts is a Service with this number of ports, and slice has as many endpoints, half of them on n1.
+// manyPorts returns a Service with this number of ports.
 func manyPorts(name, address string, ports int) *core.Service {
 	s := aService(func(s *core.Service) {
 		s.Name, s.Spec.Ports, s.Status.LoadBalancer.Ingress[0].IP = name, nil, address
@@ -41,8 +41,8 @@ func manyEndpoints(name string, ports, endpoints int) *endpointSlice {
 	return out
 }
 
-// A new Service with too many pairs of endpoint and port is refused. One in force keeps its address when it grows, and
-// every node uses the same endpoints of it; a change of one replaces one.
+// A new Service with too many pairs of endpoint and port is refused. A Service in force keeps its address when it
+// grows. Every node uses the same endpoints of it, and a change of one replaces one.
 func TestTooManyEndpoints(t *testing.T) {
 	var troubles []string
 	b := &lb.Boundary{}
@@ -89,8 +89,8 @@ func TestTooManyEndpoints(t *testing.T) {
 		"without %v: %v; want one instead of it", used[3], after)
 }
 
-// Services with many ports have at most as many ports of addresses as the kernel has room for, also those in force. One
-// without room gets it when another one has fewer, and small ones always have it.
+// Services with many ports have at most as many frontends as the kernel's table, including Services in force. A Service
+// that does not fit is served when another one has fewer. Small Services always fit.
 func TestManyPorts(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.MaxEndpoints = 10_000 })
 	f.complete = true
@@ -125,7 +125,7 @@ func TestManyPorts(t *testing.T) {
 	must.Row(t, "beside 16,000 of its namespace", 0, ports("2/c", 1_000))
 }
 
-// Namespaces take turns: one with many changes does not delay those of another one.
+// Namespaces take turns: many changes in one do not delay changes in another.
 func TestNamespacesTakeTurns(t *testing.T) {
 	f := newFixture(t, func(*Options) {})
 	for i := range 1000 {
@@ -140,8 +140,7 @@ func TestNamespacesTakeTurns(t *testing.T) {
 		"%d, first %q; want %q", len(got), got[:len(want)], want)
 }
 
-// The pairs of a Service with very many are not all made at each change, because nothing else of the cluster would be
-// handled in the meantime.
+// If a Service has very many pairs, not all are expanded at each change, because that would delay all other changes.
 func TestPairsAreNotAllMade(t *testing.T) {
 	const ports, most = 5000, 10000
 	f := newFixture(t, func(o *Options) { o.MaxEndpoints, o.Forward = most, lb.MethodTunnel })
@@ -168,7 +167,7 @@ func TestPairsAreNotAllMade(t *testing.T) {
 		"%d MB were allocated for 300 endpoints, %d MB for 2, of which as many are used", many>>20, few>>20)
 }
 
-// firstBackends returns the endpoints of the first port, and that those of all ports are the same.
+// firstBackends returns the endpoints of the first port, or nil if another port has others.
 func firstBackends(s *lb.Service) (all []netip.Addr) {
 	for i, p := range s.Ports {
 		var of []netip.Addr
@@ -186,7 +185,7 @@ func firstBackends(s *lb.Service) (all []netip.Addr) {
 	return all
 }
 
-// After a restart, a Service whose frontends are in the kernel is in force. A node that has none counts all.
+// After a restart, a Service whose frontends are in the kernel is in force. A node without any counts every Service.
 func TestTooManyEndpointsAtStart(t *testing.T) {
 	vip := netip.MustParseAddr("203.0.113.1")
 	for _, tt := range []struct {

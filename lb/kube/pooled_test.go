@@ -17,8 +17,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// An address in no pool is not served, whoever wrote it: it may be that of a client. One that no host can have is not
-// served in any case.
+// An address in no pool is not served, whoever wrote it, because it may be a client's. An address that no host can have
+// is never served.
 func TestAddressInNoPoolIsNotServed(t *testing.T) {
 	const inNoPool, noHost = "is in no pool", "is not the address of a host"
 	for _, tt := range []struct {
@@ -57,7 +57,7 @@ func TestAddressInNoPoolIsNotServed(t *testing.T) {
 	}
 }
 
-// An endpoint at the address of a Service would send packets round between the nodes.
+// An endpoint at the address of a Service would make nodes forward packets to each other in a loop.
 func TestEndpointsInPools(t *testing.T) {
 	const vip, pod = "203.0.113.10", "10.0.0.1"
 	f := newFixture(t, func(o *Options) { o.Pools = []Pool{poolOfOne(vip)} })
@@ -70,7 +70,7 @@ func TestEndpointsInPools(t *testing.T) {
 }
 
 // An address that was in a pool is served, but not announced, until the grace period of the pool ends. After a restart
-// it is one that the kernel has.
+// this applies to addresses in the kernel.
 func TestGrace(t *testing.T) {
 	const vip = "203.0.113.10"
 	first, next := poolOfOne(vip), poolOfOne("203.0.113.20")
@@ -117,7 +117,7 @@ func TestGrace(t *testing.T) {
 	}
 }
 
-// A claim of an address that is not served takes it from nobody.
+// A claim to an address that is not served has no effect.
 func TestAddressInNoPoolHasNoOwner(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.Pools = []Pool{poolOfOne("203.0.113.1", forExternalIPs)} })
 	f.have(t, wanting("other", given("198.51.100.7")))
@@ -125,7 +125,7 @@ func TestAddressInNoPoolHasNoOwner(t *testing.T) {
 	must.True(t, !ok, "an address that is in no pool is claimed")
 }
 
-// A Service from which an address is taken gets an Event with the reason. The deletion of the Service is not one.
+// A Service from which an address is taken gets an Event with the reason, unless the Service is deleted.
 func TestAddressMoved(t *testing.T) {
 	const taken = "Warning AddressMoved 203.0.113.1 was taken from the Service"
 	for _, tt := range []struct {

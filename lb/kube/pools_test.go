@@ -33,7 +33,7 @@ func poolOfOne(addr string, changes ...func(*Pool)) Pool {
 	return poolFrom(addr, addr, addr, changes...)
 }
 
-// forExternalIPs makes a pool one whose addresses Services may name in externalIPs.
+// forExternalIPs lets Services use the addresses of a pool as externalIPs.
 func forExternalIPs(p *Pool) { p.ExternalIPs = true }
 
 // Services that wait for an address get one when the pools change, without a new election; the others keep theirs.
@@ -61,8 +61,8 @@ func TestAllocatorFollowsPools(t *testing.T) {
 	})
 }
 
-// A Service that a pool excludes after a change keeps its address, and one Event says so. When its status is emptied it
-// gets one of a pool that is for it.
+// A Service that a pool excludes after a change keeps its address, and one Event says so. When its status is emptied,
+// it gets an address from a pool that is for it.
 func TestExcludedServiceKeepsItsAddress(t *testing.T) {
 	term, client, events := testTerm(t, wanting("web", owning("203.0.113.1")))
 	others := poolOfOne("203.0.113.1")
@@ -82,8 +82,8 @@ func TestExcludedServiceKeepsItsAddress(t *testing.T) {
 	must.True(t, fmt.Sprint(d.addrs) == "[203.0.113.2]", "emptied, it gets %v, %s", d.addrs, d.warning)
 }
 
-// A Service that asks for the address that it has, by name or by its pool, is excluded in the same way. One that asks
-// for another address or pool cannot have it.
+// A Service that requests its current address, by name or by pool, is excluded in the same way. One that requests
+// another address or pool does not get it.
 func TestExcludedServiceThatNamesItsAddress(t *testing.T) {
 	const excludes, failed = "PoolExcludesService", "AllocationFailed"
 	annotated := func(name, value string) func(*core.Service) {
@@ -120,7 +120,7 @@ func TestExcludedServiceThatNamesItsAddress(t *testing.T) {
 	}
 }
 
-// A node announces and serves by the pools that are set last.
+// A node announces and serves according to the pools that were set last.
 func TestSourceFollowsPools(t *testing.T) {
 	first := poolOfOne("203.0.113.10")
 	first.Grace = time.Minute
@@ -141,7 +141,7 @@ func TestSourceFollowsPools(t *testing.T) {
 		"served %v; %+v", f.put, rule)
 }
 
-// A Service keeps its address when it is no longer in a pool, and is told so, even if it could get no other one.
+// A Service keeps an address that is no longer in a pool, and is told so, even if it could get no other address.
 func TestAddressWithoutPool(t *testing.T) {
 	team := poolOfOne("203.0.113.2")
 	team.Namespaces = []string{"team"}
@@ -192,8 +192,8 @@ func TestManagerOf(t *testing.T) {
 	must.Row(t, "default class", "steelyard", managerOf(""))
 }
 
-// One allocator serves several classes, each from the pools for it. The first names its Lease and writes. A Service of
-// a class that nobody serves gets one Event, after a minute.
+// One allocator serves several classes, each from the pools for it. The first class names its Lease and its field
+// manager. A Service of a class that nobody serves gets one Event, after a minute.
 func TestClasses(t *testing.T) {
 	of := func(name, class string, age time.Duration) *core.Service {
 		return wanting(name, func(s *core.Service) {
@@ -226,8 +226,8 @@ func TestClasses(t *testing.T) {
 	must.Row(t, "the Lease is", leaseName, term.leaseName())
 }
 
-// Allocators of two classes leave alone what is the other's: each Service is written once. A Service that moves from
-// one class to the other gets an address of that one, and keeps the finalizer.
+// Allocators of two classes leave each other's Services alone: each Service is written once. A Service that changes its
+// class gets an address of the new class, and keeps the finalizer.
 func TestTwoClasses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := newAPIServer(t, 1)

@@ -59,8 +59,9 @@ func (r *refusing) pending() string {
 	return r.leases["steelyard-addresses"].Annotations[ledgerPending]
 }
 
-// The status of one Service is refused, whose write the leader before had recorded: all others get their addresses,
-// also those that are made later. Its owner is told, and it gets an address when the cause is gone.
+// The API server refuses the status of one Service, whose write the previous leader had recorded. All other Services
+// get their addresses, including later ones. The Service's owner is told, and the Service gets an address when the
+// cause is gone.
 func TestRefusedService(t *testing.T) {
 	for _, answer := range refusals {
 		synctest.Test(t, func(t *testing.T) {
@@ -80,7 +81,7 @@ func TestRefusedService(t *testing.T) {
 			r.add("later")
 			r.lead(10 * time.Minute)
 			others := []string{r.has("refused"), r.has("other"), r.has("later")}
-			// The write of the leader before may still be applied: its address is given to no other Service.
+			// The previous leader's write may still be applied, so its address is not assigned to another Service.
 			if want := []string{"[]", "[203.0.113.2]", "[203.0.113.3]"}; !slices.Equal(others, want) {
 				t.Errorf("%d %s: the addresses are %v; want %v", answer.Code, answer.Message, others, want)
 			}
@@ -131,7 +132,7 @@ func TestManyRefused(t *testing.T) {
 	})
 }
 
-// What a refusal does to the ledger depends on the writes before it: a write with an unknown result may still be
+// The effect of a refusal on the ledger depends on the writes before it: a write with an unknown outcome may still be
 // applied.
 func TestLedgerAfterRefusal(t *testing.T) {
 	s := wanting("web", same)
@@ -167,7 +168,7 @@ func TestLedgerAfterRefusal(t *testing.T) {
 	}
 }
 
-// A policy that refuses the addresses only lets the condition say why there are none. It is written once.
+// If a policy refuses only the addresses, the condition says why there are none. It is written once.
 func TestRefusedCondition(t *testing.T) {
 	term, client, events := testTerm(t, wanting("web", same))
 	client.PrependReactor("patch", "services", func(a k8stest.Action) (bool, runtime.Object, error) {
@@ -193,7 +194,7 @@ func TestRefusedCondition(t *testing.T) {
 	}
 	must.True(t, conditions == 1 && len(events.Events) == 1,
 		"%d conditions written, %d Events; want one each", conditions, len(events.Events))
-	// After another reason in between it is written again: else the condition would keep that one.
+	// After another reason it is written again, because otherwise the condition would keep that reason.
 	api := client.CoreV1().Services("default")
 	for _, step := range []struct{ pool, want string }{{"x", reasonFailed}, {"", reasonRefused}} {
 		s := must.Get(api.Get(t.Context(), "web", meta.GetOptions{}))(t)
@@ -209,8 +210,8 @@ func TestRefusedCondition(t *testing.T) {
 	}
 }
 
-// When too many writes with unknown outcome, no further Service gets an address until some are; those known
-// are tried again.
+// When too many writes have an unknown outcome, no further Service gets an address until some outcomes are known.
+// Services that are already in the ledger are tried again.
 func TestLedgerFull(t *testing.T) {
 	var problem error
 	term, client, _ := testTerm(t)

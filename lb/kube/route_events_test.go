@@ -56,7 +56,7 @@ func (fx *routeEventsFixture) emitted() (all []string) {
 	return all
 }
 
-// A node says when it begins and when it ceases to announce an address, and why.
+// Events say when and why a node starts or stops announcing an address.
 func TestRouteEvents(t *testing.T) {
 	addr := netip.MustParseAddr("203.0.113.10")
 	up := lb.RouteStatus{Address: addr, Services: []string{webName}, Announced: true, State: lb.RouteAnnounced}
@@ -93,7 +93,7 @@ func TestRouteEvents(t *testing.T) {
 	must.True(t, len(fx.routes) == 0, "%d addresses kept of deleted services", len(fx.routes))
 }
 
-// When every route changes at once, few Events tell it, those about addresses that are lost first.
+// When every route changes at the same time, only a few Events are emitted, and first about lost addresses.
 func TestRouteEventsAreLimited(t *testing.T) {
 	fx := newRouteEventsFixture()
 	route := func(i byte, announced bool) {
@@ -116,7 +116,7 @@ func TestRouteEventsAreLimited(t *testing.T) {
 	must.Row(t, "emitted later", nil, fx.emitted())
 }
 
-// The last Event about an address is not wrong for good: one that corrects it is late when there are too many.
+// When there are too many Events, one that corrects the last Event about an address is delayed, not omitted.
 func TestRouteEventsAreCorrected(t *testing.T) {
 	fx := newRouteEventsFixture()
 	route := func(announced bool) {
@@ -145,7 +145,7 @@ func TestRouteEventsAreCorrected(t *testing.T) {
 	must.Row(t, "as the last one says", nil, fx.emitted())
 }
 
-// After a restart there is an Event only about what is not as before, once that is certain.
+// After a restart there is an Event only about differences from before, once they are certain.
 func TestRouteEventsAfterARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		route := func(i byte, announced bool, reason string) lb.RouteStatus {

@@ -16,8 +16,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// A Service that has an address and a port keeps them, whatever the other one changes, even while there is no leader.
-// The other one gets what is free, and is told about the rest.
+// A Service keeps its address and its ports, whatever the other one changes, even while there is no leader. The other
+// one gets what is free, and is told about the rest.
 func TestSharerThatChangesTakesNothing(t *testing.T) {
 	const both, denied = "guest [203.0.113.1], host [203.0.113.1]", "443/TCP at 203.0.113.1 belongs to default/host; " +
 		"the Service keeps its addresses for its other ports"
@@ -127,7 +127,7 @@ func TestSharerThatChangesTakesNothing(t *testing.T) {
 	}
 }
 
-// A record does not depend on the order of the ports, and is read as it was written, also one of an earlier version.
+// A record does not depend on the order of the ports, and is read as it was written, even one of an earlier version.
 func TestRecord(t *testing.T) {
 	s := wanting("web", func(s *core.Service) {
 		s.Annotations = map[string]string{"metallb.io/allow-shared-ip": "x"}

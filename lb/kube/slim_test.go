@@ -14,7 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// fill sets every field of a value, so that a field that slim must keep is there to be kept.
+// fill sets every field of a value, so that no field is missing only because it was empty.
 func fill(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -68,7 +68,7 @@ func paths(v reflect.Value, name string, add func(string)) {
 	}
 }
 
-// The caches keep exactly the parts of an object that the rules read. A rule that reads another field needs it here.
+// The caches keep exactly the parts of an object that the rules read. If a rule starts to read a field, add it here.
 func TestSlim(t *testing.T) {
 	const object = "Name Namespace UID ResourceVersion DeletionTimestamp Labels Annotations Finalizers"
 	annotations := map[string]string{wantPool[0]: "a", "kubectl.kubernetes.io/last-applied-configuration": "{}"}
@@ -154,7 +154,7 @@ func TestSlimService(t *testing.T) {
 		"%+v; want the spec, the addresses and the finalizers of %+v", got, want)
 }
 
-// Each port has the endpoints of its name, wherever it is in a slice.
+// Each port has the endpoints of its name, wherever the port is in a slice.
 func TestPortsOfASlice(t *testing.T) {
 	s := slice(8080, ep("10.0.0.1", "n1", "rs"))
 	s.Ports = append([]discovery.EndpointPort{

@@ -51,7 +51,7 @@ func TestReconcile(t *testing.T) {
 	}
 }
 
-// When a service changes except for its ports, these are the same in memory: plans of before refer to them.
+// A change that leaves a service's ports alone also keeps them in memory, because old plans refer to them.
 func TestUnchangedPortsAreShared(t *testing.T) {
 	f := newFixture(t, asIs)
 	s := aService(same)
@@ -94,7 +94,7 @@ func TestNodePort(t *testing.T) {
 	f.closePort(webName)
 }
 
-// A health check node port in use is reported by an Event and tried again.
+// A health check node port in use is reported with an Event and tried again.
 func TestNodePortInUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.IsProxy = true })
@@ -188,7 +188,7 @@ func TestWatch(t *testing.T) {
 	must.True(t, !f.shares(named("none")) && !f.shares(one) && f.shares(named("new", "203.0.113.1")), "shares is wrong")
 }
 
-// The pool of each address names its announcers; an address in no pool is withheld, and no other one.
+// The pool of each address names its announcers. Only an address in no pool is withheld.
 func TestPooled(t *testing.T) {
 	pool := func(name, addr string, announce lb.AnnouncerKind) Pool {
 		return poolFrom(name, addr, addr, func(p *Pool) { p.Announce = []lb.AnnouncerKind{announce} })
@@ -217,7 +217,7 @@ func TestPooled(t *testing.T) {
 	}
 }
 
-// Run follows a cluster: here the API server is client-go's fake.
+// Run follows a cluster, here client-go's fake API server.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		endpoints := of("web", slice(8080, ep("10.0.0.1", "n1", "rs")))
@@ -256,8 +256,8 @@ func TestRun(t *testing.T) {
 	})
 }
 
-// Without a node table the source watches all Nodes, also with nat: it says when all are excluded. It never watches
-// what another proxy serves.
+// Without a node table the source watches all Nodes, even with nat, because it reports when all are excluded. It never
+// watches objects that another proxy serves.
 func TestWhatIsWatched(t *testing.T) {
 	const labels = " !service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name"
 	want := []string{"endpointslices" + labels, "nodes ", "nodes metadata.name=n1", "services" + labels}

@@ -18,8 +18,8 @@ import (
 
 func ptr[T any](v T) *T { return &v }
 
-// ep is an endpoint with the conditions in flags, r (ready), s (serving) and t (terminating), and with the hints n:NODE
-// and z:ZONE.
+// ep returns an endpoint with the conditions in flags, r (ready), s (serving) and t (terminating), and with the hints
+// n:NODE and z:ZONE.
 func ep(addr, node string, flags string, hints ...string) discovery.Endpoint {
 	has := func(f byte) *bool { return ptr(slices.Contains([]byte(flags), f)) }
 	e := discovery.Endpoint{
@@ -311,8 +311,8 @@ func TestNoNodeForwardingWithoutTunnels(t *testing.T) {
 	}
 }
 
-// When one node has the address, Local is no reason to leave out the endpoints of other nodes: the client's address is
-// kept. Endpoints on unknown nodes would not see it.
+// When one node has the address, Local does not exclude endpoints of other nodes, because the client's address is kept.
+// Endpoints on unknown nodes would not see it.
 func TestLocalIsSpread(t *testing.T) {
 	top := topology{node: "n1", nodes: map[string]netip.Addr{
 		"n1": netip.MustParseAddr("192.0.2.1"), "n2": netip.MustParseAddr("192.0.2.2"),

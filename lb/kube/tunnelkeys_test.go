@@ -92,9 +92,9 @@ func stored(t *testing.T, client *fake.Clientset) Keys {
 	return must.Get(ParseKeys(secret.Data))(t)
 }
 
-// Ten nodes start at the same time: one makes the Secret, all have the same keys. They are required after some minutes,
-// and every day each key moves up by one, so that whoever misses one change still understands all others. The seed
-// stays.
+// When ten nodes start at the same time, one creates the Secret, and all have the same keys. The keys are required
+// after some minutes. Every day each key moves up by one, so that a node that misses one change still accepts the
+// others' packets. The seed stays.
 func TestKeysRotate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, log := newKeyCluster(), new(bytes.Buffer)
@@ -145,7 +145,7 @@ func TestKeysRotate(t *testing.T) {
 	})
 }
 
-// Someone deletes the Secret: it is made again from the keys in use. Someone breaks it: the keys in use stay.
+// A deleted Secret is created again from the keys in use. If the Secret becomes invalid, the keys in use stay.
 func TestKeysOutliveTheSecret(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := newKeyCluster()
@@ -177,7 +177,7 @@ func TestKeysOutliveTheSecret(t *testing.T) {
 	})
 }
 
-// Keys that cannot be put in force are tried again.
+// Keys that cannot be activated are tried again.
 func TestKeysAreUsedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := newKeyCluster()
@@ -226,7 +226,7 @@ func TestKeysWithoutPermission(t *testing.T) {
 	})
 }
 
-// A node that may only read the Secret waits for who makes it, and leaves the rotation to others.
+// A node that may only read the Secret waits until another one creates it, and leaves the rotation to others.
 func TestKeysOfAReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, log := newKeyCluster(), new(bytes.Buffer)
@@ -258,7 +258,7 @@ func TestKeysOfAReader(t *testing.T) {
 	})
 }
 
-// An API server that does not answer is asked again.
+// The first request for keys is retried if the API server does not answer.
 func TestFirstKeysAreAskedForAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, fails := newKeyCluster(), 3
@@ -324,7 +324,7 @@ func verbs(client *fake.Clientset) string {
 	return strings.Join(all, " ")
 }
 
-// A node with keys of an earlier run gets those of the Secret from the watch that it has anyway.
+// A node with keys of an earlier run reads the Secret through the watch that it has anyway.
 func TestResume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := newKeyCluster()
