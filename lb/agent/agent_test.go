@@ -30,12 +30,12 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// The defaults are written where they are documented and where they are tested in the kernel.
+// The defaults of config and datapath agree.
 func TestDefaultsAgree(t *testing.T) {
 	must.Equal(t, datapath.DefaultTimeouts, datapath.Timeouts(config.Default().Datapath.Timeouts))
 }
 
-// An agent of a cluster follows its configuration if that is mounted.
+// An agent in a cluster follows a mounted configuration.
 func TestMountedConfigurationIsATask(t *testing.T) {
 	text := fmt.Sprintf("[kubernetes]\nkubeconfig = %q\n", apiServer(t, keysInCluster(keysOf(7, "A"))))
 	for _, mounted := range []string{"", "..1"} {
@@ -47,7 +47,7 @@ func TestMountedConfigurationIsATask(t *testing.T) {
 	}
 }
 
-// refusing is an announcer whose neighbours have no route, for a reason.
+// refusing is an announcer whose neighbours accept no route, for this reason.
 type refusing string
 
 func (refusing) Set(context.Context, []lb.Announcement) error { return nil }
@@ -81,7 +81,7 @@ func TestMemoryIsReleasedAfterTheStart(t *testing.T) {
 	})
 }
 
-// reader is the reader of a log, which stops reading, reads again, and ends.
+// reader is the reader of a log that can stop reading, read again, and end.
 type reader struct {
 	mu    sync.Mutex // held while it does not read; guards all below
 	text  strings.Builder
@@ -161,7 +161,7 @@ func TestLogThatNobodyReads(t *testing.T) {
 		waitStatus(t, agent, "it lives on", func(i admin.Info) bool { return strings.Contains(i.LoadError, mark) })
 	}
 	err := agent.Terminate(t.Context(), stepTimeout)
-	if err == nil || !strings.Contains(err.Error(), errEnded.Error()) { // which the lab finds after an exit status of 0
+	if err == nil || !strings.Contains(err.Error(), errEnded.Error()) { // the lab's error after an exit status of 0
 		t.Fatal(err)
 	}
 }
@@ -219,7 +219,7 @@ func mount(t *testing.T, dir, version, text string) string {
 	return file
 }
 
-// A changed ConfigMap is in force without a restart; a wrong one changes nothing, and an Event on the pod says why.
+// A changed ConfigMap takes effect without a restart. An invalid one changes nothing, and an Event on the pod says why.
 func TestMountedConfigurationIsFollowed(t *testing.T) {
 	t.Parallel()
 	l, services := newTestReloader(t, new(slog.LevelVar), discard)
@@ -260,7 +260,7 @@ func TestMountedConfigurationIsFollowed(t *testing.T) {
 	eventually(t, "web again", func() bool { return services.has("web") })
 }
 
-// Files elsewhere are read when the administrator says so.
+// Other files are read only on request.
 func TestOtherFilesAreNotFollowed(t *testing.T) {
 	must.Equal(t, "", mountedVersion(writeConfig(t, "", webTOML)))
 }

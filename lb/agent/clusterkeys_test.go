@@ -30,7 +30,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// keysInCluster is what an API server has whose Secret has these keys.
+// keysInCluster returns the objects of an API server whose Secret has these keys.
 func keysInCluster(k kube.Keys) map[string]any {
 	secret := core.Secret{
 		TypeMeta:   meta.TypeMeta{APIVersion: "v1", Kind: "Secret"},
@@ -50,7 +50,7 @@ func keysOf(seed byte, current string) kube.Keys {
 	return k
 }
 
-// startWith creates an agent of a cluster.
+// startWith creates an agent in a cluster.
 func startWith(t *testing.T, kubeconfig, dir string) (*Agent, *memoryDatapath) {
 	t.Helper()
 	a, dp, err := newInMemory(t, fmt.Sprintf("[kubernetes]\nkubeconfig = %q\n", kubeconfig), func(o *Options) {
@@ -93,7 +93,7 @@ func TestStartsWithoutPermissionForKeys(t *testing.T) {
 	}))
 	defer refused.Close()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "tunnel-keys.json"), []byte("{}"), 0o600); err != nil { // of no use
+	if err := os.WriteFile(filepath.Join(dir, "tunnel-keys.json"), []byte("{}"), 0o600); err != nil { // without keys
 		t.Fatal(err)
 	}
 	start := time.Now()
@@ -134,7 +134,8 @@ func TestFollowsTheKeysOfTheCluster(t *testing.T) {
 	}
 }
 
-// Changes made while the agent did not run are in force when the datapath opens, through a watch alone.
+// Changes made while the agent did not run are active when the datapath opens. The agent reads them through a watch
+// alone.
 func TestStartsWithChangedKeys(t *testing.T) {
 	dir := t.TempDir()
 	startWith(t, apiServer(t, keysInCluster(keysOf(7, "A"))), dir)
@@ -193,7 +194,7 @@ users: [{name: u, user: {}}]
 `, url))
 }
 
-// webInCluster are the lists of a cluster with the node n and the Service web with the address 203.0.113.10.
+// webInCluster returns the lists of a cluster with the node n and the Service web with the address 203.0.113.10.
 func webInCluster() map[string]any {
 	list := func(version, kind string) meta.TypeMeta { return meta.TypeMeta{APIVersion: version, Kind: kind} }
 	web := meta.ObjectMeta{Name: "web", Namespace: "default"}
@@ -257,7 +258,7 @@ func runCluster(t *testing.T, lists map[string]any, proxy, healthz string) *lbte
 	return memory
 }
 
-// The source receives the reports of its prober: an address is withheld until the service proxy has responded.
+// The source receives the reports of its prober, so an address is withheld until the service proxy has responded.
 func TestClusterReceivesHealth(t *testing.T) {
 	t.Parallel()
 	proxy := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
@@ -293,7 +294,7 @@ func TestClusterAnswersAtNodePorts(t *testing.T) {
 
 const keyA, keyB, keyC = "the key A of the tests", "the key B of the tests", "the key C of the tests"
 
-// keyed is a configuration with this text as the file of tunnel keys.
+// keyed returns a configuration whose tunnel key file has this text.
 func keyed(t *testing.T, dir, text string) string {
 	t.Helper()
 	path := writeConfig(t, filepath.Join(dir, "tunnel.key"), text)

@@ -101,7 +101,7 @@ func TestConflictsInStatus(t *testing.T) {
 	}
 }
 
-// Conflicts of several addresses with one host are one problem.
+// Conflicts of several addresses with one host are one finding.
 func TestConflictsOfOneHost(t *testing.T) {
 	since := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	var all []l2.Conflict
@@ -128,7 +128,7 @@ func (c *calls) Put(s *lb.Service) {
 func (c *calls) Delete(name string)     { c.list = append(c.list, "delete "+name) }
 func (c *calls) Complete(source string) { c.list = append(c.list, "complete "+source) }
 
-// A service loses an address that the machine or a node gets, and has it again afterwards.
+// A service loses an address that the machine or a node receives, and gets it back afterwards.
 func TestRefuser(t *testing.T) {
 	having := func(addrs ...string) *machine.Network {
 		var list []netlink.Addr

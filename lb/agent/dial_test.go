@@ -53,8 +53,8 @@ func TestRetryingDial(t *testing.T) {
 	must.True(t, took >= dialInterval/2 && took <= 3*dialInterval, "connected after %s", took)
 }
 
-// A connection to the API server ends within seconds when nobody answers, whether it is idle or has sent a request: a
-// router may have moved it to a node that does not know it.
+// A connection to the API server ends within seconds when nobody answers, whether it is idle or has sent a request,
+// because a router may have moved it to a node that does not know it.
 func TestLostConnectionEnds(t *testing.T) {
 	labtest.Root(t)
 	l := labtest.New(t)
@@ -83,8 +83,8 @@ func TestLostConnectionEnds(t *testing.T) {
 	}
 }
 
-// An address that does not answer is a VIP of a service that was known when the API server was there: one of its
-// endpoints is reached instead. The node cannot reach its own VIPs.
+// If the API server's address is a VIP of a known service and does not answer, the node connects to one of the
+// service's endpoints, because it cannot reach its own VIPs.
 func TestEndpointInsteadOfAnOwnVIP(t *testing.T) {
 	listen := func() (net.Listener, uint16) {
 		l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
@@ -200,7 +200,7 @@ func TestAddressesOfInterfaces(t *testing.T) {
 	}
 }
 
-// The agent sends the messages of the watchdog while its engine responds.
+// The agent sends watchdog messages while its engine responds.
 func TestRunSendsWatchdogMessages(t *testing.T) {
 	lines := notifications(t)
 	t.Setenv("WATCHDOG_USEC", "3600000000")

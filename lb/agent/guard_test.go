@@ -17,7 +17,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// many is a file with services n to m-1, each with the address of its number plus shift.
+// many returns a file with services n to m-1, each with the address of its number plus shift.
 func many(n, m, shift int) string {
 	text := "[l2]\n"
 	for i := n; i < m; i++ {
@@ -30,7 +30,7 @@ func many(n, m, shift int) string {
 func TestGuard(t *testing.T) {
 	for _, tt := range []struct {
 		name, from, to string
-		want           string // part of the error; "": none
+		want           string // part of the error, or ""
 	}{
 		{"half is removed", many(0, 20, 0), many(0, 10, 0), ""},
 		{"more than half is removed", many(0, 20, 0), many(0, 9, 0), "11 of 20 services would be removed: s09, s10,"},
@@ -110,7 +110,7 @@ func TestGuardOfTheCluster(t *testing.T) {
 	}
 }
 
-// A start with a file that a reload would refuse continues with the last one in force, and says so.
+// A start with a file that a reload would refuse continues with the last active one, and says so.
 func TestGuardAtTheStart(t *testing.T) {
 	dir := t.TempDir()
 	for _, tt := range []struct {
@@ -139,7 +139,7 @@ func (c *collector) Put(s *lb.Service) { c.services = append(c.services, s) }
 func (c *collector) Delete(string)     {}
 func (c *collector) Complete(string)   { c.complete() }
 
-// checkRails fails when a valid configuration announces something else than addresses of its pools: by BGP, the whole
+// checkRails fails the test if a valid configuration announces anything but addresses of its pools. With BGP the whole
 // prefix must be in pools.
 func checkRails(t *testing.T, text string) (valid bool) {
 	t.Helper()

@@ -20,7 +20,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
-// stored is a service as the cluster source puts it.
+// stored returns a service as the cluster source puts it.
 func stored(name string) *lb.Service {
 	return &lb.Service{
 		Name: name, Source: kube.Name, VIPs: []netip.Addr{ip("203.0.113.10"), ip("2001:db8::10")},
@@ -48,7 +48,7 @@ type puts struct {
 func (p *puts) Put(s *lb.Service)  { p.services[s.Name] = s }
 func (p *puts) Delete(name string) { p.calls.Delete(name); delete(p.services, name) }
 
-// after runs a lastKnown in dir for a time while the API server is away, or not.
+// after runs a lastKnown in dir for d. isAway says whether the API server is away.
 func after(t *testing.T, dir string, d time.Duration, isAway bool, feed func(l *lastKnown)) (*puts, []netip.Addr) {
 	out := &puts{services: map[string]*lb.Service{}}
 	var nodes []netip.Addr
@@ -119,7 +119,7 @@ func TestLastKnownState(t *testing.T) {
 	})
 }
 
-// A start never puts what is damaged, and one whose source has begun puts nothing.
+// Damaged state is never put, and nothing is put once the source has begun.
 func TestLastKnownStateIsNotPut(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -151,7 +151,7 @@ func TestWrittenStateIsThatOfTheFile(t *testing.T) {
 	}
 }
 
-// The endpoints of the API server are those of its port, whatever other services have, stored or of this run.
+// The endpoints of the API server belong to its address and port, whether they are stored or from this run.
 func TestEndpointsOfTheAPIServer(t *testing.T) {
 	service := func(name, vip, backend string) *lb.Service {
 		s := &lb.Service{Name: name, VIPs: []netip.Addr{ip(vip)}}
@@ -193,7 +193,7 @@ func (discardSink) Put(*lb.Service) {}
 func (discardSink) Delete(string)   {}
 func (discardSink) Complete(string) {}
 
-// Addresses that cannot be stored are a problem in the status, and are stored when that is possible.
+// Addresses that cannot be stored are a problem in the status, and are stored once that is possible.
 func TestAssignedThatCannotBeStored(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "state")

@@ -27,8 +27,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// TestMain lets the test program be an agent as well: the lab starts it in a host with the arguments "run -c FILE". The
-// logger of client-go is set before any use, as in Main.
+// TestMain lets the test program be an agent as well: the lab starts it in a host with the arguments "run -c FILE". It
+// sets client-go's logger before any use, as Main does.
 func TestMain(m *testing.M) {
 	klog.SetSlogLogger(discard)
 	if len(os.Args) != 4 || os.Args[1] != "run" {
@@ -56,8 +56,8 @@ func waitStatus(t *testing.T, agent *lab.Agent, what string, want func(admin.Inf
 	return i
 }
 
-// The agent runs in a host of the lab: it announces its service, keeps drains in its state directory over a restart,
-// refuses a wrong file, and withdraws at its end.
+// An agent in a host of the lab announces its service, keeps drains in its state directory over a restart, refuses an
+// invalid file, and withdraws when it ends.
 func TestAgentInALab(t *testing.T) {
 	labtest.Root(t)
 	self := must.Get(os.Executable())(t)
@@ -90,7 +90,7 @@ func TestAgentInALab(t *testing.T) {
 	must.Do(t, agent.Terminate(t.Context(), stepTimeout))
 }
 
-// A SIGHUP while the agent starts does not end it: it reads its configuration once more after the start. The file is a
+// A SIGHUP while the agent starts does not end it. It reads its configuration once more after the start. The file is a
 // named pipe, which shows when it is read.
 func TestHangupBeforeTheStart(t *testing.T) {
 	labtest.Root(t)
@@ -129,8 +129,8 @@ func TestHangupBeforeTheStart(t *testing.T) {
 	}
 }
 
-// Without a default route and without interfaces in the file, the agent waits, says so, and starts when the route is
-// there. A reload can also end the wait.
+// Without a default route and without interfaces in the file, the agent waits, says so, and starts when the route
+// exists. A reload can also end the wait.
 func TestWaitsForTheNetwork(t *testing.T) {
 	labtest.Root(t)
 	self := must.Get(os.Executable())(t)
@@ -162,7 +162,7 @@ func TestWaitsForTheNetwork(t *testing.T) {
 	must.Do(t, agent.Terminate(t.Context(), stepTimeout))
 }
 
-// An agent refuses what it cannot carry out before it changes anything, and names all of it.
+// An agent refuses a configuration that it cannot apply before it changes anything, and names every problem.
 func TestMainRefuses(t *testing.T) {
 	for _, tt := range []struct {
 		name, text string

@@ -26,7 +26,7 @@ func TestNewMembership(t *testing.T) {
 		name  string
 		c     config.Config
 		facts node
-		peers string // "": no membership
+		peers string // "" for no membership
 		err   bool
 	}{
 		{"no l2", config.Config{}, facts, "", false},
@@ -50,7 +50,7 @@ func TestNewMembership(t *testing.T) {
 			continue
 		}
 		must.Row(t, tt.name, tt.peers, l2PeersOf(m))
-		m.setNodes([]netip.Addr{ip("192.0.2.11"), ip("192.0.2.13"), ip("2001:db8::13")}) // of which one is this node
+		m.setNodes([]netip.Addr{ip("192.0.2.11"), ip("192.0.2.13"), ip("2001:db8::13")}) // one is this node
 		want := "[192.0.2.13]"
 		if len(tt.c.L2.Members) > 0 {
 			want = "[192.0.2.12 192.0.2.13]"
@@ -67,7 +67,7 @@ func l2PeersOf(m *membership) string {
 	return fmt.Sprint(list)
 }
 
-// A reload puts members and secrets in force; that there are some is read at the start only.
+// A reload applies changed members and secrets. Whether there are any is read only at startup.
 func TestReloadMembers(t *testing.T) {
 	one, two := config.NewSecret("the first secret"), config.NewSecret("the second secret")
 	node1 := node{name: "lb1", address4: ip("192.0.2.11")}
@@ -96,7 +96,7 @@ func TestReloadMembers(t *testing.T) {
 	}
 }
 
-// A reload also changes the members that the file lists besides the nodes of a cluster.
+// A reload also applies changes of the members that the file lists besides the nodes of a cluster.
 func TestReloadMembersInACluster(t *testing.T) {
 	config := func(members ...netip.Addr) *config.Config {
 		return &config.Config{L2: &config.L2{Members: members}, Kubernetes: &config.Kubernetes{}}
@@ -115,8 +115,8 @@ func TestReloadMembersInACluster(t *testing.T) {
 	reload("[192.0.2.14 192.0.2.21]")
 }
 
-// A member that does not respond is a problem after a while, also one that a reload has added, and no longer when one
-// has removed it.
+// A member that does not respond is a problem after a while, including one that a reload has added, until a reload
+// removes it.
 func TestMembersDoNotRespond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		config := func(members ...netip.Addr) *config.Config { return &config.Config{L2: &config.L2{Members: members}} }
@@ -141,7 +141,7 @@ func TestMembersDoNotRespond(t *testing.T) {
 	})
 }
 
-// Members are refused if their family is not the one of this node's membership; beside others, they are a warning.
+// Members whose family is not this node's are refused, or only cause a warning if there are others.
 func TestMemberFamily(t *testing.T) {
 	for _, tt := range []struct {
 		name, members  string
@@ -176,7 +176,7 @@ func TestMemberFamily(t *testing.T) {
 	}
 }
 
-// The nodes of a cluster find each other by their addresses and the keys of the Secret, also during a rotation.
+// The nodes of a cluster find each other by their addresses and the keys of the Secret, even during a rotation.
 func TestMembersOfACluster(t *testing.T) {
 	t.Parallel()
 	nodes := []netip.Addr{ip("127.0.6.1"), ip("127.0.6.2"), ip("2001:db8::1")}
@@ -194,7 +194,7 @@ func TestMembersOfACluster(t *testing.T) {
 	findEachOther(t, all)
 }
 
-// A secret that a reload removes stays in force until the next start: the keys of the tunnels do not replace it.
+// A secret that a reload removes stays active until the next start; the tunnel keys do not replace it.
 func TestReloadKeepsTheSecret(t *testing.T) {
 	t.Parallel()
 	nodes := []netip.Addr{ip("127.0.6.1"), ip("127.0.6.2")}
@@ -234,7 +234,7 @@ func findEachOther(t *testing.T, all []*membership) {
 	}
 }
 
-// Causes that look the same are all named: a member that is down, a filtered port, and another secret.
+// The problem names all causes that look the same: a member that is down, a filtered port, and another secret.
 func TestMemberProblems(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &config.Config{L2: &config.L2{Port: 7946, Members: []netip.Addr{ip("127.0.6.2")}}}

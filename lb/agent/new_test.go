@@ -60,7 +60,7 @@ func (d *memoryDatapath) SetTunnelSources([]netip.Addr) error { return nil }
 
 func (d *memoryDatapath) SetTunnelKeys(k datapath.TunnelKeys) error { d.keys.Store(&k); return nil }
 
-// ProbeWay fails with its arguments, so that they are seen as the reason of the backend's state.
+// ProbeWay fails with its arguments, so that they appear as the reason for the backend's state.
 func (d *memoryDatapath) ProbeWay(
 	vip, server netip.Addr, method lb.Method, encap lb.Encap,
 ) (uint32, netip.Addr, error) {
@@ -165,7 +165,7 @@ func scrape(t *testing.T, socket string) string {
 	return string(must.Get(io.ReadAll(resp.Body))(t))
 }
 
-// What New has opened is closed when a later step fails.
+// New closes what it has opened when a later step fails.
 func TestNewFails(t *testing.T) {
 	const kubeconfig = "[kubernetes]\nkubeconfig = \"/no/such/file\"\n"
 	const bgp = "[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.254\", asn = 64500 }]\n"
@@ -272,7 +272,7 @@ func TestNewClient(t *testing.T) {
 	must.True(t, err != nil, "outside of a pod: no error")
 }
 
-// The default interface is that of the kernel's routes; a host without a default route has none.
+// The default interface is the one of the kernel's default route; a host without a default route has none.
 func TestDefaultInterface(t *testing.T) {
 	routes := must.Get(os.ReadFile("/proc/net/route"))(t)
 	got, err := thisHost{}.defaultInterface()

@@ -129,7 +129,7 @@ func TestNodeAddress(t *testing.T) {
 	}
 }
 
-// The system itself is read without privileges: the loopback interface has no global address.
+// thisHost needs no privileges. The loopback interface has no global address.
 func TestThisHost(t *testing.T) {
 	v4, v6, err := thisHost{}.addresses("lo")
 	must.True(t, err == nil && !v4.IsLoopback() && !v6.IsLoopback() && !v6.IsLinkLocalUnicast(),
@@ -217,7 +217,8 @@ type publishes struct{ state lb.Progress }
 func (p publishes) Progress() lb.Progress { return p.state }
 func (publishes) InForce(s string) bool   { return s == "default/web" }
 
-// Health requests are answered from what the engine publishes. It does not respond when an event has waited too long.
+// Health requests are answered from what the engine publishes. The engine does not respond if an event has waited too
+// long.
 func TestEngineHealth(t *testing.T) {
 	since := time.Unix(1, 0)
 	for _, tt := range []struct {
@@ -236,7 +237,7 @@ func TestEngineHealth(t *testing.T) {
 	}
 }
 
-// Interfaces of the file that do not exist: check names each with its line, and the start of the agent warns.
+// check reports each missing interface of the file with its line. The start of the agent only warns.
 func TestMissingInterfacesAreReported(t *testing.T) {
 	const text = "[datapath]\ninterfaces = [\"none-0\", \"lo\",\n  \"none-1\"]\n"
 	path := writeConfig(t, "", text+`[bgp]
@@ -259,8 +260,8 @@ router_id = "192.0.2.2"
 	}
 }
 
-// Without any interface of the file the agent waits. It starts when the first of them exists, and attaches the others
-// when they exist: a card that is slow or broken does not stop the others.
+// Without any interface of the file the agent waits. It starts when the first one exists, and attaches the others when
+// they appear, so that a slow or broken card does not stop the others.
 func TestStartsWithTheInterfacesThatExist(t *testing.T) {
 	labtest.Root(t)
 	self := must.Get(os.Executable())(t)
@@ -303,8 +304,8 @@ func TestStartsWithTheInterfacesThatExist(t *testing.T) {
 	must.Do(t, agent.Terminate(t.Context(), stepTimeout))
 }
 
-// A BGP peer with an address of this machine: check refuses it with its line. The start of the agent warns: an address
-// that the machine has got later ends no agent.
+// check refuses a BGP peer with an address of this machine, with its line. The start of the agent only warns, because
+// an address that the machine received later must not stop the agent.
 func TestPeerOfThisMachine(t *testing.T) {
 	path := writeConfig(t, "", `[datapath]
 interfaces = ["lo"]
@@ -317,7 +318,7 @@ peers = [{ address = "127.0.0.1", asn = 64500 }]
 	checkedNotAtStart(t, path, ":7: bgp.peers[0].address: 127.0.0.1 is the address of lo; write that of the router")
 }
 
-// Members of [l2] that this machine cannot reach: the same.
+// The same applies to members of [l2] that this machine cannot reach.
 func TestMembersOfAnotherFamily(t *testing.T) {
 	path := writeConfig(t, "", `[node]
 address = "192.0.2.11"

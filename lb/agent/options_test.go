@@ -75,7 +75,7 @@ addresses = ["198.51.100.128/28"]
 		RestartTime: 45 * time.Second, LongLivedRestartTime: time.Hour, GracefulShutdown: 3 * time.Second, MaxRoutes: 9,
 		Communities: []uint32{64512<<16 + 1}, LargeCommunities: [][3]uint32{{64512, 2, 3}},
 		ExtCommunities: [][8]byte{{0, 2, 252, 0, 0, 0, 0, 100}},
-		Pools: []bgp.Pool{ // the last one is like no pool
+		Pools: []bgp.Pool{ // the last one has no effect on BGP
 			{Name: "public", Ranges: cfg.Pools[0].Ranges},
 			{Name: "internal", Ranges: cfg.Pools[1].Ranges, AggregateV4: 28, Prepend: 1},
 		},
@@ -120,7 +120,7 @@ func TestAnnouncers(t *testing.T) {
 		{Announced: true, State: lb.RouteAnnounced},
 		{Announced: true, State: lb.RouteAnnounced, By: all[:1]}, {State: lb.RouteWithheld},
 	})
-	for i, want := range [][]lb.AnnouncerKind{all, all[:1], nil} { // finding T10
+	for i, want := range [][]lb.AnnouncerKind{all, all[:1], nil} {
 		must.Row(t, fmt.Sprintf("route %d is announced by", i), want, routes[i].By)
 	}
 	both.BGP.ASN = 0
@@ -146,7 +146,7 @@ tunnel_sources = ["192.0.2.0/24"]`)
 	for _, delivers := range []bool{false, true} {
 		if delivers {
 			cfg.Kubernetes = &config.Kubernetes{}
-			want.TunnelKeys = nil // of the Secret
+			want.TunnelKeys = nil // from the Secret
 		}
 		want.Delivers = delivers
 		got, err := datapathOptions(o, facts)

@@ -11,7 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// Rates follow the counters. What servers still send to clients that are gone does not count as a client's packet.
+// Rates follow the counters. Packets that servers still send to clients that have gone do not count as client packets.
 func TestRates(t *testing.T) {
 	t.Parallel()
 	var c datapath.Traffic

@@ -19,8 +19,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// 200 readers that ask for flows by TCP as fast as they can, while the node has more than 100,000, take no server out
-// of service.
+// 200 readers that request flows over TCP as fast as they can, while the node has more than 100,000, make no health
+// check fail.
 func TestReadersByTCPDisturbNoHealthCheck(t *testing.T) {
 	labtest.Root(t)
 	self := must.Get(os.Executable())(t)

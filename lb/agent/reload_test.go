@@ -78,7 +78,7 @@ func eventually(t *testing.T, what string, f func() bool) {
 	}
 }
 
-// A change of [bgp] is applied, and its removal is left to the next start.
+// A change of [bgp] is applied, but its removal only at the next start.
 func TestReloadConfiguresBGP(t *testing.T) {
 	l, _ := newTestReloader(t, new(slog.LevelVar), discard)
 	var asn []uint32
@@ -111,7 +111,7 @@ func TestReloadApplies(t *testing.T) {
 	}
 }
 
-// Tables in the kernel keep their size over a restart: that is said in the answer and in the status.
+// Tables in the kernel keep their size over a restart, and the answer and the status say so.
 func TestReloadOfMaxFlows(t *testing.T) {
 	l, _ := newTestReloader(t, new(slog.LevelVar), discard)
 	for _, tt := range []struct {
@@ -157,7 +157,7 @@ func TestReloadRefuses(t *testing.T) {
 	}
 }
 
-// An empty file, as an editor leaves it on a full disk, does not remove the services. One with a comment does.
+// An empty file, as an editor leaves it on a full disk, does not remove the services. A file with a comment does.
 func TestReloadRefusesEmptyFile(t *testing.T) {
 	l, services := newTestReloader(t, new(slog.LevelVar), discard)
 	eventually(t, "web", func() bool { return services.has("web") })
@@ -185,7 +185,7 @@ func TestReloadRefusesEmptyFile(t *testing.T) {
 	must.True(t, err == nil, "an agent that started with an empty file: %v", err)
 }
 
-// The sections that the agent reads at its start only are named; the others are not.
+// Only sections that the agent reads at startup alone need a restart.
 func TestNeedRestart(t *testing.T) {
 	base := "[kubernetes]\n[l2]\n[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/30\"]\n"
 	bgp := "[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.254\", asn = 64500 }]\n"
@@ -219,7 +219,7 @@ func TestNeedRestart(t *testing.T) {
 	}
 }
 
-// Pools of the cluster are in force after a reload, and need a restart only when none is left.
+// A reload activates the cluster's pools, and a restart is needed only when none is left.
 func TestPoolsAreReloaded(t *testing.T) {
 	base := "[kubernetes]\n[l2]\n[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/30\"]\n"
 	for _, tt := range []struct {
@@ -276,7 +276,7 @@ func next(t *testing.T, lines <-chan string, want ...string) {
 	}
 }
 
-// A reload before the start is complete sends nothing: READY=1 would end the start.
+// A reload before the start is complete sends nothing, because READY=1 would end the start.
 func TestReadiness(t *testing.T) {
 	lines := notifications(t)
 	r := newReadiness(systemd.New(discard))

@@ -179,7 +179,7 @@ func TestRestartRefusesWhatCheckRefuses(t *testing.T) {
 	must.True(t, err == nil && len(a.restarts) == 1, "a valid file: %v", err)
 }
 
-// A SIGTERM during a restart ends the agent: no new one follows.
+// A SIGTERM during a restart ends the agent, and no new one follows.
 func TestStopDuringARestart(t *testing.T) {
 	labtest.Root(t)
 	self := must.Get(os.Executable())(t)
@@ -209,14 +209,14 @@ func TestStopDuringARestart(t *testing.T) {
 	must.True(t, strings.Count(log, "agent started") == 1, "a new agent followed:\n%s", log)
 }
 
-// The status says when the file on disk is not the one in force, unless it was rejected, and what is in force is kept.
+// The status says when the file on disk is not the active one, unless it was rejected. The active text is stored.
 func TestFileIsNotInForce(t *testing.T) {
 	l, _ := newTestReloader(t, new(slog.LevelVar), discard)
 	other := strings.Replace(webTOML, "web", "mail", 1)
 	for _, tt := range []struct {
-		name, text    string // "": the file is removed
+		name, text    string // "" if the file is removed
 		reload        bool
-		want, inForce string // part of the finding; "": none
+		want, inForce string // part of the finding, or ""
 	}{
 		{"at the start", webTOML, false, "", webTOML},
 		{"edited", other, false, "has changed since it was loaded", webTOML},
@@ -233,7 +233,7 @@ func TestFileIsNotInForce(t *testing.T) {
 			t.Fatal(err)
 		}
 		if tt.reload {
-			_, _ = l.reload("") // its error is the matter of other tests
+			_, _ = l.reload("") // other tests check its error
 		}
 		found := l.findings()
 		if len(found) > 1 || (len(found) == 0) != (tt.want == "") ||

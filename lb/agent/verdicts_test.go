@@ -20,7 +20,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// The states of backends outlive the agent: after a restart, a failing probe does not decide alone.
+// The states of backends outlive the agent: after a restart, a single failed probe does not decide.
 func TestVerdictsOutliveTheAgent(t *testing.T) {
 	t.Parallel()
 	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
@@ -111,7 +111,7 @@ func TestVerdictStore(t *testing.T) {
 		must.True(t, len(v.earlier) == 0, "%s: results %v", name, v.earlier)
 	}
 
-	// A folder that cannot be written is a problem in the status, until it can be.
+	// A directory that cannot be written is a problem in the status, until it can be.
 	blocked := filepath.Join(dir, "file")
 	must.Do(t, os.WriteFile(blocked, nil, 0o600))
 	must.Do(t, openVerdictStore(blocked, discard, p).run(ended, list))
@@ -188,7 +188,7 @@ func TestDrainStoreRefuses(t *testing.T) {
 	must.True(t, err == nil && len(files) == 0, "files: %v, %v; want none", files, err)
 }
 
-// A drain that cannot be stored is in force, is a problem in the status, and is stored when that is possible.
+// A drain that cannot be stored is active, is a problem in the status, and is stored once that is possible.
 func TestDrainThatCannotBeStored(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "drained.json")

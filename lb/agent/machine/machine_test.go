@@ -85,7 +85,7 @@ func TestLinks(t *testing.T) {
 	must.True(t, n.Equal(network(t)) && !n.Equal(nil) && !n.Equal(New(nil, nil, nil)), "Equal")
 }
 
-// The loopback interface is everywhere.
+// Every host has the loopback interface.
 func TestRead(t *testing.T) {
 	n, err := Read()
 	must.True(t, err == nil && n.HasLink("lo"), "%+v, %v", n, err)
