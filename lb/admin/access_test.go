@@ -23,7 +23,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// With a token, requests by TCP need it, except those to /healthz. The page comes with the refusal, and asks for it.
+// If a token is set, requests over TCP need it, except to /healthz. A refused request for / receives the page, which
+// asks for it.
 func TestToken(t *testing.T) {
 	o := options(t)
 	o.Access.Token = "a token of a test"
@@ -57,7 +58,7 @@ func TestToken(t *testing.T) {
 	must.Row(t, "the token of a reload", 200, get("/v1/status", "Bearer another").Code)
 }
 
-// A browser runs the script and the style of the page only, and shows it in no other page.
+// A browser runs only the script and the style of the page, and shows it in no other page.
 func TestContentSecurityPolicy(t *testing.T) {
 	h := New(options(t)).public()
 	for _, path := range []string{"/", "/v1/status", "/none"} {
@@ -96,8 +97,8 @@ func (p pairs) write(t *testing.T, serial int64) {
 	}
 }
 
-// By TLS, the files are read again when they change; a bad certificate leaves the old one in force, and is a problem.
-// Sources that are not allowed get no handshake.
+// The TLS files are read again when they change. A bad certificate is a problem, and the old one stays active. Sources
+// that are not allowed get no handshake.
 func TestTLSAndSources(t *testing.T) {
 	free := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	o := options(t)

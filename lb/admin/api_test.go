@@ -77,7 +77,7 @@ func options(t *testing.T) Options {
 	}
 }
 
-// ask returns the answer of a server, for its socket if writable, to one request.
+// ask returns a server's response to one request, on its socket if writable.
 func ask(o Options, writable bool, method, path, body string) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
 	New(o).Handler(writable).ServeHTTP(w, httptest.NewRequest(method, path, strings.NewReader(body)))
@@ -136,7 +136,7 @@ func TestOnlyGET(t *testing.T) {
 	must.Equal(t, http.StatusMethodNotAllowed, ask(options(t), true, "POST", "/v1/status", "").Code)
 }
 
-// Requests that change something are served on the socket only.
+// Requests that change something are served only on the socket.
 func TestDrain(t *testing.T) {
 	for _, tt := range []struct {
 		writable bool
@@ -190,7 +190,7 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// A difference is of the file of the agent, or of a named text in its place. It is not for other machines to see.
+// diff uses the agent's file, or a named text instead. It is not served over TCP.
 func TestDiff(t *testing.T) {
 	for _, tt := range []struct {
 		method, path string

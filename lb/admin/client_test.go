@@ -30,7 +30,7 @@ func TestClientErrors(t *testing.T) {
 	for _, tt := range []struct {
 		name, body string
 		code       int
-		err        string // "": none
+		err        string // or ""
 	}{
 		{"answer", `"x"`, 200, ""},
 		{"not JSON", `x`, 200, "read the response to /v1/x: invalid character"},
@@ -76,7 +76,7 @@ func TestClientOfAnAgentThatHasEnded(t *testing.T) {
 	must.True(t, err != nil && strings.HasPrefix(err.Error(), "no agent listens on "+socket), "error %v", err)
 }
 
-// A request to an agent that does not accept connections ends.
+// A request to an agent that does not accept connections times out.
 func TestClientTimeout(t *testing.T) {
 	socket := options(t).Socket
 	l := must.Get(net.Listen("unix", socket))(t)
@@ -120,7 +120,7 @@ func TestClientClosesBody(t *testing.T) {
 	}
 }
 
-// The client keeps no connection, for a command sends one request.
+// The client keeps no connection, because a command sends one request.
 func TestClientKeepsNoConnection(t *testing.T) {
 	transport := NewClient("s").http.Transport.(*http.Transport)
 	must.True(t, transport.DisableKeepAlives, "connections are kept")

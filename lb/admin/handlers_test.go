@@ -50,7 +50,7 @@ func TestExplainHandler(t *testing.T) {
 	}
 }
 
-// Lists are never null: a client may iterate over them.
+// Lists are never null, because a client may iterate over them.
 func TestEmptyLists(t *testing.T) {
 	o := options(t)
 	o.Status = func(context.Context) (lb.Status, error) { return lb.Status{}, nil }
@@ -200,7 +200,7 @@ func TestMetricsHandler(t *testing.T) {
 	must.True(t, w.Code == http.StatusOK && w.Body.String() == "up 1\n", "%d %s", w.Code, w.Body)
 }
 
-// People read the API with curl: answers are indented.
+// Answers are indented, because people read the API with curl.
 func TestAnswersAreIndented(t *testing.T) {
 	w := ask(options(t), true, http.MethodGet, "/healthz", "")
 	must.Equal(t, "{\n  \"healthy\": true,\n  \"settled\": true\n}\n", w.Body.String())
@@ -240,7 +240,7 @@ func TestFlowsOfUnknownServices(t *testing.T) {
 	}
 }
 
-// Nobody can list all flows over TCP: the answer with a million of them takes a gigabyte.
+// Nobody can list all flows over TCP, because an answer with a million of them takes a gigabyte.
 func TestFlowsAreLimited(t *testing.T) {
 	for _, tt := range []struct {
 		writable bool
@@ -262,11 +262,11 @@ func TestFlowsAreLimited(t *testing.T) {
 	}
 }
 
-// Services that wait for an address stand among the others, by name.
+// Services that wait for an address are listed among the others, by name.
 func TestServicesAreSorted(t *testing.T) {
 	o := options(t)
 	o.Status = func(context.Context) (lb.Status, error) {
-		// The last one is of an address that is refused.
+		// The last row has a refused address.
 		rows := []lb.ServiceStatus{{Service: "b", Port: 443}, {Service: "b", Port: 80}, {Service: "d"}, {Service: "b"}}
 		return lb.Status{Services: rows}, nil
 	}

@@ -110,7 +110,7 @@ func TestSocketIsMadeAgain(t *testing.T) {
 	must.True(t, failed["the socket was removed"], "problems %v", failed)
 	mu.Unlock()
 
-	// By a rename the path always leads to a socket, so that the agent cannot make its own in between.
+	// With a rename the path always leads to a socket, so that the agent cannot create its own in between.
 	other := must.Get(net.Listen("unix", o.Socket+".other"))(t)
 	must.Do(t, os.Rename(o.Socket+".other", o.Socket))
 	own := must.Get(os.Lstat(o.Socket))(t)

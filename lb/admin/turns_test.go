@@ -29,7 +29,7 @@ func request(path string) *http.Request {
 	return r
 }
 
-// By TCP one walk through the flows runs at a time, for 200 ms; the socket has neither limit.
+// Over TCP one walk through the flows runs at a time, for 200 ms; the socket has neither limit.
 func TestWalksOfReadersAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := options(t)
@@ -62,8 +62,8 @@ type unreadable struct {
 
 func (w unreadable) Write(p []byte) (int, error) { <-w.release; return w.ResponseRecorder.Write(p) }
 
-// At most four requests by TCP are worked on at once; the others wait, but not for long. Clients that do not read their
-// answers are none of the four, and may not have more than some megabytes.
+// At most four requests over TCP are processed concurrently; the others wait, but not for long. Clients that do not
+// read their answers do not count, and their answers may take only some megabytes.
 func TestReadersTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := options(t)
@@ -114,7 +114,7 @@ func TestReadersTakeTurns(t *testing.T) {
 // fullEnv names the socket of the process in TestStatusWithoutDescriptors that has no descriptors left.
 const fullEnv = "STEELYARD_TEST_FULL"
 
-// An agent without descriptors answers by its socket, one client after the other.
+// An agent without descriptors answers on its socket, one client after the other.
 func TestStatusWithoutDescriptors(t *testing.T) {
 	if socket := os.Getenv(fullEnv); socket != "" {
 		serveWithoutDescriptors(t, socket)

@@ -104,7 +104,7 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// An address that clients have stopped to use is named in the first line, once it had no packet for a minute.
+// The first line names an address that clients have stopped using, after a minute without packets.
 func TestAnAddressWithoutPacketsIsNamed(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	a := netip.MustParseAddr("203.0.113.10")
@@ -132,7 +132,7 @@ func TestAnAddressWithoutPacketsIsNamed(t *testing.T) {
 	}
 }
 
-// The reason that most addresses have is named, once with the address.
+// The most frequent reason is named, with one of its addresses.
 func TestMostFrequentReasonIsNamed(t *testing.T) {
 	var st lb.Status
 	for i, reason := range []string{"198.51.100.1 is in no pool", "no BGP peer has it", "no BGP peer has it"} {

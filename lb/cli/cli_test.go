@@ -326,7 +326,7 @@ func TestHelpHidesTheRouterOfTheDemo(t *testing.T) {
 	must.True(t, !strings.Contains(out, "demo-router") && strings.Contains(out, "reload"), "help:\n%s", out)
 }
 
-// bash and fish get a script, and the program answers what may follow.
+// Shells get a completion script, and the program prints the words that may follow.
 func TestCompletion(t *testing.T) {
 	for shell, want := range map[string]string{
 		"bash": "complete -o", "zsh": "bashcompinit\n_steelyard", "fish": "complete -c steelyard",

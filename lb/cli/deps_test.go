@@ -16,7 +16,7 @@ import (
 const module = "github.com/steelyard-lb/steelyard/"
 
 // TestImports checks the direction of the imports: lb imports no other package, the components import lb and not each
-// other, and each outside library is imported by its owners only.
+// other, and only its owners import an outside library.
 func TestImports(t *testing.T) {
 	imports := listImports(t)
 	for pkg, deps := range imports {
@@ -30,7 +30,7 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// mayImport lists the packages of this module that a package may import; one not listed may import lb only.
+// mayImport lists the packages of this module that a package may import; an unlisted package may import only lb.
 var mayImport = map[string][]string{
 	"":                         {"lb/agent", "lb/cli", "lb/demo"},
 	"lb":                       {},
@@ -136,8 +136,8 @@ func TestMainLinksNoTestPrograms(t *testing.T) {
 	}
 }
 
-// TestClientLinksNoDatapath checks that the client commands need none of the libraries of the agent, also not through
-// another package: they load fast, and run where neither BPF nor a cluster is.
+// TestClientLinksNoDatapath checks that the client commands need none of the agent's libraries, even through another
+// package, so that they load fast and run without BPF or a cluster.
 func TestClientLinksNoDatapath(t *testing.T) {
 	for _, pkg := range []string{"lb/cli", "lb/admin", "config"} {
 		out, err := exec.Command("go", "list", "-deps", module+pkg).Output()

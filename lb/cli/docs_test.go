@@ -35,8 +35,8 @@ func pages(t *testing.T) map[string]string {
 	return out
 }
 
-// What the documents tell the reader to type is accepted: commands and flags, targets of the Makefile, and every block
-// of TOML, each of which is a complete configuration.
+// Everything that the documents tell the reader to type is accepted: commands and flags, targets of the Makefile, and
+// every block of TOML, each of which is a complete configuration.
 func TestDocumentsRun(t *testing.T) {
 	makefile := must.Get(os.ReadFile("../../Makefile"))(t)
 	secrets := writeSecrets(t)

@@ -19,7 +19,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// reload succeeds only when the file is in force, and prints every error when it is refused.
+// reload succeeds only if the agent activates the file, and otherwise prints every error.
 func TestReload(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
@@ -65,7 +65,7 @@ func TestConfigShow(t *testing.T) {
 	must.True(t, code == 2 && strings.Contains(errOut, "steelyard config show"), "config: code %d, %s", code, errOut)
 }
 
-// diff prints the difference to the file of the agent, or to the one that it names and sends.
+// diff prints what the agent's file would change, or a named file, which it sends to the agent.
 func TestDiff(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)

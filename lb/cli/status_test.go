@@ -17,7 +17,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// With --check the exit code is that of the verdict also beside --ready, and an agent that is not ready fails.
+// With --check the exit code is the verdict's, even with --ready, and an agent that is not ready fails.
 func TestStatusCheckAndReady(t *testing.T) {
 	down := []lb.RouteStatus{{Address: addr("203.0.113.10"), Reason: "no backend"}}
 	up := []lb.PeerStatus{{Peer: addr("192.0.2.1"), State: "established"}}
@@ -95,7 +95,8 @@ func TestStatusOfLeader(t *testing.T) {
 	}
 }
 
-// Without flows, a name that no service has is an error, and an address that no backend has is none: it is a filter.
+// If there are no flows, an unknown service name is an error. An unknown backend address is not, because it is a
+// filter.
 func TestFlowsOfNothing(t *testing.T) {
 	socket := serve(t, lb.Status{Settled: true, Services: []lb.ServiceStatus{{Service: "default/mail"}}})
 	for _, tt := range []struct {
@@ -115,8 +116,8 @@ func TestFlowsOfNothing(t *testing.T) {
 	}
 }
 
-// What a server, a tenant or a peer has written does not reach the terminal as control characters, also not as those of
-// C1 (U+009B) by JSON, nor as a line of its own.
+// Text from a server, a tenant or a peer reaches the terminal neither as control characters, including C1 ones (U+009B)
+// in JSON, nor as a line of its own.
 func TestOutputIsPrintable(t *testing.T) {
 	const hostile = "\x1b[2J\u009b1A\n\r\x07OK"
 	b := lb.BackendStatus{Service: "web", Address: addr("10.0.0.21"), State: lb.StateUnhealthy, Reason: hostile}
@@ -277,7 +278,7 @@ func (f *firstLine) Write(p []byte) (int, error) {
 	return f.Builder.Write(p)
 }
 
-// events prints the history, follows it, and reads the files without an agent. A drain is in it, with the user.
+// events prints the history, follows it, and reads the files without an agent. The history has a drain, with its user.
 func TestEvents(t *testing.T) {
 	dir := t.TempDir()
 	h := must.Get(events.Open(dir))(t)

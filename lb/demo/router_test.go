@@ -69,7 +69,7 @@ func TestRouter(t *testing.T) {
 	speaker(t, one, self)
 	stays(t, n, 4*time.Second, one, two)
 
-	// Without power the link is down: the routes are removed at once.
+	// Without power the link is down, and the routes are removed immediately.
 	must.Do(t, one.PowerOff())
 	via(time.Second, two)
 	labtest.Until(t, time.Second, "the router has removed them, not only its kernel", func() error {
@@ -92,7 +92,7 @@ func TestRouter(t *testing.T) {
 	via(2 * time.Second)
 }
 
-// stays fails the test when the routes are not all the time those over nodes.
+// stays fails the test unless the routes lead over nodes for the whole time.
 func stays(t *testing.T, n *network, d time.Duration, nodes ...lab.Node) {
 	t.Helper()
 	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(scanInterval) {

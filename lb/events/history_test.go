@@ -30,7 +30,7 @@ func texts(h *History, f Filter) (all []string) {
 	return all
 }
 
-// Records from INFO on are events, whatever the level of the log. They survive the end of the agent, even one in the
+// Records from INFO up are events, whatever the level of the log. They survive the end of the agent, even one in the
 // middle of a write.
 func TestHistoryKeepsTheLog(t *testing.T) {
 	dir := t.TempDir()

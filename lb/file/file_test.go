@@ -135,7 +135,7 @@ func TestFamiliesOfAService(t *testing.T) {
 	}
 }
 
-// A service has an address for each member, from what the others leave, including after a member is added.
+// A service has an address for each member, from what the other services leave, including after a member is added.
 func TestAddressPerNode(t *testing.T) {
 	const head = "[l2]\nunencrypted = true\nmembers = [%s]\n[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/29\"]\n"
 	s := New(nil, nil)

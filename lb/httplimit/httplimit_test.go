@@ -32,7 +32,7 @@ func get(t *testing.T, addr string) {
 	resp.Body.Close()
 }
 
-// Idle connections cannot take the places of requests, nor more descriptors than the limit.
+// Idle connections neither keep out requests nor use more descriptors than the limit.
 func TestIdleConnectionsGiveWay(t *testing.T) {
 	const most = 20
 	l := New(most)
@@ -80,8 +80,8 @@ func TestRequestsStay(t *testing.T) {
 	<-done
 }
 
-// A client that does not read delays no other one when its connection gives way: closing TLS would wait for the client
-// to take the alert.
+// A client that does not read delays no other client when its connection is replaced, although closing TLS would wait
+// for it to read the alert.
 func TestUnreadTLSConnectionsGiveWay(t *testing.T) {
 	source := httptest.NewTLSServer(nil)
 	defer source.Close()
@@ -98,7 +98,7 @@ func TestUnreadTLSConnectionsGiveWay(t *testing.T) {
 	must.True(t, time.Since(start) < 2*time.Second, "the next connection waited %v", time.Since(start))
 }
 
-// A request whose body does not come takes no place.
+// A request whose body does not arrive does not keep out others.
 func TestMissingBodiesTakeNoPlace(t *testing.T) {
 	const most = 20
 	addr := serve(t, New(most), func(http.ResponseWriter, *http.Request) {})
@@ -113,7 +113,7 @@ func TestMissingBodiesTakeNoPlace(t *testing.T) {
 	get(t, addr)
 }
 
-// A request that panics has the status 500, is counted, and ends no other one.
+// A request that panics receives status 500, is counted, and affects no other request.
 func TestPanicOfARequest(t *testing.T) {
 	b := &lb.Boundary{Log: slog.New(slog.DiscardHandler)}
 	addr := serve(t, New(20), Bounded(b, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {

@@ -17,8 +17,8 @@ func report(w io.Writer, lines int) error {
 	return err
 }
 
-// Nobody reads the pipe: no Write blocks. Then somebody does: the lines come in their order, with the number of those
-// that are lost in their place.
+// While nobody reads the pipe, no Write blocks. When somebody reads, the lines arrive in order, with the number of lost
+// lines in their place.
 func TestNeverBlocks(t *testing.T) {
 	r, w, err := os.Pipe()
 	must.Do(t, err)
@@ -48,7 +48,7 @@ func TestNeverBlocks(t *testing.T) {
 	must.True(t, lost != 0 && next == lines, "%d of %d lines are lost, %d accounted for", lost, lines, next)
 }
 
-// refusing is a writer that refuses lines, as the pipe of a reader that has ended.
+// refusing is a writer that refuses lines, like a pipe without a reader.
 type refusing struct {
 	strings.Builder
 	err error

@@ -55,7 +55,7 @@ func TestPrivate(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		make func(dir string) error
-		want string // of the error; "": none, and mode 0700
+		want string // part of the error, or "" for none and mode 0700
 	}{
 		{"missing", os.Remove, ""},
 		{"readable", func(dir string) error { return os.Chmod(dir, 0o755) }, ""},
