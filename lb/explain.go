@@ -53,7 +53,7 @@ type Explanation struct {
 	Service  string         `json:"service,omitempty"`
 	Backend  netip.AddrPort `json:"backend,omitzero"` // destination, or zero
 	Forward  Method         `json:"forward,omitempty"`
-	// Action, Reason and Meaning are those that docs/reasons.md lists.
+	// Action, Reason and Meaning are listed in docs/reasons.md.
 	Action  string `json:"action"`
 	Reason  string `json:"reason"`
 	Meaning string `json:"meaning,omitempty"`

@@ -32,12 +32,12 @@ type Info struct {
 	Settled         bool         `json:"settled"`                    // see lb.Status
 	Behind          time.Time    `json:"behind,omitzero"`            // see lb.Status
 	Services        int          `json:"services"`                   // frontends
-	Healthy         int          `json:"services_healthy"`           // those with enough healthy backends
-	DrainedServices int          `json:"services_drained,omitempty"` // those drained by the operator
+	Healthy         int          `json:"services_healthy"`           // frontends with enough healthy backends
+	DrainedServices int          `json:"services_drained,omitempty"` // frontends drained by the operator
 	Backends        int          `json:"backends"`                   //
 	BackendsUp      int          `json:"backends_healthy"`           //
 	Routes          int          `json:"routes"`                     // VIPs
-	Announced       int          `json:"routes_announced"`           // those announced
+	Announced       int          `json:"routes_announced"`           // announced VIPs
 	Peers           int          `json:"peers"`                      //
 	PeersUp         int          `json:"peers_established"`          //
 	Interfaces      []Interface  `json:"interfaces"`                 //
@@ -86,7 +86,7 @@ type Options struct {
 	Explain func(lb.Question) (lb.Explanation, error)
 	// Drain drains or undrains a service, or the node if service is "". It returns all drains.
 	Drain func(ctx context.Context, service string, on bool) (lb.Drains, error)
-	// Waiting returns the services that wait for an address. It is nil if there are never any.
+	// Waiting returns the services that wait for an address. It may be nil.
 	Waiting func() []lb.ServiceStatus
 	// Reload reads the configuration file again. Its error has one line for each problem of a rejected file. force is
 	// the word that permits a change that is otherwise refused, or "".
@@ -180,7 +180,7 @@ func (s *Server) statusOf(w http.ResponseWriter, r *http.Request, vip netip.Addr
 	return st, err == nil
 }
 
-// respond returns a handler that writes f of the engine's status as JSON.
+// respond returns a handler that writes f(status) as JSON, with the engine's status.
 func (s *Server) respond(f func(lb.Status) any) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), engineTimeout)

@@ -24,7 +24,7 @@ func (s *Server) flows(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// someFlows is flows for readers over TCP: one short walk at a time, with at most flowLimit flows.
+// someFlows is like flows, but for TCP: one short walk at a time, with at most flowLimit flows.
 func (s *Server) someFlows(w http.ResponseWriter, r *http.Request) {
 	want, ok := wantedFlows(w, r)
 	if !ok {

@@ -29,7 +29,7 @@ func (s *Server) reload(w http.ResponseWriter, r *http.Request) {
 	writeReloaded(w)(s.o.Reload(r.URL.Query().Get("force")))
 }
 
-// configMax bounds the text of a configuration. One with 10,000 services takes a tenth of it.
+// configMax bounds the text of a configuration. A configuration with 10,000 services takes a tenth of that.
 const configMax = 64 << 20
 
 // diff responds like reload, but changes nothing. With POST, the body replaces the file; ?name= is its name.

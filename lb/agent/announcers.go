@@ -37,7 +37,7 @@ type announcers struct {
 	configure func(*config.Config) error
 	setLabels func(map[string]string) // of this node's Node
 	members   *membership             // may be nil
-	// require takes the function that reports which interfaces forward.
+	// require sets the function that reports which interfaces forward.
 	require func(forwards func(name string) bool)
 	tasks   []task
 }

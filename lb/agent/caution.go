@@ -156,8 +156,7 @@ func (c *caution) health(h lb.Health) lb.Health {
 	return h
 }
 
-// run trusts services that have existed for steadyTime, until ctx ends. An agent that ends because of ctx has not
-// panicked.
+// run trusts services that have existed for steadyTime, until ctx ends. It then resets the number of panics.
 func (c *caution) run(ctx context.Context) error {
 	tick := time.NewTicker(steadyTime)
 	defer tick.Stop()

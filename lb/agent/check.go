@@ -58,8 +58,7 @@ func reload(name string, text []byte) (*config.Config, error) {
 		memberFamily(thisHost{}, (*config.Report).Errorf))
 }
 
-// startable is the rule that refuses what New would refuse, and reports with found what the agent would have to wait
-// for.
+// startable is the rule that refuses what New would refuse, and calls found for what the agent would have to wait for.
 func startable(found fail) config.Rule {
 	return func(c *config.Config, r *config.Report) {
 		_, err := describe(c, thisHost{})

@@ -29,7 +29,7 @@ const (
 )
 
 // clusterKeys are the tunnel keys and the hash seed of the cluster. They are read before the datapath opens, because
-// the seed cannot change later. The last ones are stored in a file, for a start without the API server.
+// the seed cannot change later. The latest keys are stored in a file, for a start without the API server.
 type clusterKeys struct {
 	keeper *kube.KeyKeeper
 	path   string

@@ -23,7 +23,7 @@ type drainStore struct {
 	path   string
 	engine drainer
 	kept   *keeper
-	// waiting returns the services that wait for an address. It is nil if there are never any.
+	// waiting returns the services that wait for an address. It is nil without a cluster.
 	waiting func() []lb.ServiceStatus
 
 	mu      sync.Mutex // guards current

@@ -123,8 +123,8 @@ func (l *lastKnown) endpoints(address string) (all []string) {
 	return all
 }
 
-// Times of lastKnown: how long startup waits for an API server that is away, and for a slow one; and how often changes
-// are stored, with one more second per savedPerSecond services.
+// Times of lastKnown: how long startup waits for an API server that does not answer, and for a slow one, and how often
+// changes are stored, plus one second per savedPerSecond services.
 const (
 	awayTimeout    = 3 * time.Second
 	slowTimeout    = 30 * time.Second

@@ -12,9 +12,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/agent/machine"
 )
 
-// refuser sits between the sources and the engine. It removes addresses that belong to this machine, to its network, or
-// to another node from services, and follows changes of the machine. The datapath takes every packet to a VIP, so such
-// an address would be unusable for everything else.
+// refuser sits between the sources and the engine. It removes from services the addresses that belong to this machine,
+// to its network, or to another node, and follows changes of the machine. The datapath takes every packet to a VIP, so
+// such an address would be unusable for everything else.
 type refuser struct {
 	lb.Sink
 	log      *slog.Logger

@@ -13,7 +13,7 @@ import (
 
 // Options are the parameters of Run.
 type Options struct {
-	// Pace is the pause after each step, for reading its output; on a terminal only.
+	// Pace is the pause after each step on a terminal, for reading its output.
 	Pace time.Duration
 }
 

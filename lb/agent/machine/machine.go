@@ -130,7 +130,7 @@ func (n *Network) NoHost(a netip.Addr) string {
 // Own reports whether an interface of this machine has the address.
 func (n *Network) Own(a netip.Addr) bool { return strings.HasPrefix(n.taken[a], own) }
 
-// TakenIn returns the lowest address in a range that a service cannot have, and what it is.
+// TakenIn returns the lowest address in a range that a service cannot have, and why.
 func (n *Network) TakenIn(r lb.AddrRange) (lowest netip.Addr, what string) {
 	for a, is := range n.taken {
 		if r.Contains(a) && (what == "" || a.Less(lowest)) {

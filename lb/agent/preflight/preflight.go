@@ -57,8 +57,8 @@ type Network interface {
 	Own(a netip.Addr) bool
 }
 
-// NoPeers returns the rule that calls fail for BGP peers whose addresses no other host can have. A peer with another
-// port than listen_port is a routing daemon on this machine and permitted.
+// NoPeers returns the rule that calls fail for BGP peers whose addresses no other host can have. A peer whose port is
+// not listen_port is permitted, because it is a routing daemon on this machine.
 func NoPeers(
 	n Network, fail func(r *config.Report, key, hint, problem string, args ...any),
 ) config.Rule {
