@@ -5,7 +5,7 @@ import (
 	"net/netip"
 )
 
-// Port maps a port or port range that clients connect to to the backends' ports.
+// Port maps a client-facing port or port range to the backends' ports.
 type Port struct {
 	Port uint16
 	// Last is the last port of a range that begins with Port, or 0 for Port alone. Target is then the first port of the

@@ -24,7 +24,7 @@ type Service struct {
 	Policy         Policy
 	NodeForwarding NodeForwarding
 	Algorithm      Algorithm
-	// Method is how packets get to a backend or, with NodeForwarding, how the chosen node delivers them.
+	// Method is how packets reach a backend or, with NodeForwarding, how the chosen node delivers them.
 	Method Method
 	// Encap is only used with MethodTunnel.
 	Encap Encap `json:",omitzero"`

@@ -44,7 +44,7 @@
 // with the same resourceVersion succeeds. A cluster without allocation, which elects no leader, can therefore have
 // keys.
 //
-// Three keys are accepted, and one step a day replaces the oldest, so agents need not see a step at the same time. The
+// Three keys are accepted, and each daily rotation replaces the oldest, so agents need not rotate at the same time. The
 // keys of a new Secret are not required for some minutes, until all agents have them.
 //
 // An outage of the API server changes nothing: the informers keep their caches, and the engine receives no update.

@@ -38,8 +38,8 @@ type intent struct {
 	before *intent // earlier writes, or nil
 }
 
-// ledgerMax bounds the ledger, in bytes: the API server accepts 256 KiB of annotations. An entry takes some 200 bytes
-// and stays only while the outcome of its write is unknown.
+// ledgerMax bounds the ledger, in bytes, because the API server accepts only 256 KiB of annotations. An entry takes
+// some 200 bytes and stays only while the outcome of its write is unknown.
 const ledgerMax = 128 << 10
 
 // ledgerPending is the ledger annotation that lists the intents. The Lease's holder is the owner.

@@ -29,7 +29,7 @@ func (s *Source) nodePort(service *core.Service, readyLocal int) {
 }
 
 // portOfOther answers at the health check node port of a Service that another program serves, if this agent is the
-// service proxy. No other program answers there then.
+// service proxy, because nothing else answers there.
 func (s *Source) portOfOther(name string) {
 	x, ok, err := s.services.GetByKey(name)
 	if err != nil || !ok || !s.o.IsProxy || !handled(x.(*core.Service)) {

@@ -32,8 +32,8 @@ const (
 	nodeProbeDelay = time.Second
 )
 
-// nodeProbes tracks which nodes answer. A node that has never answered is not lost, because it may not have the VIP
-// yet.
+// nodeProbes tracks which nodes answer. A node that has never answered does not count as lost, because it may not have
+// the VIP yet.
 type nodeProbes struct {
 	o       Options
 	changed func() // nodes are lost, or answer again

@@ -13,8 +13,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// A new cluster in which no Service works lacks pools, announcers, or a node that is not excluded. Each Service and
-// each node's status then says so. In clusters that consist only of control plane nodes, all nodes are excluded.
+// If a new cluster lacks pools, announcers, or a node that is not excluded, no Service works, and each Service and each
+// node's status says so. In clusters that consist only of control plane nodes, all nodes are excluded.
 
 // othersTime is how long a Service without an address is left to another controller while there are no pools, or
 // because its class is not ours.

@@ -63,7 +63,7 @@ func slimManaged(all []meta.ManagedFieldsEntry) (slim []meta.ManagedFieldsEntry)
 	return slim
 }
 
-// managers returns who has written a field of a Service.
+// managers returns the field managers that have written a field of a Service.
 func managers(s *core.Service, field []byte) (names []string) {
 	for _, e := range s.ManagedFields {
 		if e.FieldsV1 != nil && bytes.Contains(e.FieldsV1.Raw, field) {
@@ -78,11 +78,11 @@ func wroteStatus(s *core.Service) bool {
 	return slices.ContainsFunc(managers(s, addressField), isSteelyard)
 }
 
-// isOurs reports whether a Service's status has no addresses of others.
+// isOurs reports whether a Service's status has no addresses from other controllers.
 func isOurs(s *core.Service) bool { return len(s.Status.LoadBalancer.Ingress) == 0 || wroteStatus(s) }
 
-// hasOurFinalizer reports whether a Service has the finalizer and we added it, for any class: other implementations use
-// the same one.
+// hasOurFinalizer reports whether a Service has the finalizer and we added it, for any class. Other implementations use
+// the same finalizer.
 func hasOurFinalizer(s *core.Service) bool {
 	return hasFinalizer(s) && slices.ContainsFunc(managers(s, finalizerField), isSteelyard)
 }

@@ -35,7 +35,7 @@ type Keys struct {
 	Required bool
 }
 
-// The lifetime of keys. A node that cannot reach the API server has the keys for one more period.
+// The lifetime of keys. A node that cannot reach the API server can use its keys for one more period.
 const (
 	keyPeriod    = 24 * time.Hour
 	requireAfter = 10 * time.Minute

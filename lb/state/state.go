@@ -1,5 +1,5 @@
 // Package state stores values in files that outlive the agent. A file has a version and a checksum and is replaced
-// atomically, so that a reader gets a whole value of its own version, or an error.
+// atomically, so that a reader receives a complete value of its own version, or an error.
 package state
 
 import (
