@@ -17,7 +17,7 @@ var (
 	errTest   = errors.New("injected")
 )
 
-// testPlan is the plan of a service at these ports of testVIP, each with n targets.
+// testPlan returns the plan of a service at these ports of testVIP, each with n targets.
 func testPlan(name string, n int, ports ...uint16) *Plan {
 	p := &Plan{Service: &Service{Name: name}, VIPs: []VIPPlan{{VIP: testVIP, Healthy: n}}}
 	for _, port := range ports {

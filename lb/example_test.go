@@ -11,7 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
 )
 
-// web is a service with one port, and two backends that are probed by TCP.
+// web returns a service with one port, and two backends that are probed by TCP.
 func web() *lb.Service {
 	port := lb.Port{Port: 80, Target: 8080, Protocol: lb.TCP}
 	backends := []lb.Backend{

@@ -8,7 +8,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// aged is a request of a service that was created n minutes after the first.
+// aged returns a request of a service that was created n minutes after the first.
 func aged(service, key string, minute int, ports ...uint16) Request {
 	r := sharer(service, key, ports...)
 	r.Created, r.ID = time.Unix(0, 0).Add(time.Duration(minute)*time.Minute), "id-"+service

@@ -185,7 +185,7 @@ func TestReloadRefusesEmptyFile(t *testing.T) {
 	must.True(t, err == nil, "an agent that started with an empty file: %v", err)
 }
 
-// Only sections that the agent reads at startup alone need a restart.
+// Only sections that the agent reads only at startup need a restart.
 func TestNeedRestart(t *testing.T) {
 	base := "[kubernetes]\n[l2]\n[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/30\"]\n"
 	bgp := "[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.254\", asn = 64500 }]\n"

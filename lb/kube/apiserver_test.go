@@ -317,7 +317,7 @@ func (t *transport) patchStatus(name, manager string, body []byte) *http.Respons
 	return respond(http.StatusOK, now)
 }
 
-// setManagers records who has written the addresses in a status, and who the finalizer.
+// setManagers records who has written the addresses in a status, and who wrote the finalizer.
 func setManagers(s *core.Service, status, final string) {
 	s.ManagedFields = []meta.ManagedFieldsEntry{{
 		Manager: status, FieldsV1: &meta.FieldsV1{Raw: []byte(`{"f:status":{"f:loadBalancer":{"f:ingress":{}}}}`)},

@@ -248,7 +248,7 @@ func TestCleanup(t *testing.T) {
 		must.Do(t, client.Tracker().Add(l))
 	}
 	var done []string
-	namespace := "typo" // it has no Leases that somebody renews
+	namespace := "typo" // it has no Leases
 	run := func() error {
 		return Cleanup(t.Context(), client, namespace, func(what string) { done = append(done, what) })
 	}

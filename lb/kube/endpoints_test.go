@@ -159,7 +159,7 @@ func TestDropsByPortAndFamily(t *testing.T) {
 	must.True(t, got == want, "got\n%swant\n%s", got, want)
 }
 
-// twoPorts is a view of a service without backends.
+// twoPorts returns a view of a service without backends.
 func twoPorts() *view {
 	return &view{
 		service: &lb.Service{Name: webName, Ports: make([]lb.ServicePort, 2)},

@@ -98,7 +98,7 @@ func (f *filler) fill(v reflect.Value) {
 	}
 }
 
-// meta fills the metadata that is read.
+// meta fills the metadata fields that are read.
 func (f *filler) meta(m *meta.ObjectMeta) {
 	m.Namespace, m.Name, m.ResourceVersion = "default", []string{"web", "mail"}[f.next()%2], fmt.Sprint(f.next())
 	for _, x := range []any{&m.Labels, &m.Annotations, &m.Finalizers, &m.DeletionTimestamp} {

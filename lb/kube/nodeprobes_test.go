@@ -101,7 +101,7 @@ func TestVIPsOfNodeProbes(t *testing.T) {
 	probedAt("map[]", second)
 }
 
-// A node that must not probe all others at the interval probes each less often.
+// A node with too many others to probe at the interval probes each less often.
 func TestNodeProbesAreBounded(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.Forward, o.NodeProbe = lb.MethodTunnel, 300*time.Millisecond })
 	s := &lb.Service{VIPs: []netip.Addr{netip.MustParseAddr("203.0.113.10")},

@@ -18,7 +18,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// poolFrom is a pool of the addresses from first to last.
+// poolFrom returns a pool of the addresses from first to last.
 func poolFrom(name, first, last string, changes ...func(*Pool)) Pool {
 	r := lb.AddrRange{From: netip.MustParseAddr(first), To: netip.MustParseAddr(last)}
 	p := Pool{Pool: lb.Pool{Name: name, AutoAssign: true, Ranges: []lb.AddrRange{r}}}
@@ -28,7 +28,7 @@ func poolFrom(name, first, last string, changes ...func(*Pool)) Pool {
 	return p
 }
 
-// poolOfOne is a pool with one address.
+// poolOfOne returns a pool with one address.
 func poolOfOne(addr string, changes ...func(*Pool)) Pool {
 	return poolFrom(addr, addr, addr, changes...)
 }
