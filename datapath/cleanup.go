@@ -20,8 +20,8 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
 )
 
-// Cleanup removes all state from the kernel: links with their programs, maps with all flows, filters, routes and sysctl
-// changes. It needs no agent, and fails while one runs. Missing state is not an error.
+// Cleanup removes all state from the kernel: links and their programs, maps and their flows, filters, routes and sysctl
+// changes. It needs no agent, and fails while one is running. Missing state is not an error.
 func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
 	lock, err := pin.LockDir(pinPath)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -31,7 +31,8 @@ func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
 		defer lock.Close()
 	}
 	errs := []error{hook.Remove(pinPath, log)}
-	if err := os.RemoveAll(pinPath); err != nil && !errors.Is(err, unix.EBUSY) { // a container's mount stays, empty
+	// In a container the directory is a mount point, which stays but is now empty.
+	if err := os.RemoveAll(pinPath); err != nil && !errors.Is(err, unix.EBUSY) {
 		errs = append(errs, fmt.Errorf("remove the pinned maps: %w", err))
 	}
 	sys, err := sysctl.Open(stateDir, nil)
@@ -41,7 +42,7 @@ func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
 	return errors.Join(append(errs, sys.Restore())...)
 }
 
-// Remains reports whether an agent runs, or has left programs and maps, which continue to forward until Cleanup.
+// Remains reports whether an agent is running, or has left programs and maps that keep forwarding until Cleanup.
 func Remains(pinPath string) (bool, error) {
 	has, err := pin.HasPins(pinPath)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -50,13 +51,13 @@ func Remains(pinPath string) (bool, error) {
 	return has, err
 }
 
-// Remainder is what an agent that has ended left in the kernel.
+// Remainder is what a stopped agent left in the kernel.
 type Remainder struct {
-	VIPs []netip.Addr  // for which packets are forwarded
-	Away time.Duration // since the agent last wrote to the tables, which it did every few seconds
+	VIPs []netip.Addr  // whose packets are still forwarded
+	Away time.Duration // since the agent's last heartbeat; it writes one every few seconds
 }
 
-// ReadRemainder reads the tables of an agent that has ended. It returns nil if there are none.
+// ReadRemainder reads the tables of a stopped agent. It returns nil if there are none.
 func ReadRemainder(pinPath string) (*Remainder, error) {
 	if has, err := Remains(pinPath); err != nil || !has {
 		return nil, err
@@ -83,7 +84,7 @@ func ReadRemainder(pinPath string) (*Remainder, error) {
 	return r, err
 }
 
-// readPinned gives a pinned map to read.
+// readPinned calls read with a pinned map, opened read-only.
 func readPinned(pinPath, name string, read func(*ebpf.Map) error) error {
 	path := filepath.Join(pinPath, Schema, name)
 	m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})

@@ -10,10 +10,10 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Traffic is the traffic of a frontend or backend in both directions, counted since the maps were created.
+// Traffic counts the packets and bytes of a frontend or backend in both directions since the maps were created.
 type Traffic = table.Traffic
 
-// Stats are all counters.
+// Stats holds all counters.
 type Stats struct {
 	Frontends map[lb.Frontend]Traffic
 	Backends  map[netip.AddrPort]Traffic
@@ -47,7 +47,7 @@ func (d *Datapath) Stats() (Stats, error) {
 	if err != nil {
 		return s, err
 	}
-	width := len(d.names.Reasons) - 1 // without the end mark
+	width := len(d.names.Reasons) - 1 // the last name is the end mark
 	for i, n := range packets {
 		if n > 0 {
 			s.Packets[Verdict{d.names.Actions[i/width], d.names.Reasons[i%width]}] = n
@@ -65,7 +65,7 @@ func (d *Datapath) Traffic() (map[lb.Frontend]Traffic, error) {
 		if err != nil {
 			return nil, err
 		}
-		f.Decap = false // packets that arrive in a tunnel count for the same frontend
+		f.Decap = false // packets that arrive through a tunnel count for the same frontend
 		sum := all[f]
 		sum.Add(t)
 		all[f] = sum

@@ -21,7 +21,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Datapath controls forwarding in the kernel: it updates the maps and removes flows that have ended.
+// Datapath controls forwarding in the kernel: it updates the maps and removes ended flows.
 type Datapath struct {
 	o        Options
 	log      *slog.Logger
@@ -37,8 +37,8 @@ type Datapath struct {
 	names    bpf.Names
 }
 
-// Open loads the programs, or takes over from an earlier agent, and attaches them. If it fails, a first start leaves
-// nothing behind, and a takeover leaves the earlier agent's maps, links and programs in force.
+// Open loads and attaches the programs, or takes over from a previous agent. If a first start fails, it leaves nothing
+// behind. If a takeover fails, the previous agent's maps, links and programs stay active.
 func Open(o Options) (_ *Datapath, err error) {
 	if err := o.validate(); err != nil {
 		return nil, fmt.Errorf("open the datapath: %w", err)
@@ -73,7 +73,7 @@ func Open(o Options) (_ *Datapath, err error) {
 	if err := errors.Join(d.hooks.Commit(), d.services.SyncFilter()); err != nil {
 		return nil, err
 	}
-	if !o.Delivers { // otherwise SetTunnelSources follows soon; until then the sources of an earlier agent remain
+	if !o.Delivers { // otherwise SetTunnelSources follows soon, and the previous agent's sources remain until then
 		if err := d.tunnels.Set(nil); err != nil {
 			return nil, err
 		}
@@ -81,7 +81,7 @@ func Open(o Options) (_ *Datapath, err error) {
 	return d, nil
 }
 
-// open loads the programs and puts them in force; t undoes each step.
+// open loads and activates the programs. Each step registers its undo function with t.
 func (d *Datapath) open(t *pin.Transaction) (err error) {
 	objects, inner, err := load(d.o, d.pins.Dir)
 	if err != nil {
@@ -126,7 +126,7 @@ func (d *Datapath) open(t *pin.Transaction) (err error) {
 	}
 	t.OnFailure(d.sysctls.Checkpoint())
 	if err := d.sysctls.Reserve(d.o.ports()); err != nil {
-		// In an unprivileged container sysctls are read-only. The ports are above those that Linux assigns by default.
+		// In an unprivileged container sysctls are read-only. By default, Linux assigns only lower ports than these.
 		d.log.Warn("snat_ports not reserved", "err", err,
 			"fix", "add them to the sysctl net.ipv4.ip_local_reserved_ports", "ports", d.o.SNATPorts)
 	}
@@ -151,8 +151,8 @@ func (d *Datapath) open(t *pin.Transaction) (err error) {
 // Held implements lb.Datapath.
 func (d *Datapath) Held() ([]lb.Frontend, error) { return d.services.Held(), nil }
 
-// Apply implements lb.Datapath. Flows to a backend that is down end at once: their packets are treated as packets of
-// unknown flows. Run removes these flows, and the flows of removed frontends, within seconds.
+// Apply implements lb.Datapath. Flows to a backend that is down end immediately: their packets are treated as packets
+// of unknown flows. Run removes these flows and the flows of removed frontends within seconds.
 func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]error {
 	failed := map[lb.Frontend]error{}
 	for _, f := range delta.Delete {
@@ -185,8 +185,8 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 	return failed
 }
 
-// tables computes the tables of plans before anything is locked or written. It returns the plans that have a table, and
-// adds the others to failed.
+// tables computes the slot tables of plans before anything is locked or written. It returns the plans that have a table
+// and adds the others to failed.
 func (d *Datapath) tables(plans []*lb.FrontendPlan, failed map[lb.Frontend]error) ([]*lb.FrontendPlan, table.Tables) {
 	done, t := make([]*lb.FrontendPlan, 0, len(plans)), make(table.Tables, len(plans))
 	for _, p := range plans {
@@ -200,8 +200,8 @@ func (d *Datapath) tables(plans []*lb.FrontendPlan, failed map[lb.Frontend]error
 	return done, t
 }
 
-// Run removes flows that have ended, follows changes of interfaces, addresses and routes, and releases unneeded
-// interfaces, until ctx ends.
+// Run removes ended flows, follows changes of interfaces, addresses and routes, and releases unneeded interfaces until
+// ctx ends.
 func (d *Datapath) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return d.flows.Run(ctx) })
@@ -211,13 +211,13 @@ func (d *Datapath) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Flows lists flows, and reports whether there may be more because the filter's limit was reached or ctx ended. Flows
-// that change during the call may be missing.
+// Flows lists flows. more is true if the filter's limit was reached or ctx ended before all flows were read. Flows that
+// change during the call may be missing.
 func (d *Datapath) Flows(ctx context.Context, want lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error) {
 	return d.flows.List(ctx, want)
 }
 
-// Close closes the file descriptors of this process. The kernel continues forwarding.
+// Close closes this process's file descriptors. The kernel continues forwarding.
 func (d *Datapath) Close() error {
 	var err error
 	if d.services != nil {
@@ -241,27 +241,27 @@ func (d *Datapath) Close() error {
 // Interfaces returns the attachment of each interface, sorted by name.
 func (d *Datapath) Interfaces() []InterfaceStatus { return d.hooks.Interfaces() }
 
-// ProbeWay returns the SO_MARK and source address that make a health check to a VIP reach the given server of a service
-// with dsr or tunnel. It reads the route from the kernel, so call it for each check.
+// ProbeWay returns the SO_MARK and source address that a health check to a VIP needs to reach the given server of a
+// service with dsr or tunnel. It reads the route from the kernel, so call it for every check.
 func (d *Datapath) ProbeWay(
 	vip, server netip.Addr, method lb.Method, encap lb.Encap,
 ) (mark uint32, from netip.Addr, err error) {
 	return d.hooks.ProbeWay(vip, server, method, encap)
 }
 
-// OnFault makes report receive, at each change, what prevents packets of VIPs from being forwarded and answered, or ""
-// if nothing does. The first report about a VIP comes before the call to Apply that puts it returns. OnFault must be
-// called before Apply and Run.
+// OnFault registers report, which receives, for each VIP whose state changes, why its packets are not forwarded or
+// answered, or "" if they are. The first report about a VIP comes before the Apply that adds the VIP returns. Call
+// OnFault before Apply and Run.
 func (d *Datapath) OnFault(report func(changed map[netip.Addr]string)) { d.verifier.Report = report }
 
-// Findings returns states in which packets are lost, or may be, although addresses are announced, and changes that
-// Cleanup cannot undo.
+// Findings returns states that lose or may lose packets although addresses are announced, and changes that Cleanup
+// cannot undo.
 func (d *Datapath) Findings() []lb.Finding {
 	return slices.Concat(d.verifier.Findings(), d.keptSize(), d.pinsWritable())
 }
 
 // Explain returns the programs' decision for the first packet of a flow, and whether the client receives the reply. It
-// runs their own code, sends no packets and changes no map.
+// runs the programs' own code, sends no packets and changes no map.
 func (d *Datapath) Explain(q lb.Question) (lb.Explanation, error) { return d.verifier.Explain(q) }
 
 // SetTunnelSources makes the datapath accept tunnel packets only from these addresses and from Options.TunnelSources.

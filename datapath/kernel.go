@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// version is the version of a kernel.
 type version struct{ major, minor int }
 
 func (v version) before(other version) bool {
@@ -20,11 +19,11 @@ func (v version) before(other version) bool {
 
 func (v version) String() string { return fmt.Sprintf("%d.%d", v.major, v.minor) }
 
-// testedKernel is the oldest kernel that the tests run on (make test-kernels).
+// testedKernel is the oldest kernel tested (make test-kernels).
 var testedKernel = version{6, 1}
 
-// kernelFeatures are what the programs use that some older kernels lack. Distributions add them without changing the
-// version.
+// kernelFeatures lists features that the programs use and some older kernels lack. Distributions backport them without
+// changing the kernel version.
 var kernelFeatures = []struct {
 	name    string
 	program ebpf.ProgramType
@@ -36,7 +35,7 @@ var kernelFeatures = []struct {
 	{"bpf_check_mtu", ebpf.SchedCLS, asm.FnCheckMtu},
 }
 
-// lackedFeatures names the features that this kernel lacks.
+// lackedFeatures returns the names of the features that this kernel lacks.
 func lackedFeatures() (lacks []string) {
 	for _, f := range kernelFeatures {
 		if errors.Is(features.HaveProgramHelper(f.program, f.helper), ebpf.ErrNotSupported) {
@@ -46,8 +45,8 @@ func lackedFeatures() (lacks []string) {
 	return lacks
 }
 
-// checkKernel fails on a kernel before testedKernel that lacks features, or that the options do not allow. A release
-// that is not a version is left to the verifier.
+// checkKernel rejects a kernel older than testedKernel if it lacks features or allowUntested is false. It accepts a
+// release that it cannot parse, and leaves the decision to the verifier.
 func checkKernel(release string, allowUntested bool, lacked func() []string) error {
 	var v version
 	if _, err := fmt.Sscanf(release, "%d.%d", &v.major, &v.minor); err != nil || !v.before(testedKernel) {
@@ -62,7 +61,6 @@ func checkKernel(release string, allowUntested bool, lacked func() []string) err
 	return fmt.Errorf("kernel %s is too old: Steelyard is tested on Linux %s and newer; %s", release, testedKernel, why)
 }
 
-// kernelRelease returns the release of the running kernel.
 func kernelRelease() (string, error) {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
@@ -71,12 +69,12 @@ func kernelRelease() (string, error) {
 	return unix.ByteSliceToString(name.Release[:]), nil
 }
 
-// capabilities lists the systemd unit's capabilities that the datapath uses.
+// capabilities lists the capabilities in the systemd unit that the datapath uses.
 var capabilities = []struct {
 	name     string
 	bit      int
 	admin    bool // CAP_SYS_ADMIN includes it
-	optional bool // the agent runs without it, and its status shows a problem
+	optional bool // the agent runs without it, and its status reports a problem
 }{
 	{"CAP_BPF", unix.CAP_BPF, true, false},
 	{"CAP_NET_ADMIN", unix.CAP_NET_ADMIN, false, false},
@@ -84,8 +82,8 @@ var capabilities = []struct {
 	{"CAP_NET_RAW", unix.CAP_NET_RAW, false, true},
 }
 
-// checkCapabilities names the capabilities that this process lacks. The kernel's errors do not: without CAP_BPF it
-// reports a limit on locked memory, without CAP_PERFMON a program that the verifier rejects.
+// checkCapabilities returns an error that names the missing capabilities. The kernel's own errors are misleading:
+// without CAP_BPF it reports a limit on locked memory, and without CAP_PERFMON the verifier rejects a program.
 func checkCapabilities() error {
 	var have [2]unix.CapUserData
 	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &have[0]); err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// load loads the programs of this binary with the maps pinned in dir. It creates and pins missing maps. inner holds the
+// load loads this binary's programs with the maps pinned in dir. It creates and pins missing maps. inner holds the
 // specs of inner maps by the name of their outer map.
 func load(o Options, dir string) (_ *bpf.Objects, inner map[string]*ebpf.MapSpec, err error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
@@ -50,7 +50,7 @@ func load(o Options, dir string) (_ *bpf.Objects, inner map[string]*ebpf.MapSpec
 		spec.Maps[name].MaxEntries = size
 	}
 	for name, m := range spec.Maps {
-		if strings.HasPrefix(name, ".") { // constants
+		if strings.HasPrefix(name, ".") { // sections of constants
 			continue
 		}
 		m.Pinning = ebpf.PinByName
@@ -81,7 +81,7 @@ func load(o Options, dir string) (_ *bpf.Objects, inner map[string]*ebpf.MapSpec
 	inner = map[string]*ebpf.MapSpec{}
 	for name, m := range spec.Maps {
 		if m.InnerMap != nil {
-			inner[name] = m.InnerMap.Copy() // with the BTF of the template, which Linux before 6.2 compares
+			inner[name] = m.InnerMap.Copy() // including the template's BTF, which Linux before 6.2 compares
 			inner[name].Name = name
 		}
 	}
@@ -96,18 +96,18 @@ func anyInterface(names []string, like func(netlink.Link) bool) bool {
 	})
 }
 
-// keepSize gives m the size of the map pinned at path, because a takeover keeps flows and does not apply a new
+// keepSize sets m's size to the size of the map pinned at path, because a takeover keeps the flows and ignores a new
 // max_flows.
 func keepSize(m *ebpf.MapSpec, path string) {
 	pinned, err := ebpf.LoadPinnedMap(path, nil)
 	if err != nil {
-		return // none is pinned
+		return // nothing is pinned
 	}
 	defer pinned.Close()
 	m.MaxEntries = pinned.MaxEntries()
 }
 
-// keptSize returns a finding if an earlier agent's tables have another size than max_flows asks for.
+// keptSize returns a finding if a previous agent's tables have a size other than max_flows.
 func (d *Datapath) keptSize() []lb.Finding {
 	n := d.objects.SyStreamServers.MaxEntries()
 	if uint64(n) == uint64(d.o.MaxFlows) {
@@ -119,8 +119,8 @@ func (d *Datapath) keptSize() []lb.Finding {
 			"connections, and start the agent", d.o.MaxFlows, n)}
 }
 
-// pinsWritable returns a finding if other users may write to the bpffs of the pins: by creating the directory before
-// the first start, they could keep the agent from starting.
+// pinsWritable returns a finding if other users may write to the bpffs of the pins. They could create the directory
+// before the first start and so keep the agent from starting.
 func (d *Datapath) pinsWritable() []lb.Finding {
 	dir, mode, open := d.pins.OpenToAll()
 	if !open {
@@ -131,7 +131,7 @@ func (d *Datapath) pinsWritable() []lb.Finding {
 }
 
 // tableSizes returns the max_entries of the maps whose size depends on max_flows. The maps of established flows and of
-// UDP allocate memory per entry; the others are LRU maps, which allocate all memory when they are created.
+// UDP flows allocate memory per entry. The others are LRU maps, which allocate all memory when they are created.
 func tableSizes(maxFlows int) map[string]uint32 {
 	return map[string]uint32{
 		"sy_stream_clients":   uint32(maxFlows),
@@ -148,12 +148,12 @@ func tableSizes(maxFlows int) map[string]uint32 {
 	}
 }
 
-// udpPart determines the number of UDP flows: max_flows/udpPart, in addition to max_flows of the other protocols. A
-// frontend may use all that are free.
+// udpPart sets the number of UDP flows to max_flows/udpPart, in addition to max_flows for the other protocols. A
+// frontend may use all free entries.
 const udpPart = 2
 
-// placePart is how many flows of a table share a line of five places (bpf/reclaim.h). Half of the flows of a full table
-// have a place. They take 60 percent of the places, so almost every flow finds one.
+// placePart is the number of flows in a table per line of five places (bpf/reclaim.h). Half of the flows of a full
+// table have a place. They take 60 percent of the places, so almost every flow finds one.
 const placePart = 6
 
 // ports are snat_ports in the programs' format.
@@ -170,8 +170,8 @@ func toPorts(ranges []PortRange) (p ports) {
 	return p
 }
 
-// addPorts makes the programs look for flows with these source ports. Ports are never removed, because live flows may
-// use ports of an earlier configuration.
+// addPorts makes the programs look up flows for packets to these source ports. Ports are never removed, because live
+// flows may use ports from a previous configuration.
 func addPorts(objects *bpf.Objects, ranges []PortRange) error {
 	words := map[uint32]uint64{}
 	for _, r := range ranges {

@@ -14,10 +14,10 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Schema is the version of the layout of the pinned tables.
+// Schema is the version of the pinned state.
 const Schema = pin.Schema
 
-// Mode is how programs are attached.
+// Mode selects how programs are attached.
 type Mode = hook.Mode
 
 // The modes.
@@ -37,61 +37,60 @@ const (
 	DefaultStateDir = "/run/steelyard"
 )
 
-// Timeouts are how long a flow may be idle, by state.
+// Timeouts says how long a flow in each state may be idle.
 type Timeouts = flow.Timeouts
 
-// DefaultTimeouts follow the RFCs.
+// DefaultTimeouts satisfies the RFCs that Timeouts names.
 var DefaultTimeouts = Timeouts{
 	HalfOpen: 30 * time.Second, Established: 130 * time.Minute, Closing: 4 * time.Minute, Closed: 10 * time.Second,
 	UDP: 3 * time.Minute,
 }
 
-// TunnelKeys are the keys of the tunnels between nodes.
+// TunnelKeys holds the keys of the tunnels between nodes.
 type TunnelKeys = table.TunnelKeys
 
-// Options are the parameters of Open. All bools may be false, and Reach, Keep, TunnelSources, TunnelKeys and HashSeed
-// empty; all others are required.
+// Options holds the parameters of Open. Reach, Keep, TunnelSources, TunnelKeys and HashSeed may be empty, and bools may
+// be false. All other fields are required.
 type Options struct {
 	Interfaces []string // uplinks: interfaces where packets of clients and servers arrive
-	// FollowRoutes means that Interfaces are only a start. An interface to which no route leads is released after a
-	// while, and the interfaces towards clients behind routers get the programs as well.
+	// FollowRoutes lets the set of interfaces change. Interfaces that no route uses are released after a while, and
+	// interfaces towards clients behind routers are attached as well.
 	FollowRoutes bool
-	// Keep lists further interfaces that always have the programs once they exist: those where other hosts resolve
-	// VIPs.
+	// Keep lists more interfaces that have the programs whenever they exist: those on which other hosts resolve VIPs.
 	Keep []string
-	// Reach lists addresses, such as those of routers. The interfaces towards them get the programs as well.
+	// Reach lists addresses, such as those of routers. The interfaces towards them have the programs as well.
 	Reach []netip.Addr
-	// Routers means that routers know the VIPs, so packets also arrive from clients that are not on this node's links.
+	// Routers says that routers know the VIPs, so packets also arrive from clients that are not on this node's links.
 	Routers   bool
 	Mode      Mode
 	MaxFlows  int         // established flows, 1 to 100,000,000; each has two entries of about 150 bytes
 	SNATPorts []PortRange // source ports towards backends; they do not overlap
-	// TunnelPort is the UDP destination port of GUE, at backends and on this node.
+	// TunnelPort is the UDP destination port of GUE, on backends and on this node.
 	TunnelPort uint16
-	// HashSeed, the flow and the backends determine which backend a flow gets. It must be the same on all balancers
-	// that share VIPs, and secret, so that nobody can craft flows that all get the same backend. Changing it moves
-	// flows without an entry to other backends.
+	// HashSeed, the flow and the set of backends determine which backend receives a flow. It must be the same on all
+	// balancers that share VIPs, and secret, so that nobody can craft flows that all select the same backend. Changing
+	// it moves flows without an entry to other backends.
 	HashSeed [32]byte
 	// TunnelSources are the prefixes from which tunnel packets are accepted. If it is empty, none are accepted.
 	TunnelSources []netip.Prefix
-	// Own are the addresses by which others reach the programs of this node. Tunnels do not lead to them, even if only
-	// lo has them, as with unnumbered BGP sessions.
+	// Own lists the addresses at which others reach this node's programs. No tunnel leads to them, even if only lo has
+	// them, as with unnumbered BGP sessions.
 	Own []netip.Addr
-	// TunnelKeys are the initial keys, as for SetTunnelKeys. If it is nil, those of an earlier agent remain, if any.
+	// TunnelKeys holds the initial keys (see SetTunnelKeys). If it is nil, a previous agent's keys remain.
 	TunnelKeys *TunnelKeys
 	Timeouts   Timeouts
-	PinPath    string // in a bpffs, which is mounted only for the default path
-	StateDir   string // for files that must outlive the agent, until reboot
+	PinPath    string // in a bpffs; only the default path is mounted if it is not
+	StateDir   string // for files that must outlive the agent, until the next boot
 	// Delivers prepares the datapath for backends on this node.
 	Delivers bool
-	// AllowUntestedKernel accepts a kernel before 6.1 that has what the programs use.
+	// AllowUntestedKernel accepts a kernel before 6.1 that has all features that the programs need.
 	AllowUntestedKernel bool
 	// ForceClsact attaches tc programs as clsact filters, as on kernels before 6.6.
 	ForceClsact bool
 	// Boundary guards the computation of each frontend's table and the handling of kernel notifications. It may be nil.
 	Boundary *lb.Boundary
 	Log      *slog.Logger
-	// fault makes a step of Open fail in a test. It is called after each step, with the step's name.
+	// fault lets a test fail a step of Open. It is called with the step's name after each step.
 	fault func(step string) error
 }
 
@@ -102,7 +101,7 @@ func (o Options) inject(step string) error {
 	return o.fault(step)
 }
 
-// PortRange is a range of ports.
+// PortRange includes both of its ports.
 type PortRange struct{ First, Last uint16 }
 
 // ports returns the first and last port of each range in SNATPorts.
@@ -115,7 +114,7 @@ func (o Options) ports() (ranges [][2]uint16) {
 
 func (r PortRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
 
-// maxPortRanges is SNAT_RANGES of bpf/config.h.
+// maxPortRanges is SNAT_RANGES in bpf/config.h.
 const maxPortRanges = 8
 
 func (o Options) validate() error {

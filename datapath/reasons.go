@@ -7,10 +7,10 @@ import (
 	"sync"
 )
 
-// Reason is why the datapath took an action on a packet.
+// Reason says why the datapath took an action on a packet.
 type Reason struct {
 	Name string // as in metrics
-	Who  string // has to act: none, client, sender, operator or developer
+	Who  string // who has to act: none, client, sender, operator or developer
 	Text string
 }
 
@@ -21,7 +21,7 @@ var reasonLine = regexp.MustCompile(`(?m)^\t/\* ([a-z]+): (.+) \*/\n\tREASON_([A
 
 var reasonList = sync.OnceValue(Reasons)
 
-// Reasons returns the reasons and their comments from enum reason (bpf/types.h), the only list.
+// Reasons returns the reasons and their comments from enum reason in bpf/types.h, the only place that lists them.
 func Reasons() (all []Reason) {
 	for _, m := range reasonLine.FindAllStringSubmatch(typesHeader, -1) {
 		all = append(all, Reason{strings.ToLower(m[3]), m[1], m[2]})
@@ -29,7 +29,7 @@ func Reasons() (all []Reason) {
 	return all
 }
 
-// meaning returns the text of a reason: what it says, and what to do.
+// meaning returns a reason's text: what happened, and what to do.
 func meaning(reason string) string {
 	for _, r := range reasonList() {
 		if r.Name == reason {

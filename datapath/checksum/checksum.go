@@ -6,7 +6,7 @@ import "encoding/binary"
 // Internet returns the Internet checksum (RFC 1071) of the concatenation of parts. Every part except the last must have
 // an even length. Over data that contains its own checksum, the result is 0.
 func Internet(parts ...[]byte) uint16 {
-	var sum uint64 // does not overflow below 2^48 words
+	var sum uint64 // cannot overflow below 2^48 words
 	for _, b := range parts {
 		for ; len(b) >= 2; b = b[2:] {
 			sum += uint64(binary.BigEndian.Uint16(b))

@@ -1,4 +1,5 @@
-// Package dptest builds and parses packets for tests of the datapath, and checks lengths and checksums of sent packets.
+// Package dptest builds and parses packets for tests of the datapath, and checks the lengths and checksums of sent
+// packets.
 package dptest
 
 import (
@@ -27,33 +28,33 @@ var MAC = net.HardwareAddr{2, 0, 0, 0, 0, 1}
 
 // Packet is an Ethernet frame with IPv4 or IPv6 and one transport header.
 type Packet struct {
-	To       net.HardwareAddr // MAC if nil
+	To       net.HardwareAddr // if nil, MAC
 	Src, Dst netip.AddrPort   // of the same family
 	Proto    uint8
-	TTL      uint8  // 64 if 0
+	TTL      uint8  // if 0, 64
 	TOS      uint8  // or the IPv6 traffic class
-	ID       uint16 // of IPv4
+	ID       uint16 // IPv4 only
 	Label    uint32 // IPv6 flow label, 20 bits
-	// TCP
+	// TCP only.
 	Flags     uint8
 	Seq, Ack  uint32
 	Window    uint16
-	MSS       uint16 // as an option; none if 0
-	Timestamp uint32 // as an option, after the MSS; none if 0
+	MSS       uint16 // an option, unless 0
+	Timestamp uint32 // an option after the MSS, unless 0
 	// ICMP does not use the ports. With SCTP, Type is the chunk type, Ack the verification tag, and Seq the initiate
 	// tag.
 	Type, Code uint8
 	Rest       uint32 // the second word of an ICMP header
 	Payload    []byte
-	NoSum      bool // UDP without a checksum
-	DF         bool // IPv4
+	NoSum      bool // send UDP without a checksum
+	DF         bool // IPv4 only
 	// Tags are VLAN ids, the outer one first.
 	Tags []uint16
 	// Inner is the packet that a tunnel packet carries.
 	Inner *Packet
 	// Private is the private data of the GUE header that carries Inner.
 	Private []byte
-	// Fragment makes the packet a fragment of a datagram other than the first.
+	// Fragment makes the packet a non-first fragment of a datagram.
 	Fragment bool
 	// Options adds 8 bytes of padding as IPv4 options or an IPv6 destination options header.
 	Options bool
@@ -61,7 +62,7 @@ type Packet struct {
 
 func (p Packet) v4() bool { return p.Src.Addr().Is4() }
 
-// Frame returns p as bytes with correct lengths and checksums.
+// Frame returns p encoded with correct lengths and checksums.
 func (p Packet) Frame() []byte {
 	l4 := p.transport()
 	f := make([]byte, 14, 128)
@@ -121,7 +122,7 @@ func (p Packet) Frame() []byte {
 
 func (p Packet) transport() []byte {
 	var h []byte
-	at := 0 // of the checksum
+	at := 0 // offset of the checksum
 	switch p.Proto {
 	case TCP:
 		h, at = make([]byte, 20), 16
@@ -195,7 +196,7 @@ func GUE(p Packet, private ...byte) []byte {
 	return append(append([]byte{byte(len(private) / 4), proto, 0, 0}, private...), p.Frame()[14:]...)
 }
 
-// pseudo returns the pseudo header, or nil for ICMP over IPv4, which has none.
+// pseudo returns the pseudo-header, or nil for ICMP over IPv4, which has none.
 func (p Packet) pseudo(n int) []byte {
 	if p.Proto == ICMP {
 		return nil
@@ -204,8 +205,7 @@ func (p Packet) pseudo(n int) []byte {
 	return append(b, 0, p.Proto, byte(n>>8), byte(n))
 }
 
-// ParseWhole is Parse, but fails if Packet does not represent every byte of the frame: after the MAC addresses it must
-// equal Frame.
+// ParseWhole is Parse, but also fails if encoding the result does not reproduce every byte after the MAC addresses.
 func ParseWhole(f []byte) (Packet, error) {
 	p, err := Parse(f)
 	if err != nil {

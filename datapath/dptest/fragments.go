@@ -8,7 +8,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/checksum"
 )
 
-// Fragments returns the frames of p's fragments with at most size bytes of payload each. size must be a multiple of 8.
+// Fragments returns the frames of p's fragments, each with at most size bytes of payload. size must be a multiple of 8.
 func (p Packet) Fragments(id uint32, size int) (frames [][]byte) {
 	whole := p.Frame()
 	l3 := 14

@@ -8,10 +8,11 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Results of an XDP program (enum xdp_action).
+// XDPDrop and XDPPass are results of an XDP program (enum xdp_action).
 const XDPDrop, XDPPass = 1, 2
 
-// AttachXDP attaches a foreign XDP program with a constant result to an interface in this thread's network namespace.
+// AttachXDP attaches an XDP program of other software, which always returns result, to an interface in this thread's
+// network namespace.
 func AttachXDP(name string, result int32) error {
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "foreign", Type: ebpf.XDP, License: "GPL",
@@ -24,7 +25,7 @@ func AttachXDP(name string, result int32) error {
 	return setXDP(name, prog.FD())
 }
 
-// DetachXDP removes that program.
+// DetachXDP removes the XDP program from an interface.
 func DetachXDP(name string) error { return setXDP(name, -1) }
 
 func setXDP(name string, fd int) error {

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ToAddr returns the C form of an address: IPv4 is ::ffff:a.b.c.d (RFC 4291 §2.5.5.2), and the zero Addr is zero.
+// ToAddr returns the C form of an address. IPv4 becomes ::ffff:a.b.c.d (RFC 4291 §2.5.5.2), and the zero Addr all
+// zeros.
 func ToAddr(a netip.Addr) (out Addr) {
 	if !a.IsValid() {
 		return out
@@ -21,7 +22,7 @@ func ToAddr(a netip.Addr) (out Addr) {
 	return out
 }
 
-// FromAddr is the inverse of ToAddr. The zero address, which no backend has, gives the zero Addr.
+// FromAddr is the inverse of ToAddr. It returns the zero Addr for all zeros, which no backend has as address.
 func FromAddr(a Addr) netip.Addr {
 	if a == (Addr{}) {
 		return netip.Addr{}
@@ -47,7 +48,7 @@ func Swap32(n uint32) uint32 {
 	return binary.NativeEndian.Uint32(b[:])
 }
 
-// ToAllowKey returns the key of a source prefix that may open flows of a frontend.
+// ToAllowKey returns the key of a source prefix from which clients may open flows to a frontend.
 func ToAllowKey(frontend uint32, p netip.Prefix) AllowKey {
 	n := p.Bits()
 	if p.Addr().Is4() {
@@ -59,8 +60,8 @@ func ToAllowKey(frontend uint32, p netip.Prefix) AllowKey {
 // Proto returns the protocol, which shares a field of the key with the server id.
 func (k ServerKey) Proto() uint8 { return uint8(k.Server) }
 
-// SameFlow reports whether a client entry and a server entry belong to the same flow. The client may have opened
-// another flow from the same port, which may use the same source port if it goes to another server.
+// SameFlow reports whether a client entry and a server entry belong to the same flow. If not, the client has opened
+// another flow from the same port. That flow may use the same source port if it goes to another server.
 func (f ClientFlow) SameFlow(k ServerKey, s ServerFlow) bool {
 	return f.Backend == s.Backend && f.Source == k.To && f.Sport == k.Dport && f.Dport == k.Sport
 }
@@ -73,7 +74,7 @@ func Truth(b bool) uint8 {
 	return 0
 }
 
-// Uptime is bpf_ktime_get_coarse_ns.
+// Uptime returns the time of bpf_ktime_get_coarse_ns.
 func Uptime() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &t); err != nil {
@@ -82,13 +83,14 @@ func Uptime() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// flowClockShift is FLOW_CLOCK_SHIFT of bpf/flow.h. It determines the unit of the time of a flow's last packet.
+// flowClockShift is FLOW_CLOCK_SHIFT in bpf/flow.h. It sets the unit in which flows store the time of their last
+// packet.
 const flowClockShift = 22
 
-// FlowClock converts an uptime to the unit that flows use.
+// FlowClock converts an uptime to the unit in which flows store times.
 func FlowClock(uptime time.Duration) uint32 { return uint32(uptime >> flowClockShift) }
 
-// Idle returns how long ago a flow was last seen.
+// Idle returns the time since a flow was last seen.
 func Idle(now time.Duration, seen uint32) time.Duration {
 	return time.Duration(int32(FlowClock(now)-seen)) << flowClockShift
 }
@@ -99,7 +101,7 @@ func HashKeys(seed [32]byte) (keys [10]uint32) {
 	more := sha256.Sum256(append([]byte("steelyard flow hash 1"), seed[:]...))
 	words := append(sum[:], more[:]...)
 	for i := range keys {
-		keys[i] = binary.LittleEndian.Uint32(words[4*i:]) | 1 // never zero: NH would lose a word
+		keys[i] = binary.LittleEndian.Uint32(words[4*i:]) | 1 // never zero, because NH would ignore a word
 	}
 	return keys
 }

@@ -9,13 +9,13 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// FlowTable is a table of NAT flows: one map for packets of clients and one for packets of servers.
+// FlowTable is a table of NAT flows: one map for the clients' packets and one for the servers' packets.
 type FlowTable struct {
 	ID               GCTable
 	Clients, Servers *ebpf.Map
 }
 
-// FlowTables returns the tables of NAT flows, by GCTable.
+// FlowTables returns the tables of NAT flows, indexed by GCTable.
 func (o *Objects) FlowTables() []FlowTable {
 	return []FlowTable{
 		{GCHalfOpen, o.SyHalfopenClients, o.SyHalfopenServers},
@@ -24,7 +24,7 @@ func (o *Objects) FlowTables() []FlowTable {
 	}
 }
 
-// PinnedMaps returns the maps that are pinned by name, by that name.
+// PinnedMaps returns all maps by the name under which they are pinned.
 func (o *Objects) PinnedMaps() map[string]*ebpf.Map {
 	all := map[string]*ebpf.Map{}
 	value := reflect.ValueOf(o.SyMaps)
@@ -36,13 +36,13 @@ func (o *Objects) PinnedMaps() map[string]*ebpf.Map {
 	return all
 }
 
-// XDPAborted and XDPPass are XDP_ABORTED and XDP_PASS, results of a program.
+// XDPAborted and XDPPass are program results (XDP_ABORTED, XDP_PASS).
 const (
 	XDPAborted = 0
 	XDPPass    = 2
 )
 
-// enumNames returns the enumerators of a C enum by value, without their prefix and in lower case.
+// enumNames returns the enumerators of a C enum, indexed by value, in lower case and without their prefix.
 func enumNames(enum, prefix string) ([]string, error) {
 	spec, err := LoadSy()
 	if err != nil {
@@ -59,10 +59,10 @@ func enumNames(enum, prefix string) ([]string, error) {
 	return names, nil
 }
 
-// Names are the names of enumerators, by value.
+// Names holds the names of enumerators, indexed by value.
 type Names struct{ Reasons, Actions, Commits []string }
 
-// ReadNames reads the names from the embedded object. The C code has the only list.
+// ReadNames reads the names from the embedded object, because only the C code lists them.
 func ReadNames() (n Names, err error) {
 	if n.Reasons, err = enumNames("reason", "REASON_"); err != nil {
 		return n, err

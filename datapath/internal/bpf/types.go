@@ -1,8 +1,8 @@
-// Package bpf contains the programs and maps of the datapath as the C code defines them, and converts between C and Go
+// Package bpf contains the programs and maps of the datapath as the C code defines them. It converts between C and Go
 // types.
 package bpf
 
-// bpf2go prefixes all names with the stem of its files. These are the names without the prefix.
+// bpf2go prefixes all names with the stem of its files. These names omit the prefix.
 type (
 	Addr        = SyAddr
 	AddrKind    = SyAddrKind

@@ -6,7 +6,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
-// Resume reads the state of the collection, or with empty starts over, because there are no flows.
+// Resume reads the collection's state. If empty is set, there are no flows, and it starts over.
 func (g *Collector) Resume(empty bool) error {
 	for i := range g.state {
 		if err := g.objects.SyCollector.Lookup(uint32(i), &g.state[i]); err != nil {
@@ -19,7 +19,7 @@ func (g *Collector) Resume(empty bool) error {
 	return g.writeState()
 }
 
-// half returns half of the table's capacity in flows.
+// half returns half of a table's capacity in flows.
 func (g *Collector) half(table int) uint32 {
 	if table == 0 {
 		return g.objects.SyUdpServers.MaxEntries() / 2
@@ -27,8 +27,8 @@ func (g *Collector) half(table int) uint32 {
 	return g.objects.SyStreamServers.MaxEntries() / 2
 }
 
-// attend tells the programs that an agent collects flows. Without that, they reclaim entries themselves
-// (bpf/reclaim.h). It must be called every few seconds.
+// attend tells the programs that an agent collects flows. Call it every few seconds; otherwise the programs reclaim
+// entries themselves (bpf/reclaim.h).
 func (g *Collector) attend() {
 	if err := g.writeState(); err != nil {
 		g.log.Error("heartbeat of the flow collection not written", "err", err)
@@ -55,8 +55,9 @@ func (g *Collector) stored() (n [2]uint32, err error) {
 	return n, nil
 }
 
-// counted makes new flows get a place once a table is half full. left is the number of flows in each table after a
-// walk, before the number ever stored when the walk began.
+// counted sets, for each table, the number of stored flows from which new flows have a place (bpf/reclaim.h), so that
+// they have one when the table is half full. left is the number of flows in each table after a walk, and before the
+// number of flows ever stored when the walk began.
 func (g *Collector) counted(left, before [2]uint32) error {
 	for i := range g.state {
 		half := g.half(i)

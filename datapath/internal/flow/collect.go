@@ -16,12 +16,12 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 )
 
-// Timeouts are how long a flow may be idle, by state.
+// Timeouts says how long a flow in each state may be idle.
 type Timeouts struct {
 	HalfOpen    time.Duration // the client is not confirmed
 	Established time.Duration // TCP and SCTP; RFC 5382, REQ-5: at least 2 h 4 min
 	Closing     time.Duration // one side has sent FIN; RFC 5382, REQ-5: 4 min
-	Closed      time.Duration // both have sent FIN, or one has sent RST: for packets in flight
+	Closed      time.Duration // both have sent FIN, or one has sent RST; for packets in flight
 	UDP         time.Duration // RFC 4787, REQ-5: at least 2 min
 }
 
@@ -35,18 +35,18 @@ type Collector struct {
 	services *table.Services
 	log      *slog.Logger
 	wakeup   chan struct{}    // capacity 1: flows have ended
-	state    [2]bpf.Collector // by table, as in sy_collector
+	state    [2]bpf.Collector // indexed by table, as in sy_collector
 
 	mu sync.Mutex // guards all below
-	// frontends are those whose flows end, except flows with the given method. With method 0 all flows end, and the id
-	// is then released.
+	// frontends holds the frontends whose flows end, except flows with the given method. With method 0 all flows end,
+	// and the id is then released.
 	frontends map[uint32]bpf.Method
 	flows     Counts
-	tables    [2]uint32 // flows by table, as in walk
+	tables    [2]uint32 // number of flows, indexed as in walk
 	clients   []sampledClient
 }
 
-// Counts are the numbers of flows in the last complete walk, by state.
+// Counts holds the number of flows in each state that the last complete walk found.
 type Counts struct{ HalfOpen, Established, Closing int }
 
 // timeWait is timeout_time_wait of bpf/config.h.
@@ -60,7 +60,8 @@ const (
 	chunkPause = 10 * time.Millisecond // at most 400,000 entries a second
 )
 
-// New continues the collection of an earlier agent. With empty there was none, and there are no flows.
+// New returns a Collector that continues a previous agent's collection. If empty is set, there was none, and there are
+// no flows.
 func New(
 	o *bpf.Objects, s *table.Services, empty bool, limits Timeouts, log *slog.Logger,
 ) (*Collector, error) {
@@ -84,8 +85,8 @@ func (g *Collector) end(frontend uint32, except bpf.Method) {
 	g.Wake()
 }
 
-// Wake makes the next walk begin soon, so that clients that wait for an answer get their reset. Flows that end before
-// it share that walk.
+// Wake makes the next walk begin soon, so that waiting clients receive their reset. Flows that end before the walk
+// share it.
 func (g *Collector) Wake() {
 	select {
 	case g.wakeup <- struct{}{}:
@@ -93,7 +94,7 @@ func (g *Collector) Wake() {
 	}
 }
 
-// Run removes flows that have ended or expired, until ctx ends.
+// Run removes ended and expired flows until ctx ends.
 func (g *Collector) Run(ctx context.Context) error {
 	reset, err := NewResetter()
 	if err != nil {
@@ -120,7 +121,6 @@ func (g *Collector) Run(ctx context.Context) error {
 	}
 }
 
-// walk is one walk through the tables.
 type walk struct {
 	start     time.Duration
 	frontends map[uint32]bpf.Method // whose flows end, as in Collector
@@ -128,8 +128,8 @@ type walk struct {
 	counts    Counts
 	open      map[uint32]uint32 // flows by backend
 	udp       map[uint32]uint32 // UDP flows by frontend
-	tables    [2]uint32         // flows by table, as in sy_collector
-	stored    [2]uint32         // flows stored before the walk, by table
+	tables    [2]uint32         // flows, indexed by table as in sy_collector
+	stored    [2]uint32         // flows stored before the walk, indexed like tables
 	clients   sample
 	ended     int
 	visited   int
@@ -144,8 +144,8 @@ func (w *walk) ends(frontend, backend, generation uint32, method bpf.Method) boo
 	return ok && e.Has(generation)
 }
 
-// Collect removes flows that have ended or expired, counts the others, and releases the ids of removed frontends and of
-// backends without a table or flow. reset may be nil.
+// Collect removes ended and expired flows, counts the others, and releases the ids of removed frontends and of backends
+// that no table or flow uses. reset may be nil.
 func (g *Collector) Collect(ctx context.Context, reset *Resetter) {
 	w := &walk{
 		start: bpf.Uptime(), backends: g.services.EndedFlows(), open: map[uint32]uint32{}, udp: map[uint32]uint32{},
@@ -188,7 +188,7 @@ func (g *Collector) Collect(ctx context.Context, reset *Resetter) {
 	if err == nil {
 		err = ctx.Err()
 	}
-	if err != nil || ended.Removed < ended.added { // another flow has the key by now; the next walk decides
+	if err != nil || ended.Removed < ended.added { // the keys of some belong to other flows now; the next walk decides
 		g.again(w.frontends)
 	} else {
 		g.release(w)
@@ -206,8 +206,7 @@ func (g *Collector) Collect(ctx context.Context, reset *Resetter) {
 	g.expireRelays(ctx, w.start)
 }
 
-// visit regularly tells the programs that the walk is under way. A backend keeps its id until a walk finds no flow with
-// it.
+// visit tells the programs from time to time that the walk is under way. It also marks the backend's id as used.
 func (g *Collector) visit(w *walk, backend uint32) {
 	w.open[backend] += 0
 	if w.visited++; w.visited%chunk == 0 {
@@ -215,7 +214,7 @@ func (g *Collector) visit(w *walk, backend uint32) {
 	}
 }
 
-// again leaves the frontends to the next walk.
+// again passes the frontends on to the next walk.
 func (g *Collector) again(frontends map[uint32]bpf.Method) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -226,7 +225,7 @@ func (g *Collector) again(frontends map[uint32]bpf.Method) {
 	}
 }
 
-// release releases, after a walk, everything that no flow refers to.
+// release releases what no flow refers to after a walk.
 func (g *Collector) release(w *walk) {
 	var removed []uint32
 	for id, except := range w.frontends {
@@ -251,7 +250,7 @@ func (g *Collector) publish(w *walk) {
 	g.mu.Unlock()
 }
 
-// reset sends a reset to the client of a TCP flow that has ended without having been closed.
+// reset sends a RST to the client of an ended TCP flow, unless the flow was closed.
 func (g *Collector) reset(
 	reset *Resetter, t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow, vip func(frontend uint32) netip.Addr,
 ) {
@@ -265,7 +264,7 @@ func (g *Collector) reset(
 	}
 }
 
-// count counts a flow, and adds it to the open flows of its backend if its state is before over.
+// count counts a flow. It adds the flow to its backend's open flows if its state precedes over.
 func (w *walk) count(state bpf.FlowState, backend uint32, over bpf.FlowState) {
 	if state < over {
 		w.open[backend]++
@@ -280,7 +279,7 @@ func (w *walk) count(state bpf.FlowState, backend uint32, over bpf.FlowState) {
 	}
 }
 
-// Counts returns the result of the last complete walk.
+// Counts returns the counts of the last complete walk.
 func (g *Collector) Counts() Counts {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -311,7 +310,7 @@ func (g *Collector) expired(proto uint8, f bpf.Flow, now time.Duration) bool {
 	return bpf.Idle(now, f.Seen) > limit
 }
 
-// serverExpired reports whether a flow has expired, judged by its server's entry (flow_server_expired of bpf/flow.h).
+// serverExpired reports whether a flow has expired, judging by its server entry (flow_server_expired of bpf/flow.h).
 func (g *Collector) serverExpired(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow, now time.Duration) bool {
 	if first := f.F.Fin == uint8(bpf.FinFirst) || f.F.Fin == uint8(bpf.FinAcknowledged); first &&
 		f.F.State == uint8(bpf.FlowClosed) {
@@ -320,7 +319,7 @@ func (g *Collector) serverExpired(t bpf.FlowTable, k bpf.ServerKey, f bpf.Server
 	return g.expired(k.Proto(), f.F, now) && (t.ID != bpf.GCUDP || g.clientExpired(t, k, f, now))
 }
 
-// clientExpired reports whether the client's side has expired, is missing, or belongs to a newer flow of the client.
+// clientExpired reports whether the client's entry has expired, is missing, or belongs to a newer flow of the client.
 func (g *Collector) clientExpired(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow, now time.Duration) bool {
 	var c bpf.ClientFlow
 	if t.Clients.Lookup(&f.Client, &c) != nil || !c.SameFlow(k, f) {
@@ -343,8 +342,8 @@ func (g *Collector) walkNAT(
 	return nil
 }
 
-// WalkMap visits the entries of a map. It starts with small reads, up to a chunk as it finds entries, because most
-// tables of most nodes are almost empty and are read every few seconds.
+// WalkMap visits the entries of a map. It starts with small reads and grows them up to a chunk as it finds entries,
+// because most tables are almost empty on most nodes and are read every few seconds.
 func WalkMap[K, V any](ctx context.Context, m *ebpf.Map, pause time.Duration, visit func(K, V)) error {
 	var keys []K
 	var values []V
@@ -353,7 +352,7 @@ func WalkMap[K, V any](ctx context.Context, m *ebpf.Map, pause time.Duration, vi
 	var cursor ebpf.MapBatchCursor
 	for ctx.Err() == nil {
 		n, err := m.BatchLookup(&cursor, keys, values, nil)
-		if errors.Is(err, unix.ENOSPC) { // a bucket larger than the chunk
+		if errors.Is(err, unix.ENOSPC) { // a bucket is larger than the chunk
 			grow(2 * len(keys))
 			continue
 		}
@@ -364,7 +363,7 @@ func WalkMap[K, V any](ctx context.Context, m *ebpf.Map, pause time.Duration, vi
 			visit(keys[i], values[i])
 		}
 		if err != nil {
-			return nil // last chunk
+			return nil // that was the last chunk
 		}
 		if len(keys) < chunk {
 			grow(min(4*len(keys), chunk, int(m.MaxEntries())))

@@ -1,3 +1,3 @@
-// Package flow walks through the tables of flows: it removes flows that have ended or expired, resets their clients,
-// counts and lists the others, and samples their clients.
+// Package flow walks through the flow tables. It removes ended and expired flows, resets their clients, counts and
+// lists the others, and samples their clients.
 package flow

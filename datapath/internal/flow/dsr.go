@@ -26,7 +26,7 @@ func (g *Collector) walkDSR(
 	return nil
 }
 
-// collectDSR removes DSR flows that have ended or are idle, and counts the others.
+// collectDSR removes ended and idle DSR flows, and counts the others.
 func (g *Collector) collectDSR(ctx context.Context, w *walk) error {
 	return g.walkDSR(ctx, chunkPause, func(m *ebpf.Map, k bpf.FlowKey, f bpf.DSRFlow) {
 		g.visit(w, f.Backend)
@@ -42,7 +42,7 @@ func (g *Collector) collectDSR(ctx context.Context, w *walk) error {
 	})
 }
 
-// expiredDSR is dsr_expired of bpf/dsr.h. Its limits are longer because only a sample of the packets refreshes an
+// expiredDSR is dsr_expired of bpf/dsr.h. Its limits are longer, because only a sample of the packets refreshes an
 // established entry.
 func (g *Collector) expiredDSR(k bpf.FlowKey, f bpf.DSRFlow, now time.Duration) bool {
 	limit := 4 * g.Limits.Established
@@ -61,8 +61,9 @@ func (g *Collector) expiredDSR(k bpf.FlowKey, f bpf.DSRFlow, now time.Duration) 
 	return now-time.Duration(f.Seen) > limit
 }
 
-// expireRelays removes idle entries of relayed flows, and nodes that no longer have flows of the frontend and may be
-// down. When an entry has no node left, the next datagram opens a flow here. It writes how many entries remain.
+// expireRelays removes idle entries of relayed flows. It also removes nodes from entries if they no longer have flows
+// of the frontend and may be down. If none remains, the next datagram opens a flow here. The remaining entries are
+// counted for the programs.
 func (g *Collector) expireRelays(ctx context.Context, now time.Duration) {
 	nodes, relays := sync.OnceValue(g.services.Nodes), map[lb.Frontend]uint32{} // most hosts have no entry
 	err := WalkMap(ctx, g.objects.SyRelays, 0, func(k bpf.FlowKey, r bpf.Relay) {

@@ -18,8 +18,8 @@ var states = map[bpf.FlowState]lb.FlowState{
 	bpf.FlowClosing: lb.FlowClosing, bpf.FlowClosed: lb.FlowClosed,
 }
 
-// List lists flows, and reports whether there may be more because the filter's limit was reached or the context all
-// ended. It reads the tables in chunks while packets are forwarded, so it may miss flows that change during the call.
+// List lists flows. more is true if the filter's limit was reached or the context all ended first. It reads the tables
+// in chunks while packets are forwarded, so it may miss flows that change during the call.
 func (g *Collector) List(
 	all context.Context, want lb.FlowFilter,
 ) (flows []lb.FlowStatus, more bool, err error) {
@@ -49,7 +49,7 @@ func (g *Collector) List(
 		s.Source = netip.AddrPortFrom(bpf.FromAddr(k.To), bpf.Swap(k.Dport))
 		s.Backend = netip.AddrPortFrom(backends[f.Backend].Addr(), bpf.Swap(k.Sport))
 		var c bpf.ClientFlow
-		if t.Clients.Lookup(&f.Client, &c) == nil && c.SameFlow(k, f) { // the side seen last
+		if t.Clients.Lookup(&f.Client, &c) == nil && c.SameFlow(k, f) { // the side seen last counts
 			s.Idle = min(s.Idle, max(0, bpf.Idle(now, c.F.Seen).Seconds()))
 		}
 		add(s, f.Client.Frontend)
@@ -65,7 +65,7 @@ func (g *Collector) List(
 	return flows, more || all.Err() != nil, errors.Join(err, errDSR)
 }
 
-// status converts the fields that the entries of all methods have.
+// status converts the fields that the entries of all methods share.
 func status(k bpf.FlowKey, state uint8, idle time.Duration) lb.FlowStatus {
 	return lb.FlowStatus{
 		Client:  netip.AddrPortFrom(bpf.FromAddr(k.T.Src), bpf.Swap(k.T.Sport)),
@@ -75,7 +75,7 @@ func status(k bpf.FlowKey, state uint8, idle time.Duration) lb.FlowStatus {
 	}
 }
 
-// From reports whether a flow has one of these source addresses towards its server.
+// From reports whether a flow uses one of these source addresses towards its server.
 func (g *Collector) From(ctx context.Context, addrs map[netip.Addr]bool) (found bool, err error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

@@ -14,8 +14,8 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
-// Remover removes NAT flows in batches with the program sy_gc, which deletes an entry only if it still belongs to
-// the flow that was read (bpf/gc.h).
+// Remover removes NAT flows in batches with the program sy_gc, which deletes an entry only if it still belongs to the
+// flow that was read (bpf/gc.h).
 type Remover struct {
 	program *ebpf.Program
 	list    bpf.GCList
@@ -23,13 +23,13 @@ type Remover struct {
 	Removed int
 }
 
-// NewRemover returns a remover for flows that have been idle since before now, or for flows that have ended, which
+// NewRemover returns a Remover for flows that have been idle since before now. With ended it is for ended flows, which
 // it removes even if they still have packets.
 func NewRemover(program *ebpf.Program, ended bool, now time.Duration) *Remover {
 	return &Remover{program: program, list: bpf.GCList{Ended: uint32(bpf.Truth(ended)), Since: bpf.FlowClock(now)}}
 }
 
-// Add removes a flow with the next flush, or at once when the list is full.
+// Add adds a flow to the list. It flushes the list first if it is full or of another table.
 func (r *Remover) Add(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow) error {
 	if r.list.Items > 0 && r.list.Table != uint32(t.ID) || int(r.list.Items) == len(r.list.Item) {
 		if err := r.Flush(); err != nil {
@@ -43,7 +43,7 @@ func (r *Remover) Add(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow) error 
 	return nil
 }
 
-// Flush removes the flows of the list.
+// Flush removes the listed flows.
 func (r *Remover) Flush() error {
 	if r.list.Items == 0 {
 		return nil
@@ -81,7 +81,7 @@ func (r *Resetter) Close() {
 }
 
 // client sends the RST that ends the client's side of a flow. Its sequence number is the last one that the client
-// acknowledged: the client accepts no other at once (RFC 5961 §3.2).
+// acknowledged, the only one that the client accepts without a challenge ACK (RFC 5961 §3.2).
 func (r *Resetter) client(k bpf.ClientKey, vip netip.Addr, acknowledged uint32) error {
 	client := netip.AddrPortFrom(bpf.FromAddr(k.Client), bpf.Swap(k.Sport))
 	packet := resetPacket(netip.AddrPortFrom(vip, bpf.Swap(k.Dport)), client, acknowledged)

@@ -10,27 +10,27 @@ import (
 )
 
 const (
-	// sampledClients is the number of clients that the verification looks at.
+	// sampledClients is the maximum number of clients that the verification checks.
 	sampledClients = 64
 	// KeepClients is how long a client is checked after its last flow has left the tables.
 	KeepClients = 10 * time.Minute
 )
 
-// sampledClient is a client, with the VIP that it used.
+// sampledClient is a client and the VIP that it used.
 type sampledClient struct {
 	lb.Question
-	seen time.Time // zero if in this walk
+	seen time.Time // zero until the walk ends
 }
 
-// sample is a uniform sample of the clients of flows (algorithm R, Vitter 1985). Each client has proved that it
-// receives replies, so forged sources are never sampled.
+// sample is a uniform sample of the clients of flows (algorithm R, Vitter 1985). It never contains forged sources,
+// because each client has proved that it receives replies.
 type sample struct {
 	seen int
 	all  []sampledClient
 }
 
 func (s *sample) see(t bpf.GCTable, k bpf.ServerKey, f bpf.ServerFlow, vip func(uint32) netip.Addr) {
-	// A TCP or SCTP flow is in that table once the client has acknowledged a sequence number of the server.
+	// TCP and SCTP flows are in the stream table once the client has acknowledged a sequence number of the server.
 	if t != bpf.GCStream && bpf.FlowState(f.F.State) != bpf.FlowEstablished {
 		return
 	}
@@ -50,7 +50,7 @@ func (s *sample) see(t bpf.GCTable, k bpf.ServerKey, f bpf.ServerFlow, vip func(
 	}
 }
 
-// after completes the sample with clients of earlier walks, because connections may be short and rare.
+// after fills the sample with clients from previous walks, because connections may be short and rare.
 func (s *sample) after(earlier []sampledClient, now time.Time) []sampledClient {
 	have := map[lb.Question]bool{}
 	for i := range s.all {

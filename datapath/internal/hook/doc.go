@@ -1,3 +1,3 @@
-// Package hook attaches the programs to interfaces and keeps them attached: XDP, tcx or clsact, next to programs of
-// other software, with their pins, and with the rule that sends health checks through them.
+// Package hook attaches the programs to interfaces and keeps them attached: as XDP, tcx or clsact, with their pins, and
+// beside programs of other software. It also adds the rule that sends health checks through them.
 package hook

@@ -18,19 +18,19 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Programs of other software on the same interface may run before ours. Most pass on packets that they do not know. One
-// that does not is detected by running it on a synthetic packet.
+// Programs of other software on the same interface may run before ours. Most pass on packets that they do not know. To
+// detect one that does not, the agent runs it on a synthetic packet.
 
 // Foreign describes the programs of other software that run before ours on an interface.
 type Foreign struct {
 	ids   []ebpf.ProgramID
 	at    time.Time
 	fault error
-	// hidden are the programs that this process may not run: opening a program by its id needs CAP_SYS_ADMIN.
+	// hidden lists the programs that this process may not run, because opening a program by its id needs CAP_SYS_ADMIN.
 	hidden []ebpf.ProgramID
 }
 
-// foreignEvery is the interval at which unchanged programs of other software are run on a synthetic packet.
+// foreignEvery is how often unchanged programs of other software are run on a synthetic packet.
 const foreignEvery = 5 * time.Second
 
 // blocked returns why a packet that arrives on an interface does not reach our programs, or nil if it does.
@@ -96,16 +96,15 @@ func (a *Hooks) ahead(nic netlink.Link, hook string) (xdp, tc []ebpf.ProgramID, 
 	return xdp, tc, nil
 }
 
-// xdpContext is struct xdp_md.
 type xdpContext struct{ Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32 }
 
-// The size of struct __sk_buff, and the offset of its ifindex.
+// Size of struct __sk_buff, and offset of its ifindex.
 const (
 	skbSize    = 192
 	skbIfindex = 40
 )
 
-// tcxNext is TCX_NEXT: the next program runs.
+// tcxNext is TCX_NEXT, which makes the next program run.
 const tcxNext = ^uint32(0)
 
 // Findings returns the changes that Cleanup cannot undo, and the programs of other software that run before ours and
@@ -127,8 +126,8 @@ func (a *Hooks) Findings() (list []lb.Finding) {
 	return list
 }
 
-// passes returns an error if a program does not pass a packet on to the next one, or if this process may not run it.
-// Other failures to run it are ignored.
+// passes returns an error if a program does not pass a packet on to the next one, or if this process may not run the
+// program. It ignores other failures to run it.
 func passes(id ebpf.ProgramID, kind string, frame []byte, context any, pass uint32) error {
 	prog, err := ebpf.NewProgramFromID(id)
 	if errors.Is(err, unix.EPERM) {

@@ -23,17 +23,17 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 )
 
-// Options determine where and how programs are attached (datapath.Options).
+// Options says where and how to attach programs (datapath.Options).
 type Options struct {
 	Interfaces, Keep                    []string
 	FollowRoutes, Delivers, ForceClsact bool
 	Mode                                Mode
 	TunnelSources                       []netip.Prefix
-	// Attached is called after the programs were attached to an interface. An error fails Attach.
+	// Attached is called after programs were attached to an interface. An error makes Attach fail.
 	Attached func(name string) error
 }
 
-// Deps are what the hooks work with.
+// Deps holds what the hooks work with.
 type Deps struct {
 	Objects *bpf.Objects
 	Chunks  *table.Chunks
@@ -52,7 +52,7 @@ type InterfaceStatus struct {
 	Down  bool   `json:"down,omitempty"` // set down, or without a carrier
 }
 
-// Hooks maintains the programs on the interfaces: the uplinks of Options, and the interfaces towards backends,
+// Hooks maintains the programs on the interfaces: on the uplinks in Options, and on the interfaces towards backends,
 // where replies arrive.
 type Hooks struct {
 	Deps
@@ -64,20 +64,20 @@ type Hooks struct {
 	Mu     sync.Mutex // guards all below
 	names  []string   // interfaces that should have the programs
 	status map[string]InterfaceStatus
-	index  map[string]int    // of the interface that has the programs, or 0 if there is none
-	links  map[int]LinkState // all interfaces, as of the last change
-	onLo   bool              // health checks need the program on lo
+	index  map[string]int    // current index by name, or 0 if the interface does not exist
+	links  map[int]LinkState // all interfaces by index, as of the last change
+	onLo   bool              // lo has the program for health checks
 	ids    programIDs
 	Held   map[string]link.Link // by pin name
-	// Needed is the time when a route last led to an interface, by name.
+	// Needed holds the time when a route last used an interface, by name.
 	Needed map[string]time.Time
-	// Foreign lists the programs of other software, by interface.
+	// Foreign describes the programs of other software, by interface name.
 	Foreign map[string]Foreign
-	// notFollowed holds the last error of attaching to an interface that routes lead to, by name.
+	// notFollowed holds the last error of attaching to an interface that routes use, by name.
 	notFollowed map[string]string
 }
 
-// New returns the hooks of an agent that starts; t undoes what Attach does.
+// New returns the hooks of an agent that is starting. t undoes what Attach does.
 func New(d Deps, o Options, t *pin.Transaction) *Hooks {
 	return &Hooks{
 		Deps: d, o: o, open: t, probes: probes{marks: map[probeKey]uint32{}},
@@ -88,9 +88,9 @@ func New(d Deps, o Options, t *pin.Transaction) *Hooks {
 	}
 }
 
-// Attach attaches the programs to all uplinks and to the needed interfaces. Interfaces that do not exist
-// yet are attached later. The steps most likely to fail come first: until they succeed, all programs of an earlier
-// agent remain in force.
+// Attach attaches the programs to all uplinks and to the needed interfaces. Interfaces that do not exist are attached
+// when they appear. The steps most likely to fail come first; until they succeed, all of a previous agent's programs
+// stay active.
 func (a *Hooks) Attach(needed []int) error {
 	a.Mu.Lock()
 	defer a.Mu.Unlock()
@@ -163,7 +163,7 @@ func (a *Hooks) prepare(name string) (netlink.Link, error) {
 // forward enables forwarding of packets that arrive on an interface.
 func (a *Hooks) forward(name string) error {
 	err := a.Sysctls.Forward(name)
-	if errors.Is(err, unix.EROFS) { // in a container; packets not forwarded are counted as no_forwarding
+	if errors.Is(err, unix.EROFS) { // in a container; the reason no_forwarding counts packets that this affects
 		a.Log.Warn("forwarding not switched on", "interface", name, "err", err,
 			"fix", ForwardFix(name))
 		return nil
@@ -174,8 +174,8 @@ func (a *Hooks) forward(name string) error {
 	return nil
 }
 
-// ForwardFix returns the command that does the same. It does not enable forwarding on other interfaces, which would
-// turn an appliance into a router. In names of settings, sysctl writes a dot of an interface name as a slash.
+// ForwardFix returns the command that an operator can run instead. It does not enable forwarding on other interfaces,
+// which would turn an appliance into a router. In setting names, sysctl writes dots in interface names as slashes.
 func ForwardFix(name string) string {
 	name = strings.ReplaceAll(name, ".", "/")
 	fix := fmt.Sprintf("sysctl -w net.ipv4.conf.%[1]s.forwarding=1 net.ipv6.conf.%[1]s.forwarding=1", name)
@@ -185,8 +185,8 @@ func ForwardFix(name string) string {
 	return fix
 }
 
-// exchange attaches the programs to one interface, replacing those that an earlier agent pinned. After Open, tc works
-// alone where XDP cannot be attached, because it does everything that XDP does.
+// exchange attaches the programs to an interface, replacing those that a previous agent pinned. After Open, tc works
+// alone where XDP cannot be attached, because tc does everything that XDP does.
 func (a *Hooks) exchange(nic netlink.Link) error {
 	name, fault := nic.Attrs().Name, ""
 	hook, err := a.attachTC(nic, Inward, Outward)
@@ -213,8 +213,8 @@ func (a *Hooks) exchange(nic netlink.Link) error {
 	return a.o.Attached(name)
 }
 
-// Commit ends the start of the agent: what Attach did remains. If no tunnels deliver here, an earlier agent's
-// forwarding of the uplinks ends.
+// Commit ends the agent's start and keeps what Attach did. If this node has no local backends, it also disables
+// forwarding on the uplinks that a previous agent enabled.
 func (a *Hooks) Commit() error {
 	t := a.open
 	a.open = nil
@@ -245,8 +245,8 @@ func (a *Hooks) prune() error {
 	return errors.Join(errs...)
 }
 
-// missing returns the names of these interfaces that are not in a.names. It leaves out interfaces other than Ethernet,
-// because the programs expect an Ethernet header.
+// missing returns the names of the interfaces with these indexes that are not in a.names. It omits non-Ethernet
+// interfaces, because the programs expect an Ethernet header.
 func (a *Hooks) missing(indexes []int) (names []string) {
 	for _, i := range indexes {
 		l, ok := a.links[i]
@@ -258,7 +258,7 @@ func (a *Hooks) missing(indexes []int) (names []string) {
 	return names
 }
 
-// Follow attaches the programs to these interfaces as well, because routes lead to them.
+// Follow also attaches the programs to these interfaces, because routes use them.
 func (a *Hooks) Follow(indexes []int) {
 	a.Mu.Lock()
 	defer a.Mu.Unlock()
@@ -268,7 +268,7 @@ func (a *Hooks) Follow(indexes []int) {
 			err = a.exchange(nic)
 		}
 		if err != nil {
-			if a.notFollowed[name] != err.Error() { // the attempt is repeated
+			if a.notFollowed[name] != err.Error() { // log a repeated error only once
 				a.Log.Error("interface that routes use not attached", "interface", name, "err", err)
 			}
 			a.notFollowed[name] = err.Error()
@@ -299,13 +299,12 @@ func (a *Hooks) attachLo() error {
 	return nil
 }
 
-// LinkState is the part of an interface's state that matters to the verification.
+// LinkState is the part of an interface's state that the verification uses.
 type LinkState struct {
 	Name     string
 	Running  bool // up, with a carrier
 	ethernet bool
-	// NoARP is set on an Ethernet interface when the kernel sends to the interface's own MAC address instead of
-	// resolving the receiver's.
+	// NoARP says that the kernel sends to the Ethernet interface's own MAC address instead of resolving the receiver's.
 	NoARP bool
 }
 
@@ -316,7 +315,7 @@ func stateOf(nic netlink.Link) LinkState {
 		Running:  a.RawFlags&unix.IFF_UP != 0 && a.RawFlags&unix.IFF_RUNNING != 0,
 		ethernet: a.EncapType == "ether",
 		NoARP: a.EncapType == "ether" && a.RawFlags&unix.IFF_NOARP != 0 &&
-			!slices.Contains([]string{"dummy", "ipvlan", "vrf"}, nic.Type()), // their packets need no MAC address
+			!slices.Contains([]string{"dummy", "ipvlan", "vrf"}, nic.Type()), // these need no MAC address
 	}
 }
 

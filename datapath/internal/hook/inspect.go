@@ -11,9 +11,9 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// This file compares the programs on the interfaces with those that should be there, and attaches them again.
+// This file compares the programs on the interfaces with the expected ones, and attaches them again.
 
-// programIDs holds the kernel's ids of our programs.
+// programIDs caches the kernel's ids of our programs.
 type programIDs map[*ebpf.Program]ebpf.ProgramID
 
 func (ids programIDs) of(prog *ebpf.Program) (ebpf.ProgramID, error) {
@@ -32,8 +32,8 @@ func (ids programIDs) of(prog *ebpf.Program) (ebpf.ProgramID, error) {
 	return id, nil
 }
 
-// Repair attaches what is missing on the interfaces, and returns what cannot be attached. changed means that interfaces
-// have changed since the last call. made is a synthetic client packet, or nil if there is no service.
+// Repair attaches missing programs to the interfaces, and returns faults that it cannot repair. changed says that
+// interfaces have changed since the last call. made is a synthetic client packet, or nil if there is no service.
 func (a *Hooks) Repair(changed bool, made []byte) (faults []string) {
 	a.Mu.Lock()
 	defer a.Mu.Unlock()
@@ -93,8 +93,8 @@ func (a *Hooks) gone(name string) {
 	}
 }
 
-// repairOne attaches the programs to an interface where they are not in force. changed makes it retry what failed
-// before.
+// repairOne attaches the programs to an interface if they are not active there. With changed it also retries what
+// failed before.
 func (a *Hooks) repairOne(nic netlink.Link, changed bool) error {
 	name, s := nic.Attrs().Name, a.status[nic.Attrs().Name]
 	var err error
@@ -137,7 +137,7 @@ func (a *Hooks) repairLo() error {
 	return nil
 }
 
-// inspect returns why the programs on an interface are not the expected ones, or nil if they are.
+// inspect returns how the programs on an interface differ from the expected ones, or nil if they do not.
 func (a *Hooks) inspect(nic netlink.Link, s InterfaceStatus) error {
 	if err := a.inspectTC(nic, s.Hook, Inward, Outward); err != nil || s.Mode == ModeTC {
 		return err
@@ -182,8 +182,8 @@ func (a *Hooks) inspectTC(nic netlink.Link, hook string, directions ...Direction
 	return nil
 }
 
-// runs returns why the link with this pin name does not run prog on interface index, or nil if it does. The pin itself
-// matters only to the next agent.
+// runs returns nil if the link with this pin name runs prog on interface index, or else says what is wrong. It ignores
+// whether the pin exists, which matters only to the next agent.
 func (a *Hooks) runs(name string, index int, prog *ebpf.Program) error {
 	l := a.Held[name]
 	if l == nil {
@@ -205,8 +205,8 @@ func (a *Hooks) runs(name string, index int, prog *ebpf.Program) error {
 	return nil
 }
 
-// RepairForwarding enables forwarding again where it was switched off. Where that fails, synthetic packets show whether
-// it matters.
+// RepairForwarding enables forwarding where it was switched off. If that fails, synthetic packets show whether it
+// matters.
 func (a *Hooks) RepairForwarding() {
 	a.Mu.Lock()
 	defer a.Mu.Unlock()
@@ -244,8 +244,8 @@ func (a *Hooks) Interfaces() (out []InterfaceStatus) {
 // Absent is the fault of an interface that does not exist. No packet arrives there.
 const Absent = "it does not exist"
 
-// Inspect returns the current state of each interface. Fault says why a program is not in force; Mode is "" if
-// packets that arrive there are not forwarded.
+// Inspect returns the current state of each interface. Fault says why a program is not active. Mode is "" if packets
+// that arrive there are not forwarded.
 func (a *Hooks) Inspect() (out []InterfaceStatus) {
 	a.Mu.Lock()
 	defer a.Mu.Unlock()

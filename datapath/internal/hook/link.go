@@ -14,18 +14,18 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 )
 
-// place is where on an interface a link runs one of our programs.
+// place is an interface's hook at which a link runs one of our programs.
 type place struct {
 	pin    string // name of the link's pin
-	index  int    // of the interface
+	index  int    // interface index
 	prog   *ebpf.Program
 	attach func() (link.Link, error)
-	links  func() ([]link.ID, error) // currently attached there
+	links  func() ([]link.ID, error) // returns the links currently attached there
 }
 
-// pinned makes a link at this place run its program. It updates the existing link atomically or, if there is none or
-// its interface was deleted, creates a new link. If the kernel refuses an update for another reason, the link stays in
-// force and pinned returns the error: the kernel would refuse a new link as well, and the old one would be gone.
+// pinned makes a link at this place run its program. It updates the existing link atomically. If there is none, or its
+// interface was deleted, it creates a new link. If the kernel refuses an update for another reason, pinned returns the
+// error and leaves the link attached, because the kernel would refuse a new link as well.
 func (a *Hooks) pinned(h place) error {
 	path := a.Pins.Link(h.pin)
 	switch done, err := a.updateLink(h); {
@@ -52,8 +52,8 @@ func (a *Hooks) pinned(h place) error {
 	return a.hold(h.pin, l)
 }
 
-// hold keeps a descriptor of a link that is pinned under this name, so that removing the pin does not detach the link
-// and it can be pinned again. Opening a link by its id would need CAP_SYS_ADMIN.
+// hold keeps a descriptor of the link pinned under this name. So removing the pin does not detach the link, and it can
+// be pinned again. Opening a link by its id would need CAP_SYS_ADMIN.
 func (a *Hooks) hold(name string, l link.Link) error {
 	err := a.drop(name)
 	if err != nil {
@@ -73,7 +73,7 @@ func (a *Hooks) drop(name string) error {
 	return l.Close()
 }
 
-// duplicate returns another descriptor of a link, without its pin.
+// duplicate returns another descriptor of a link, which does not know the link's pin.
 func duplicate(l link.Link) (link.Link, error) {
 	d, ok := l.(interface{ FD() int })
 	if !ok {
@@ -86,13 +86,13 @@ func duplicate(l link.Link) (link.Link, error) {
 	return link.NewFromFD(fd)
 }
 
-// orphan finds a link at this place that has no pin of this name, makes it run our program and returns it. The link is
-// from an earlier agent, or from this one before the interface was renamed. orphan returns nil if there is none, or if
-// this process may not open links by their ids.
+// orphan finds a link at this place that has no pin of this name, makes it run our program and returns it. Such a link
+// is from a previous agent, or from this one before the interface was renamed. orphan returns nil if there is none, or
+// if this process may not open links by their ids.
 func (a *Hooks) orphan(h place) (link.Link, error) {
 	ids, err := h.links()
 	if err != nil {
-		return nil, nil // attach reports what is wrong
+		return nil, nil // attach will report what is wrong
 	}
 	for _, id := range ids {
 		l, err := link.NewFromID(id)
@@ -108,7 +108,7 @@ func (a *Hooks) orphan(h place) (link.Link, error) {
 		if err := l.Update(h.prog); err != nil {
 			return nil, errors.Join(fmt.Errorf("update the link %d: %w", id, err), l.Close())
 		}
-		if was, ours := a.holds(id); ours { // the same link, the same program: flows continue
+		if was, ours := a.holds(id); ours { // same link and same program: flows continue
 			a.Log.Info("link of a renamed interface taken over", "pin", h.pin, "was", was)
 			return l, nil
 		}
@@ -119,7 +119,7 @@ func (a *Hooks) orphan(h place) (link.Link, error) {
 	return nil, nil
 }
 
-// holds returns the pin name of a link that this agent holds.
+// holds returns the pin name of a link that this agent holds, and whether it does.
 func (a *Hooks) holds(id link.ID) (pin string, ok bool) {
 	for name, l := range a.Held {
 		if info, err := l.Info(); err == nil && info.ID == id {
@@ -129,7 +129,7 @@ func (a *Hooks) holds(id link.ID) (pin string, ok bool) {
 	return "", false
 }
 
-// programOf returns the program that a link runs, and its name, or "" if it is not known.
+// programOf returns the id and name of the program that a link runs, or 0 and "" if they cannot be read.
 func programOf(l link.Link) (id ebpf.ProgramID, name string) {
 	info, err := l.Info()
 	if err != nil {
@@ -143,7 +143,7 @@ func programOf(l link.Link) (id ebpf.ProgramID, name string) {
 	return info.Program, nameOf(prog)
 }
 
-// restoreByID makes a link run an earlier program again.
+// restoreByID makes a link run its previous program again.
 func restoreByID(id link.ID, earlier *ebpf.Program) error {
 	l, err := link.NewFromID(id)
 	if err != nil {
@@ -195,7 +195,7 @@ func (a *Hooks) current(name string) (link.Link, error) {
 	return link.LoadPinnedLink(a.Pins.Link(name), nil)
 }
 
-// repin restores removed pins of links.
+// repin restores links' pins that were removed.
 func (a *Hooks) repin() (n int, err error) {
 	a.Mu.Lock()
 	defer a.Mu.Unlock()
@@ -217,7 +217,7 @@ func (a *Hooks) repin() (n int, err error) {
 	return n, nil
 }
 
-// Close closes the descriptors of all links. The pins keep them.
+// Close closes the descriptors of all links, which the pins keep attached.
 func (a *Hooks) Close() (err error) {
 	a.Mu.Lock()
 	defer a.Mu.Unlock()
@@ -227,7 +227,7 @@ func (a *Hooks) Close() (err error) {
 	return err
 }
 
-// restoreLink makes a pinned link run an earlier program again.
+// restoreLink makes a pinned link run its previous program again.
 func restoreLink(path string, earlier *ebpf.Program) error {
 	l, err := link.LoadPinnedLink(path, nil)
 	if err != nil {
@@ -240,8 +240,8 @@ func restoreLink(path string, earlier *ebpf.Program) error {
 	return nil
 }
 
-// PinName returns the name of a link's pin. It escapes dots, as in names of VLAN interfaces, because bpffs refuses
-// them.
+// PinName returns the name of a link's pin. It escapes dots, which occur in names of VLAN interfaces, because bpffs
+// refuses them.
 func PinName(iface, kind string) string { return pinEscape.Replace(iface) + ":" + kind }
 
 // pinKinds lists the kinds of links that an interface may have.
@@ -249,7 +249,8 @@ var pinKinds = []string{string(ModeXDP), string(ModeXDPGeneric), Inward.Pin, Out
 
 var pinEscape = strings.NewReplacer("%", "%25", ".", "%2e")
 
-// linkIndex returns the interface that a link is attached to, or 0 if it was deleted or the link has another type.
+// linkIndex returns the index of the interface that a link is attached to, or 0 if it was deleted or the link has
+// another type.
 func linkIndex(info *link.Info) int {
 	if x := info.XDP(); x != nil {
 		return int(x.Ifindex)
@@ -260,7 +261,7 @@ func linkIndex(info *link.Info) int {
 	return 0
 }
 
-// unpin removes a link, if there is one.
+// unpin removes the link pinned under this name, if there is one.
 func (a *Hooks) unpin(name string) error {
 	return errors.Join(pin.Unpin(a.Pins.Link(name)), a.drop(name))
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Health checks of services with direct return take the path of service traffic: a packet with one of these marks is
+// Health checks of services with direct return take the path of service traffic. A packet with one of these marks is
 // sent like a client's packet, but to a given server. Its destination is the VIP, which the kernel cannot route to a
 // particular server. So a rule routes marked packets to lo, where sy_tc_out redirects them.
 const (
@@ -25,10 +25,10 @@ const (
 	probeMask     = 0xffff_0000
 	probeTable    = 0x5359
 	probePriority = 537
-	probeMTU      = 1280 // with the MTU of lo, TCP would announce a segment size of 64 KB
+	probeMTU      = 1280 // with the MTU of lo, TCP would announce an MSS of 64 KB
 )
 
-// probes are the marks that are in use.
+// probes holds the marks in use.
 type probes struct {
 	mu    sync.Mutex // guards marks
 	marks map[probeKey]uint32
@@ -39,8 +39,8 @@ type probeKey struct {
 	method uint8
 }
 
-// ProbeWay returns the SO_MARK and source address that make a health check to a VIP reach the given server of a service
-// with dsr or tunnel. It reads the route from the kernel, so call it for each check.
+// ProbeWay returns the SO_MARK and source address that a health check to a VIP needs to reach the given server of a
+// service with dsr or tunnel. It reads the route from the kernel, so call it for every check.
 func (a *Hooks) ProbeWay(
 	vip, server netip.Addr, method lb.Method, encap lb.Encap,
 ) (mark uint32, from netip.Addr, err error) {
@@ -85,8 +85,8 @@ func (a *Hooks) probeWay(vip, server netip.Addr, method bpf.Method) (mark uint32
 	return mark, from, nil
 }
 
-// openProbes routes marked packets of a family to the program. Other software may remove the rules, so openProbes adds
-// them each time; an existing rule is not an error.
+// openProbes routes marked packets of a family to the program. It adds the rules on each call, because other software
+// may remove them, and ignores those that exist.
 func (a *Hooks) openProbes(is4 bool) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -114,7 +114,7 @@ func probeRoute(is4 bool, lo netlink.Link) (*netlink.Rule, *netlink.Route) {
 		rule.Family = netlink.FAMILY_V4
 		all = &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}
 	}
-	// For IPv6, the kernel allows only local routes through lo.
+	// Through lo, the kernel allows only local IPv6 routes.
 	return rule, &netlink.Route{
 		LinkIndex: lo.Attrs().Index, Dst: all, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
 		Table: probeTable, MTU: probeMTU,

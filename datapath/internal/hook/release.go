@@ -14,19 +14,19 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Interfaces that were attached because of routes are released after no route has led there for ReleaseAfter.
+// Interfaces that were attached because of a route are released ReleaseAfter after their last route.
 const (
-	// ReleaseAfter exceeds the time for which routes are missing while a routing daemon or a link restarts.
+	// ReleaseAfter is longer than the time for which routes are missing while a routing daemon or a link restarts.
 	ReleaseAfter = 10 * time.Minute
 	releaseEvery = time.Minute
 )
 
-// permanent reports whether an interface keeps the programs even if no route leads there.
+// permanent reports whether an interface keeps the programs even if no route uses it.
 func (a *Hooks) permanent(name string) bool {
 	return !a.o.FollowRoutes && slices.Contains(a.o.Interfaces, name) || slices.Contains(a.o.Keep, name)
 }
 
-// need records that routes lead to the interfaces of these indexes; a.Mu is held.
+// need records that routes use the interfaces with these indexes. The caller holds a.Mu.
 func (a *Hooks) need(indexes []int, now time.Time) {
 	for _, i := range indexes {
 		if l, ok := a.links[i]; ok {
@@ -40,8 +40,7 @@ func (a *Hooks) need(indexes []int, now time.Time) {
 	}
 }
 
-// unneeded returns the interfaces to which no route has led for ReleaseAfter, or none if no other interface would be
-// left.
+// unneeded returns the interfaces that no route has used for ReleaseAfter, or none if no other interface would remain.
 func (a *Hooks) unneeded(now time.Time) (names []string) {
 	a.Mu.Lock()
 	defer a.Mu.Unlock()
@@ -72,7 +71,7 @@ func (a *Hooks) release(name string) error {
 	return err
 }
 
-// detach removes the programs from the interface that had this name when they were attached; a.Mu is held.
+// detach removes the programs from the interface that had this name when they were attached. The caller holds a.Mu.
 func (a *Hooks) detach(name string) error {
 	var errs []error
 	for _, kind := range pinKinds {
@@ -87,7 +86,7 @@ func (a *Hooks) detach(name string) error {
 	return errors.Join(errs...)
 }
 
-// forget removes an interface from a.names, and its state; a.Mu is held.
+// forget removes an interface and its state. The caller holds a.Mu.
 func (a *Hooks) forget(name string) {
 	a.names = slices.DeleteFunc(a.names, func(n string) bool { return n == name })
 	delete(a.index, name)
@@ -96,7 +95,7 @@ func (a *Hooks) forget(name string) {
 	delete(a.Foreign, name)
 }
 
-// Run releases the interfaces that are no longer needed, until ctx ends.
+// Run releases unneeded interfaces until ctx ends.
 func (a *Hooks) Run(ctx context.Context) error {
 	tick := time.NewTicker(releaseEvery)
 	defer tick.Stop()
@@ -111,7 +110,7 @@ func (a *Hooks) Run(ctx context.Context) error {
 }
 
 // ReleaseAt releases the interfaces that are unneeded at now. An interface stays while a flow uses one of its addresses
-// as source, because the server replies to that address wherever our route to the server leads now.
+// as source, because the server replies to that address even if our route to the server has moved.
 func (a *Hooks) ReleaseAt(ctx context.Context, now time.Time) {
 	for _, name := range a.unneeded(now) {
 		used, err := a.flowsFrom(ctx, name)
@@ -124,7 +123,7 @@ func (a *Hooks) ReleaseAt(ctx context.Context, now time.Time) {
 	}
 }
 
-// flowsFrom reports whether a flow uses an address of the interface as source.
+// flowsFrom reports whether a flow uses one of the interface's addresses as source.
 func (a *Hooks) flowsFrom(ctx context.Context, name string) (bool, error) {
 	nic, err := netlink.LinkByName(name)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
@@ -145,8 +144,8 @@ func (a *Hooks) flowsFrom(ctx context.Context, name string) (bool, error) {
 	return a.Flows.From(ctx, ours)
 }
 
-// existing returns an interface that should have the programs. It finds a renamed one by its index: the programs stay
-// attached, so no packet is lost, and their pins, the state and the options get the new name.
+// existing returns an interface that should have the programs. It finds a renamed one by its index. Its programs stay
+// attached, so no packet is lost, and existing renames their pins, the state and the options.
 func (a *Hooks) existing(name string) (netlink.Link, error) {
 	nic, err := netlink.LinkByName(name)
 	if !errors.As(err, new(netlink.LinkNotFoundError)) || a.index[name] == 0 {

@@ -14,8 +14,8 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 )
 
-// Remove detaches the programs of any agent from all interfaces, and removes the routes of health checks. pinPath has
-// the pins of all schemas.
+// Remove detaches all agents' programs from all interfaces, and removes the routes of health checks. pinPath is the
+// directory with the pins of all schemas.
 func Remove(pinPath string, log *slog.Logger) error {
 	links, err := filepath.Glob(filepath.Join(pinPath, "*", "links", "*"))
 	if err != nil {
@@ -38,7 +38,7 @@ func Remove(pinPath string, log *slog.Logger) error {
 	return errors.Join(append(errs, closeProbes())...)
 }
 
-// detachOrphans detaches our links that have no pin, or whose pin is hidden by another mount.
+// detachOrphans detaches our links whose pin is missing or hidden by another mount.
 func detachOrphans(nic netlink.Link) error {
 	index := nic.Attrs().Index
 	ids, _ := XDPLinks(nic)
@@ -52,7 +52,7 @@ func detachOrphans(nic netlink.Link) error {
 	for _, id := range ids {
 		l, err := link.NewFromID(id)
 		if err != nil {
-			continue // it no longer exists, or this process may not open it
+			continue // it was deleted, or this process may not open it
 		}
 		if _, name := programOf(l); slices.Contains(attachedPrograms, name) {
 			err = l.Detach()
@@ -64,5 +64,5 @@ func detachOrphans(nic netlink.Link) error {
 	return nil
 }
 
-// attachedPrograms are the names of our programs on interfaces.
+// attachedPrograms lists the names of our programs on interfaces.
 var attachedPrograms = []string{"sy_xdp", "sy_tc_in", "sy_tc_out"}

@@ -13,8 +13,8 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 )
 
-// RepairPins restores pins of maps and links that were removed, or are hidden by another mount. Without them the next
-// agent would start without flows, and could not replace the programs.
+// RepairPins restores pins of maps and links that were removed or are hidden by another mount. Without them, the next
+// agent would start without flows and could not replace the programs.
 func (a *Hooks) RepairPins() error {
 	missing, pinned := map[string]*ebpf.Map{}, a.Pins.List()
 	note := func(path string, m *ebpf.Map) {
@@ -45,9 +45,9 @@ func (a *Hooks) RepairPins() error {
 	return err
 }
 
-// chain makes this binary's program the target of the tail call.
+// chain makes this binary's sy_tc_decap the target of the tail call.
 func (a *Hooks) chain() error {
-	var earlier uint32 // the kernel returns the id of a program
+	var earlier uint32 // lookups return the program's id
 	switch err := a.Objects.SyProgs.Lookup(uint32(0), &earlier); {
 	case err == nil:
 		id := ebpf.ProgramID(earlier)
@@ -61,7 +61,7 @@ func (a *Hooks) chain() error {
 	return nil
 }
 
-// RepairChain restores the target of the tail call. Without it, decapsulated packets are lost.
+// RepairChain restores the target of the tail call, without which decapsulated packets are lost.
 func (a *Hooks) RepairChain() error {
 	a.Mu.Lock()
 	want, err := a.ids.of(a.Objects.SyTcDecap)
@@ -80,13 +80,13 @@ func (a *Hooks) RepairChain() error {
 	return nil
 }
 
-// repairs counts what others changed and the agent restored.
+// repairs counts the agent's repairs of what other software changed.
 type repairs struct {
 	mu sync.Mutex // guards n
 	n  map[string]uint64
 }
 
-// repaired counts and logs a repair.
+// repaired counts and logs a repair of what.
 func (a *Hooks) repaired(what, text string, args ...any) {
 	a.repairs.mu.Lock()
 	a.repairs.n[what]++
@@ -94,7 +94,7 @@ func (a *Hooks) repaired(what, text string, args ...any) {
 	a.Log.Warn(text, args...)
 }
 
-// Repairs returns the number of repairs by what was restored: programs, pins or forwarding.
+// Repairs returns the number of repairs of programs, pins and forwarding, by these words.
 func (a *Hooks) Repairs() map[string]uint64 {
 	a.repairs.mu.Lock()
 	defer a.repairs.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
-// Our clsact filters have this name and handle.
+// Name and handle of our clsact filters.
 const (
 	filterName     = "sy_tc"
 	filterPriority = 1
@@ -61,7 +61,7 @@ func setFilter(nic netlink.Link, d Direction, prog *ebpf.Program) error {
 	return nil
 }
 
-// ClsactFilter returns our filter, or nil if there is none.
+// ClsactFilter returns our filter on an interface, or nil if there is none.
 func ClsactFilter(nic netlink.Link, d Direction) (*netlink.BpfFilter, error) {
 	filters, err := netlink.FilterList(nic, d.parent)
 	if err != nil {
@@ -107,11 +107,11 @@ func removeClsact(nic netlink.Link) error {
 	return nil
 }
 
-// Direction is ingress or egress of tc on an interface.
+// Direction is tc ingress or egress on an interface.
 type Direction struct {
 	Pin    string
 	Attach ebpf.AttachType
-	parent uint32 // of a clsact filter
+	parent uint32 // parent of a clsact filter
 	prog   func(*bpf.Objects) *ebpf.Program
 }
 
@@ -122,7 +122,7 @@ var (
 		func(o *bpf.Objects) *ebpf.Program { return o.SyTcOut }}
 )
 
-// attachTC uses tcx links where the kernel supports them, and clsact filters otherwise.
+// attachTC uses tcx links if the kernel supports them, and clsact filters otherwise.
 func (a *Hooks) attachTC(nic netlink.Link, directions ...Direction) (hook string, err error) {
 	hook = "clsact"
 	if !a.o.ForceClsact {
@@ -162,7 +162,7 @@ func (a *Hooks) attachTCX(nic netlink.Link, directions []Direction) (hook string
 	return "tcx", nil
 }
 
-// TCXLinks returns the links at a hook of an interface.
+// TCXLinks returns the tcx links at an interface's hook.
 func TCXLinks(index int, at ebpf.AttachType) (ids []link.ID, err error) {
 	list, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: at})
 	if err != nil {

@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// View is the state of the interfaces.
+// View is a snapshot of the interfaces' state.
 type View struct {
 	Links    map[int]LinkState
 	Attached map[int]bool
-	Names    []string // of the attached interfaces
+	Names    []string // names of the attached interfaces
 }
 
-// View returns the state as of the last change of the interfaces.
+// View returns the state as of the last change of an interface.
 func (a *Hooks) View() View {
 	a.Mu.Lock()
 	defer a.Mu.Unlock()
@@ -40,7 +40,8 @@ func (v View) IsDown(index int) bool {
 	return ok && !l.Running
 }
 
-// Down returns the end of a text that names the attached interfaces that are down, or "" if there are none.
+// Down returns a phrase that names the attached interfaces that are down, or "" if there are none. It continues a
+// sentence.
 func (v View) Down() (text string) {
 	var names []string
 	for index := range v.Attached {
@@ -55,7 +56,7 @@ func (v View) Down() (text string) {
 	return text
 }
 
-// Mode is how programs are attached.
+// Mode selects how programs are attached.
 type Mode string
 
 // The modes.

@@ -15,12 +15,12 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
-// attachXDP attaches XDP in the configured mode, and returns the mode in force.
+// attachXDP attaches XDP in the configured mode, and returns the active mode.
 func (a *Hooks) attachXDP(nic netlink.Link) (Mode, error) {
 	name, index := nic.Attrs().Name, nic.Attrs().Index
 	try := func(mode Mode, flags link.XDPAttachFlags, other string) error {
-		// The kernel refuses both modes at once, so a change of mode is not undone when a later step fails. tc is
-		// attached already and does everything that XDP does.
+		// The kernel refuses two modes at the same time, so a change of mode is not undone when a later step fails. tc
+		// is already attached and does everything that XDP does.
 		if err := a.unpin(other); err != nil {
 			return err
 		}
@@ -65,7 +65,7 @@ func XDPLinks(nic netlink.Link) (ids []link.ID, err error) {
 	}
 	all := new(link.Iterator)
 	defer all.Close()
-	for all.Next() { // includes other network namespaces, where interfaces have the same indexes
+	for all.Next() { // yields other network namespaces as well, where interfaces have the same indexes
 		info, err := all.Link.Info()
 		if err == nil && info.Program == ebpf.ProgramID(now.Attrs().Xdp.ProgId) &&
 			linkIndex(info) == nic.Attrs().Index {
@@ -75,8 +75,8 @@ func XDPLinks(nic netlink.Link) (ids []link.ID, err error) {
 	return ids, all.Err()
 }
 
-// receivesFromXDP reports whether XDP can redirect frames to an interface. On veth this works only while the peer has
-// GRO or an XDP program, which the kernel shows as a feature of this end. Otherwise tc sends.
+// receivesFromXDP reports whether XDP can redirect frames to an interface; if not, tc sends. On veth this works only
+// while the peer has GRO or an XDP program, which the kernel reports as a feature of this end.
 func (a *Hooks) receivesFromXDP(nic netlink.Link) bool {
 	if nic.Type() != "veth" {
 		return true
@@ -93,13 +93,13 @@ func (a *Hooks) receivesFromXDP(nic netlink.Link) bool {
 // UplinkSlots is the size of sy_uplinks (bpf/maps.h).
 const UplinkSlots = 256
 
-// uplink returns the entry in the interface's slot: its own, an empty one, or another uplink's.
+// uplink returns the entry in the interface's slot, which may be its own, empty, or another uplink's.
 func (a *Hooks) uplink(index int) (up bpf.Uplink, err error) {
 	err = a.Objects.SyUplinks.Lookup(uint32(index%UplinkSlots), &up)
 	return up, err
 }
 
-// setUplink gives XDP the interface's MAC address, because XDP ignores frames for other addresses.
+// setUplink stores the interface's MAC address for XDP, which ignores frames to other addresses.
 func (a *Hooks) setUplink(nic netlink.Link, xmit bool) error {
 	index := nic.Attrs().Index
 	other, err := a.uplink(index)
@@ -126,7 +126,7 @@ func (a *Hooks) removeUplink(index int) error {
 	return a.Objects.SyUplinks.Put(uint32(index%UplinkSlots), bpf.Uplink{})
 }
 
-// macChanged follows a change of the MAC address of an uplink.
+// macChanged stores the new MAC address if the uplink's has changed.
 func (a *Hooks) macChanged(nic netlink.Link) error {
 	up, err := a.uplink(nic.Attrs().Index)
 	if err != nil || up.Ifindex != uint32(nic.Attrs().Index) || bytes.Equal(up.Mac[:], nic.Attrs().HardwareAddr) {
@@ -135,7 +135,7 @@ func (a *Hooks) macChanged(nic netlink.Link) error {
 	return a.setUplink(nic, up.Xmit != 0)
 }
 
-// The netdev family of generic netlink (include/uapi/linux/netdev.h, Linux 6.3).
+// The generic netlink family netdev (include/uapi/linux/netdev.h, Linux 6.3).
 const (
 	netdevGet         = 1
 	netdevIfindex     = 1
@@ -144,7 +144,7 @@ const (
 	xdpFeatureXmit = 4 // NETDEV_XDP_ACT_NDO_XMIT: a frame can be redirected to the device
 )
 
-// genlHeader is struct genlmsghdr. The library sends a nonzero reserved field, which the family rejects.
+// genlHeader is struct genlmsghdr. The library's version has a nonzero reserved field, which the family rejects.
 type genlHeader [4]byte
 
 func (h genlHeader) Len() int          { return len(h) }

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// List returns the paths of the pinned maps. It is cheaper than checking each of them: large configurations have
-// hundreds.
+// List returns the paths of the pinned maps. Listing is cheaper than checking each map, because large configurations
+// have hundreds.
 func (p *Pins) List() map[string]bool {
 	all := map[string]bool{}
 	for _, dir := range []string{p.Dir, filepath.Dir(p.Chunk("x"))} {
@@ -17,7 +17,7 @@ func (p *Pins) List() map[string]bool {
 		if err != nil {
 			continue
 		}
-		names, _ := f.Readdirnames(-1) // paths that are not listed are checked
+		names, _ := f.Readdirnames(-1) // callers check paths that are missing
 		f.Close()
 		for _, name := range names {
 			all[filepath.Join(dir, name)] = true
@@ -26,7 +26,7 @@ func (p *Pins) List() map[string]bool {
 	return all
 }
 
-// Again pins a map whose pin was removed without m knowing.
+// Again pins a map whose pin was removed behind m's back.
 func Again(m *ebpf.Map, path string) error {
 	c, err := m.Clone()
 	if err != nil {
@@ -36,7 +36,8 @@ func Again(m *ebpf.Map, path string) error {
 	return c.Pin(path)
 }
 
-// Remake recreates and locks the directory, unless it is complete and still the one that this agent has locked.
+// Remake recreates and locks the pin directory, unless it is complete and is still the directory that this agent has
+// locked.
 func (p *Pins) Remake() error {
 	was, err := p.lock.Stat()
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package pin manages the directory of pinned maps and links, and the transaction that puts programs in force.
+// Package pin manages the directory of pinned maps and links, and the transaction that activates programs.
 package pin
 
 import (
@@ -16,21 +16,21 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
-// DefaultPath is the default pin directory, for one agent per node.
 const DefaultPath = "/sys/fs/bpf/steelyard"
 
 // Schema is the version of the pinned state. It changes with the layout or meaning of any map.
 const Schema = "v8"
 
-// Unpublished is the directory next to the final one where a first start pins. No reader looks there. Its name has no
-// dot, because bpffs refuses dots.
+// Unpublished is the directory beside the final one in which a first start pins. Nothing reads it. Its name has no dot,
+// because bpffs refuses dots.
 const (
 	unpublishedSuffix = "-new"
 	Unpublished       = Schema + unpublishedSuffix
 )
 
-// Pins is the directory of pinned maps and links, locked by one agent at a time. A first start pins everything in a
-// temporary directory, which one rename(2) publishes, so that the final directory is complete whenever it exists.
+// Pins is the directory of pinned maps and links, which only one agent at a time can lock. A first start pins
+// everything in a temporary directory and publishes it with one rename(2), so the final directory is complete whenever
+// it exists.
 type Pins struct {
 	path    string   // PinPath
 	Dir     string   // PinPath/Schema, or the temporary directory until Publish
@@ -38,10 +38,10 @@ type Pins struct {
 	lock    *os.File
 }
 
-// Open creates and locks the directory. It fails if another agent has the lock, or if the directory contains the state
-// of another schema.
+// Open creates and locks the directory. It fails if another agent has the lock, or if the directory contains state of
+// another schema.
 func Open(path string) (_ *Pins, err error) {
-	if !onBPF(path) { // otherwise this container may see no other part of the bpffs
+	if !onBPF(path) { // if it is, a container may see no more of the bpffs than path
 		if err := mountBPF(path); err != nil {
 			return nil, err
 		}
@@ -86,8 +86,8 @@ func Open(path string) (_ *Pins, err error) {
 	return p, nil
 }
 
-// removeUnused removes the directories in path that no version takes over: the leftovers of first starts that were
-// killed, and directories without pins. The caller holds the lock, so no process uses them.
+// removeUnused removes the directories in path that no version takes over: leftovers of first starts that were killed,
+// and directories without pins. The caller holds the lock, so no process uses them.
 func removeUnused(path string) error {
 	dirs, err := filepath.Glob(filepath.Join(path, "*"))
 	if err != nil {
@@ -107,7 +107,7 @@ func removeUnused(path string) error {
 	return nil
 }
 
-// HasPins reports whether anything is pinned in dir or below.
+// HasPins reports whether anything is pinned in dir or its subdirectories.
 func HasPins(dir string) (has bool, err error) {
 	err = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
 		if err == nil && !e.IsDir() {
@@ -121,7 +121,7 @@ func HasPins(dir string) (has bool, err error) {
 	return has, nil
 }
 
-// First reports whether there is nothing to take over from an earlier agent.
+// First reports whether there is no state of a previous agent to take over.
 func (p *Pins) First() bool { return filepath.Base(p.Dir) == Unpublished }
 
 // maps returns the names of the pinned maps, or none if the directory does not exist.
@@ -151,7 +151,7 @@ func (p *Pins) Publish() error {
 	return nil
 }
 
-// Rollback removes the maps that were not pinned before Open. After a first start, that is everything.
+// Rollback removes the maps that Open has pinned, which after a first start means everything.
 func (p *Pins) Rollback() error {
 	if p.First() {
 		return removePins(p.Dir)
@@ -166,8 +166,8 @@ func (p *Pins) Rollback() error {
 	return errors.Join(errs...)
 }
 
-// removePins removes a directory with its links and maps, if it exists. It removes links one by one, so that they are
-// detached when it returns: if only the removal of its pin ends a link, the kernel detaches it later.
+// removePins removes a directory, if it exists, with its links and maps. It detaches each link explicitly, because the
+// kernel detaches a link asynchronously if only its pin is removed.
 func removePins(dir string) error {
 	links, err := filepath.Glob(filepath.Join(dir, "links", "*"))
 	if err != nil {
@@ -184,7 +184,7 @@ func removePins(dir string) error {
 	return nil
 }
 
-// Unpin removes a link, if there is one.
+// Unpin removes the link pinned at path, if there is one.
 func Unpin(path string) error {
 	l, err := link.LoadPinnedLink(path, nil)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -200,7 +200,7 @@ func Unpin(path string) error {
 	return nil
 }
 
-// LockDir locks path for this process until the file is closed, however the process ends.
+// LockDir locks path until the file is closed or this process ends.
 func LockDir(path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -225,13 +225,13 @@ func (p *Pins) Chunk(name string) string { return filepath.Join(p.Dir, "chunks",
 // Link returns the pin path of a link.
 func (p *Pins) Link(name string) string { return filepath.Join(p.Dir, "links", name) }
 
-// mountBPF makes sure that the parent of path is on a bpffs. It mounts one only for the default path.
+// mountBPF ensures that the parent directory of path is on a bpffs. It mounts one only for the default path.
 func mountBPF(path string) error {
 	dir := filepath.Dir(path)
 	if onBPF(dir) {
 		return nil
 	}
-	if path != DefaultPath { // as in a pod
+	if path != DefaultPath { // for example in a pod
 		return fmt.Errorf("%s is not on a bpffs; mount one on the host: mount -t bpf bpf %s", path,
 			filepath.Dir(DefaultPath))
 	}
@@ -247,7 +247,7 @@ func onBPF(dir string) bool {
 	return unix.Statfs(dir, &fs) == nil && fs.Type == unix.BPF_FS_MAGIC
 }
 
-// OpenToAll reports whether other users may write to the bpffs of the pins.
+// OpenToAll reports whether other users may write to the bpffs of the pins, and returns its directory and mode.
 func (p *Pins) OpenToAll() (dir string, mode fs.FileMode, open bool) {
 	dir = filepath.Dir(p.path)
 	info, err := os.Stat(dir)

@@ -16,14 +16,14 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
-// The kernel asks a known neighbour only every 15 to 45 seconds, and only while packets are sent to it. So the
-// verification sends its own requests. The kernel processes the answers, which confirm its entry. The verification does
-// not set the entry's state to NUD_PROBE instead: the entry would be lost after three unanswered requests, even the
-// entry of a router that does not answer requests to its own MAC address.
+// The kernel probes a known neighbour only every 15 to 45 seconds, and only while packets are sent to it. So the
+// verification sends its own requests, and the kernel's processing of the answers confirms the entry. Setting the entry
+// to NUD_PROBE instead would lose it after three unanswered requests, even if it belongs to a router that does not
+// answer requests to its own MAC address.
 
-// requester sends ARP and NDP requests. The zero value is ready.
+// requester sends ARP and NDP requests. The zero value is ready to use.
 type requester struct {
-	socket int // AF_PACKET, or 0 if not open yet; kept because closing it waits for an RCU grace period
+	socket int // AF_PACKET, or 0 if not open yet; kept open because closing it waits for an RCU grace period
 	macs   map[int]net.HardwareAddr
 }
 
@@ -37,7 +37,7 @@ func (r *requester) close() {
 	}
 }
 
-// send asks a router for its MAC address. The request goes to the known address, or to all hosts.
+// send asks a router for its MAC address. The request goes to the known address, or with all to every host.
 func (r *requester) send(x Router, known net.HardwareAddr, all bool, routes *Cache) error {
 	mac, err := r.mac(x.NIC)
 	if err != nil {
@@ -73,7 +73,7 @@ func (r *requester) send(x Router, known net.HardwareAddr, all bool, routes *Cac
 		return errNoMAC
 	}
 	if r.socket == 0 {
-		// With protocol 0 the socket receives nothing.
+		// With protocol 0 the socket receives no packets.
 		s, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 		if err != nil {
 			return fmt.Errorf("ask routers: %w", err)

@@ -5,18 +5,17 @@ import (
 	"slices"
 )
 
-// FarAddrs are sample addresses behind routers. Nothing is sent to them.
+// FarAddrs holds sample addresses behind routers. Nothing is sent to them.
 type FarAddrs struct {
-	// Public are addresses of which most are routed if there is a default route or a full Internet table. A route to a
-	// server network may cover one of them.
+	// Public holds addresses, most of which are routed if there is a default route or a full Internet table. A route to
+	// a server network may cover one of them.
 	Public []netip.Addr
-	inner  []netip.Addr // one of them is routed if clients are only in private networks
+	inner  []netip.Addr // at least one is routed if all clients are in private networks
 }
 
-// All returns the public and the inner addresses.
 func (f FarAddrs) All() []netip.Addr { return slices.Concat(f.Public, f.inner) }
 
-// Addresses behind routers, by family.
+// Sample addresses behind routers, by family.
 var (
 	Far4 = FarAddrs{
 		addrs("11.0.0.1", "52.0.0.1", "91.0.0.1", "133.0.0.1", "185.0.0.1"),

@@ -10,26 +10,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A route says where packets go, not whether a host is there. The kernel knows whether a router answers ARP or NDP if
-// it is made to ask. Without this check, an address could be announced to one router while replies go to another router
-// that is down.
+// A route says where packets go, not whether a host is there. The kernel learns whether a router answers ARP or NDP
+// only if it is made to ask. Without this check, an address could be announced to one router while replies go to
+// another router that is down.
 
-// Times of the requests to routers. A tick may be early or late by tickSlack.
+// Intervals and limits of requests to routers. A tick may come early or late by tickSlack.
 const (
-	tickSlack = Tick / 2
-	// routersEvery is the interval between requests to a router.
+	tickSlack    = Tick / 2
 	routersEvery = time.Second - tickSlack
-	// againEvery is the interval between requests to a router that has not answered.
+	// againEvery applies to a router that has not answered.
 	againEvery = 500*time.Millisecond - tickSlack
-	// maxRequests is the number of unanswered requests after which a router has failed. A router under load may limit
-	// its answers.
+	// maxRequests is the number of unanswered requests after which a router has failed. A router under load may
+	// rate-limit its answers.
 	maxRequests = 5
-	// maxAsked bounds the number of routers asked at a time. In a cluster every node can be a router. If there are
+	// maxAsked bounds the number of routers asked per round. In a cluster every node can be a router. If there are
 	// more, they take turns.
 	maxAsked = 64
 )
 
-// Routers are the next hops of packets to clients and backends behind routers.
+// Routers tracks the next hops of packets to clients and backends behind routers.
 type Routers struct {
 	At        time.Time
 	Known     map[Router]Asked
@@ -39,16 +38,16 @@ type Routers struct {
 
 // Asked is what is known about a router.
 type Asked struct {
-	at time.Time // of the last request
-	// since is the time of the first request that it has not answered, or zero if it has answered all.
+	at time.Time // time of the last request
+	// since is the time of the oldest unanswered request, or zero if all were answered.
 	since time.Time
-	// requests is the number of unanswered requests. The first is sent to the router's MAC address, if known. Some
-	// routers do not answer such requests, so the others are sent to all hosts.
+	// requests is the number of unanswered requests. The first goes to the router's MAC address, if known. Some routers
+	// do not answer such requests, so the others go to all hosts.
 	requests int
 	Failed   bool
 }
 
-// doubtful reports whether requests are pending and the router has not failed.
+// doubtful reports whether requests are unanswered and the router has not failed.
 func (a Asked) doubtful() bool { return a.requests > 0 && !a.Failed }
 
 func (a Asked) due(now time.Time) bool { return a.doubtful() || now.Sub(a.at) >= routersEvery }
@@ -57,23 +56,22 @@ func (a Asked) due(now time.Time) bool { return a.doubtful() || now.Sub(a.at) >=
 type Router struct {
 	NIC  int
 	Addr netip.Addr
-	// Server means that it is a backend on the link. It is asked because its MAC address may change; health checks
-	// find out whether it is there.
+	// Server says that this is a backend on the link. It is asked because its MAC address may change. Health checks
+	// find out whether it is alive.
 	Server bool
 }
 
-// Valid are the states of a neighbour whose MAC address is known (NUD_VALID).
+// Valid holds the states of a neighbour whose MAC address is known (NUD_VALID).
 const Valid = unix.NUD_PERMANENT | unix.NUD_NOARP | unix.NUD_REACHABLE | unix.NUD_PROBE | unix.NUD_STALE |
 	unix.NUD_DELAY
 
-// Close closes the socket for requests.
 func (r *Routers) Close() { r.requester.close() }
 
 // Due reports whether it is time to call Look again.
 func (r *Routers) Due(now time.Time) bool { return now.Sub(r.At) >= againEvery }
 
-// Look reads which routers towards clients, these included, and next hops towards backends have answered, and asks them
-// again.
+// Look reads whether the next hops towards clients and backends have answered, and asks them again. It covers the
+// sample addresses (FarAddrs) in addition to clients.
 func (r *Routers) Look(now time.Time, routes *Cache, clients []netip.Addr, towards []Router) {
 	was := r.Known
 	r.At, r.Known, r.faults = now, map[Router]Asked{}, map[netip.Addr]string{}
@@ -103,7 +101,7 @@ func (r *Routers) Look(now time.Time, routes *Cache, clients []netip.Addr, towar
 	}
 }
 
-// ask sends requests to some of the routers.
+// ask sends requests to up to maxAsked of the routers.
 func (r *Routers) ask(all []Router, entries Neighbours, routes *Cache) {
 	r.requester.begin()
 	for _, x := range r.first(all) {
@@ -121,14 +119,14 @@ func (r *Routers) ask(all []Router, entries Neighbours, routes *Cache) {
 			if a.since.IsZero() {
 				a.since = now
 			}
-		case !a.Failed: // a request that was not sent is not a failure
+		case !a.Failed: // failing to send is not the router's failure
 			a = Asked{at: now}
 		}
 		r.Known[x] = a
 	}
 }
 
-// first returns at most maxAsked of the routers: first the doubtful ones, then those asked least recently.
+// first returns at most maxAsked of the routers: the doubtful ones first, then the least recently asked.
 func (r *Routers) first(all []Router) []Router {
 	slices.SortStableFunc(all, func(x, y Router) int {
 		a, b := r.Known[x], r.Known[y]
@@ -143,8 +141,8 @@ func (r *Routers) first(all []Router) []Router {
 	return all[:min(maxAsked, len(all))]
 }
 
-// Fault returns why packets to a client or backend do not arrive, or "" if nothing is known. One of several
-// routers that answers is enough.
+// Fault returns why packets to a client or backend do not arrive, or "" if nothing is known. It is enough if one of
+// several routers answers.
 func (r *Routers) Fault(to netip.Addr, whose string, routes *Cache) string {
 	fault, known := r.faults[to]
 	if !known {
@@ -157,8 +155,8 @@ func (r *Routers) Fault(to netip.Addr, whose string, routes *Cache) string {
 	return fault
 }
 
-// resolve makes the kernel ask all hosts for the MAC address of a router, as if a packet were sent to it (NTF_USE,
-// neigh_add in net/core/neighbour.c). If it is already asking, nothing changes.
+// resolve makes the kernel ask all hosts for a router's MAC address, as if it sent a packet to the router (NTF_USE,
+// neigh_add in net/core/neighbour.c). It has no effect if the kernel is already asking.
 func (x Router) resolve() error {
 	err := netlink.NeighSet(&netlink.Neigh{
 		LinkIndex: x.NIC, Family: x.family(), IP: x.Addr.AsSlice(), Flags: netlink.NTF_USE,
@@ -188,13 +186,13 @@ func (a Asked) after(n neighbour, read bool) Asked {
 	return a
 }
 
-// neighbour is a neighbour entry of the kernel, or zero if there is none.
+// neighbour is a kernel neighbour entry, or zero if there is none.
 type neighbour struct {
 	netlink.Neigh
-	confirmed time.Time // upper bound of the time of its last answer
+	confirmed time.Time // upper bound for the time of its last answer
 }
 
-// configured are the states of a neighbour that the kernel does not ask.
+// configured holds the states of a neighbour that the kernel does not probe.
 const configured = unix.NUD_PERMANENT | unix.NUD_NOARP
 
 // Neighbours caches the neighbour entries by interface and family, each read once.
@@ -202,7 +200,7 @@ type Neighbours map[nicFamily]map[netip.Addr]neighbour
 
 type nicFamily struct{ nic, family int }
 
-// Of returns the entry of a router; read is false if the kernel could not be asked.
+// Of returns a router's entry. read is false if the kernel's entries could not be read.
 func (all Neighbours) Of(x Router) (n neighbour, read bool) {
 	at := nicFamily{x.NIC, x.family()}
 	entries, ok := all[at]
@@ -221,7 +219,7 @@ func (at nicFamily) neighbours() map[netip.Addr]neighbour {
 	if err != nil {
 		return nil
 	}
-	now := time.Now() // afterwards: an answer must not seem older than its request
+	now := time.Now() // read after the list, so that an answer never seems older than its request
 	entries := make(map[netip.Addr]neighbour, len(list))
 	for _, n := range list {
 		if a, ok := netip.AddrFromSlice(n.IP); ok {

@@ -12,49 +12,49 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How long answers about routes are used.
+// How long answers about routes stay valid.
 const (
 	routesFor = 10 * time.Second
-	// AfterChange is shorter, because the kernel reports that an interface is down before it removes the routes.
+	// AfterChange is shorter because the kernel reports that an interface is down before it removes the routes.
 	AfterChange = time.Second
 )
 
-// Cache holds the kernel's answers to questions about routes. The verification always asks the same questions, and each
-// needs a socket of its own. The zero value is empty.
+// Cache caches the kernel's answers to route queries. The verification repeats the same queries, and each needs its own
+// socket. The zero value is empty.
 type Cache struct {
-	Since  time.Time // when the answers were last forgotten
-	Until  time.Time // when to forget them, because not every route change is reported
+	Since  time.Time // when the cache was last emptied
+	Until  time.Time // when to empty it next, because not every route change is reported
 	Routes map[Question][]netlink.Route
-	local  []netip.Prefix // on the links of this node, or nil if not read
-	// Forgotten is the number of times they were forgotten.
+	local  []netip.Prefix // this node's on-link prefixes, or nil if not read
+	// Forgotten counts how often the cache was emptied.
 	Forgotten int
 }
 
-// Question is a question about a route.
+// Question is a route query.
 type Question struct {
 	To  netip.Addr
-	nic int // through which packets leave, or 0 for any
-	// Entry asks for the entry of the table with all its next hops, instead of the path that the kernel selects and its
-	// source.
+	nic int // egress interface, or 0 for any
+	// Entry requests the routing table's entry with all its next hops, instead of the path that the kernel selects and
+	// its source address.
 	Entry bool
 }
 
-// noRouteErrors are the errors that mean that there is no route. Other errors are not an answer.
+// noRouteErrors lists the errors that mean "no route". Other errors leave the question open.
 var noRouteErrors = []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL}
 
-// Expire forgets the answers when their time is up.
+// Expire empties the cache when it has expired.
 func (k *Cache) Expire(now time.Time) {
 	if !now.Before(k.Until) {
 		k.Forget(now, routesFor)
 	}
 }
 
-// Forget drops all answers, so that the kernel is asked again. The next answers are used for at most this time.
+// Forget empties the cache. New answers stay valid for use at most.
 func (k *Cache) Forget(now time.Time, use time.Duration) {
 	*k = Cache{Since: now, Until: now.Add(use), Forgotten: k.Forgotten + 1}
 }
 
-// Ask asks the kernel, or returns its cached answer. The answer is empty if there is no route.
+// Ask returns the cached answer, or asks the kernel. The answer is empty if there is no route.
 func (k *Cache) Ask(q Question) ([]netlink.Route, error) {
 	if routes, ok := k.Routes[q]; ok {
 		return routes, nil
@@ -71,7 +71,7 @@ func (k *Cache) Ask(q Question) ([]netlink.Route, error) {
 	return routes, nil
 }
 
-// entry returns the table entry for packets to another host, or false if there is none.
+// entry returns the routing table's entry for packets to another host, or false if there is none.
 func (k *Cache) entry(to netip.Addr) (r netlink.Route, ok bool) {
 	routes, err := k.Ask(Question{To: to, Entry: true})
 	if err != nil || len(routes) == 0 || routes[0].Type != unix.RTN_UNICAST {
@@ -80,7 +80,7 @@ func (k *Cache) entry(to netip.Addr) (r netlink.Route, ok bool) {
 	return routes[0], true
 }
 
-// NextHops returns the routers of the route to a client, or none if the client is on a link of this node.
+// NextHops returns the routers on the route to a client, or none if the client is on a link of this node.
 func (k *Cache) NextHops(client netip.Addr) (all []Router) {
 	r, _ := k.entry(client)
 	add := func(nic int, gw net.IP) {
@@ -110,8 +110,8 @@ func (k *Cache) Routed(to netip.Addr) bool {
 	return ok
 }
 
-// Widest returns the address whose route has the shortest prefix, and the number of addresses that are routed. It
-// ignores addresses on links of this node.
+// Widest returns the address whose route has the shortest prefix, and how many of the addresses are routed. It ignores
+// addresses on links of this node.
 func (k *Cache) Widest(all []netip.Addr) (best netip.Addr, n int) {
 	if k.local == nil {
 		local, err := net.InterfaceAddrs()
@@ -137,7 +137,7 @@ func (k *Cache) Widest(all []netip.Addr) (best netip.Addr, n int) {
 	return best, n
 }
 
-// Describe describes the kernel's route to an address.
+// Describe says in words where the kernel routes packets to an address.
 func Describe(to netip.Addr) string {
 	routes, err := netlink.RouteGet(to.AsSlice())
 	if err != nil || len(routes) == 0 {

@@ -16,11 +16,11 @@ import (
 // LoopbackIndex is the index of lo in every network namespace.
 const LoopbackIndex = 1
 
-// maxOurs is the number of our source addresses per backend (bpf/types.h).
+// maxOurs is the maximum number of our source addresses per backend (bpf/types.h).
 const maxOurs = len(bpf.Backend{}.Snat)
 
-// Sources are our source addresses towards another host. The first is the one that the kernel selects; others in the
-// same subnet add source ports. Without a route there are none.
+// Sources holds our source addresses towards another host, or none if there is no route. The first is the one that the
+// kernel selects. Others in the same subnet add source ports.
 type Sources struct {
 	Addrs []netip.Addr
 	Hop
@@ -28,12 +28,12 @@ type Sources struct {
 
 // Hop is the next hop of a route.
 type Hop struct {
-	NIC     int        // index of the interface, or 0 if there is no route
+	NIC     int        // interface index, or 0 if there is no route
 	Gateway netip.Addr // zero if the other host is on the link
 }
 
-// SourceFinder finds sources. It lists the addresses of this host once, and again if the kernel selects one that is not
-// in the list. The zero value is ready.
+// SourceFinder finds sources. It lists this host's addresses once, and again whenever the kernel selects an address
+// that is not in the list. The zero value is ready to use.
 type SourceFinder struct {
 	listed []netlink.Addr
 }
@@ -68,7 +68,7 @@ func (f *SourceFinder) Find(to netip.Addr) Sources {
 	return s
 }
 
-// on returns the addresses of an interface, or none if they cannot be listed. best is the address of this host that the
+// on returns an interface's addresses, or none if they cannot be listed. best is the address of this host that the
 // kernel selected.
 func (f *SourceFinder) on(nic int, best netip.Addr) (addrs []netlink.Addr) {
 	if !slices.ContainsFunc(f.listed, func(a netlink.Addr) bool { return a.IP.Equal(best.AsSlice()) }) {
@@ -86,7 +86,7 @@ func (f *SourceFinder) on(nic int, best netip.Addr) (addrs []netlink.Addr) {
 	return addrs
 }
 
-// FindEach returns the sources towards each of the hosts.
+// FindEach returns the sources towards each host.
 func (f *SourceFinder) FindEach(hosts []netip.Addr) map[netip.Addr]Sources {
 	found := make(map[netip.Addr]Sources, len(hosts))
 	for _, a := range hosts {
@@ -101,7 +101,7 @@ func usable(a netlink.Addr) bool {
 	return a.Flags&unfit == 0 && a.Scope == int(netlink.SCOPE_UNIVERSE)
 }
 
-// AddressOn returns a usable source address of a family on an interface.
+// AddressOn returns a usable source address of the given family on an interface.
 func AddressOn(index int, is4 bool) (netip.Addr, error) {
 	nic, err := netlink.LinkByIndex(index)
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package sysctl changes kernel settings, and restores them.
+// Package sysctl changes kernel settings and restores them.
 package sysctl
 
 import (
@@ -15,16 +15,16 @@ import (
 	"github.com/google/renameio/v2"
 )
 
-// Settings changes kernel settings and stores the previous values in a file, so that Cleanup can restore them after the
-// agent has ended.
+// Settings changes kernel settings. It stores the previous values in a file, so that Cleanup can restore them when the
+// agent has stopped.
 type Settings struct {
 	file  string
 	old   map[string]string // path → value before our first change
-	log   *slog.Logger      // if it is nil, a failure to save is an error
-	lacks error             // why the file lacks changes of old, or nil if it has them all
+	log   *slog.Logger      // if nil, a failure to save is an error
+	lacks error             // why the file lacks values in old, or nil
 }
 
-// Open reads the changes of an earlier agent.
+// Open reads the values that a previous agent stored.
 func Open(stateDir string, log *slog.Logger) (*Settings, error) {
 	s := &Settings{file: filepath.Join(stateDir, "sysctl.json"), old: map[string]string{}, log: log}
 	text, err := os.ReadFile(s.file)
@@ -40,9 +40,9 @@ func Open(stateDir string, log *slog.Logger) (*Settings, error) {
 	return s, nil
 }
 
-// Forward makes the kernel forward packets that arrive on an interface. On lo it permits the programs' route lookups
-// (bpf/route.h), and applies to packets that the programs hand to the kernel for fragmentation (tc_fragment). Most of
-// these have one of this node's addresses as source.
+// Forward makes the kernel forward packets that arrive on an interface. On lo this permits the programs' route lookups
+// (bpf/route.h), and lets the kernel forward the packets that the programs hand to it for fragmentation (tc_fragment).
+// Most of these have one of this node's source addresses.
 func (s *Settings) Forward(name string) error {
 	if name == "lo" {
 		if err := s.set("ipv4", name, "accept_local", "1"); err != nil {
@@ -65,7 +65,7 @@ func (s *Settings) Forward(name string) error {
 	return s.set("ipv6", name, "forwarding", "1")
 }
 
-// StopForwarding restores the forwarding settings of all interfaces except lo. An earlier version, or an agent that
+// StopForwarding restores the forwarding settings of all interfaces except lo. A previous version, or an agent that
 // delivered to pods, enabled forwarding there.
 func (s *Settings) StopForwarding() error {
 	return s.RestoreIf(func(path string) bool {
@@ -74,7 +74,7 @@ func (s *Settings) StopForwarding() error {
 	})
 }
 
-// Checkpoint returns a function that restores the settings changed from now on.
+// Checkpoint returns a function that restores the settings changed since the call.
 func (s *Settings) Checkpoint() (rollback func() error) {
 	before := maps.Clone(s.old)
 	return func() error {
@@ -125,14 +125,14 @@ func (s *Settings) set(family, iface, key, value string) error {
 	return s.change(Path(family, iface, key), func(string) string { return value })
 }
 
-// ReservedPorts lists the ports that the kernel never assigns to a socket by itself, for IPv4 and IPv6.
+// ReservedPorts lists the IPv4 and IPv6 ports that the kernel does not assign to sockets automatically.
 const ReservedPorts = "/proc/sys/net/ipv4/ip_local_reserved_ports"
 
-// ephemeralPorts is the range from which the kernel assigns ports to sockets, for IPv4 and IPv6.
+// ephemeralPorts is the range from which the kernel assigns ports to IPv4 and IPv6 sockets.
 const ephemeralPorts = "/proc/sys/net/ipv4/ip_local_port_range"
 
-// Reserve keeps the kernel from assigning ports in these ranges (first and last port) to sockets of this node. It lists
-// only ports that the kernel could assign.
+// Reserve keeps the kernel from assigning ports in these ranges (first and last port) to this node's sockets. It
+// reserves only ports in the kernel's own range.
 func (s *Settings) Reserve(ranges [][2]uint16) error {
 	text, err := os.ReadFile(ephemeralPorts)
 	if err != nil {
@@ -153,7 +153,7 @@ func (s *Settings) Reserve(ranges [][2]uint16) error {
 	})
 }
 
-// change sets a sysctl to a value computed from the one before our first change.
+// change sets a sysctl to a value computed from the value that it had before our first change.
 func (s *Settings) change(path string, to func(was string) string) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -170,8 +170,8 @@ func (s *Settings) change(path string, to func(was string) string) error {
 	}
 	if !known {
 		s.old[path] = was
-		// Save before the change, so that a crash in between loses no value. Forwarding is more important than
-		// restoring.
+		// Save first, so that a crash in between does not lose the value. If saving fails, change the setting anyway,
+		// because forwarding matters more than restoring.
 		if err := s.save(); err != nil && s.log == nil {
 			return err
 		} else if err != nil {
@@ -181,14 +181,13 @@ func (s *Settings) change(path string, to func(was string) string) error {
 	err = Write(path, value)
 	if err != nil && !known { // nothing to restore
 		delete(s.old, path)
-		s.save() // its error is in s.lacks
+		s.save() // an error is recorded in s.lacks
 	}
 	return err
 }
 
-// Write writes a setting's file.
 func Write(path, value string) error {
-	// The newline is needed, because a write of no bytes does not set an empty value.
+	// A newline alone sets an empty value; writing no bytes does not.
 	if err := os.WriteFile(path, []byte(value+"\n"), 0o644); err != nil {
 		return fmt.Errorf("set sysctl: %w", err)
 	}
@@ -198,7 +197,7 @@ func Write(path, value string) error {
 // Unsaved returns why cleanup cannot restore all settings, or nil if it can.
 func (s *Settings) Unsaved() error { return s.lacks }
 
-// SaveAgain saves values that could not be saved before, for example because the disk was full.
+// SaveAgain retries a failed save, for example after the disk was full.
 func (s *Settings) SaveAgain() {
 	if s.lacks != nil && s.save() == nil {
 		s.log.Info("sysctls saved again")
@@ -224,8 +223,8 @@ func (s *Settings) write() error {
 	return nil
 }
 
-// Restore restores all settings. It ignores settings of deleted interfaces and skips settings that already have the
-// old value, because a container cannot write them.
+// Restore restores all settings. It ignores settings of deleted interfaces. It skips settings that already have the old
+// value, because a container cannot write them.
 func (s *Settings) Restore() error {
 	var errs []error
 	for path, value := range s.old {
@@ -240,7 +239,7 @@ func (s *Settings) Restore() error {
 		if err := os.Remove(s.file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}
-		os.Remove(filepath.Dir(s.file)) // fails if it has other files
+		os.Remove(filepath.Dir(s.file)) // fails if other files remain
 	}
 	return errors.Join(errs...)
 }

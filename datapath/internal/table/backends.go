@@ -22,33 +22,33 @@ type backends struct {
 	counters *Chunked // traffic of backends
 	filter   *Filter
 	log      *slog.Logger
-	// members are Options.TunnelSources. Servers with these addresses run this datapath as well.
+	// members is Options.TunnelSources. Servers with these addresses also run this datapath.
 	members []netip.Prefix
 	ByAddr  map[netip.AddrPort]*backend
-	changes uint64 // of ByAddr
+	changes uint64 // counts changes of ByAddr
 	ByID    map[uint32]*backend
 	hosts   map[netip.Addr]int // number of backends by address
 	servers *serverIDs
 	finder  *route.SourceFinder
-	next    uint32   // the lowest id that was never used
-	spare   []uint32 // ids below next that are free
+	next    uint32   // lowest id that was never used
+	spare   []uint32 // free ids below next
 }
 
 // backend is one backend in the kernel. It exists while a table or a flow refers to its id.
 type backend struct {
 	ID        uint32
 	at        netip.AddrPort
-	local     bool         // on this node
+	local     bool         // it is on this node
 	keyed     bool         // GUE packets to it carry a token
-	ours      []netip.Addr // our source addresses towards it, preferred one first; empty if there is no route
-	route.Hop              // the next hop towards it
-	certain   route.Hop    // the last one known to reach it
+	ours      []netip.Addr // our source addresses towards it, the preferred one first; empty if there is no route
+	route.Hop              // current next hop towards it
+	certain   route.Hop    // last next hop known to reach it
 	tables    int          // number of tables that refer to it
-	// generation changes when flows to it end.
+	// generation changes when flows to the backend end.
 	generation uint32
 }
 
-// openBackends reads the backends of an earlier agent.
+// openBackends reads a previous agent's backends.
 func openBackends(o *bpf.Objects, c *Chunks, filter *Filter, log *slog.Logger) (*backends, error) {
 	servers, err := openServerIDs(o.SyServers)
 	if err != nil {
@@ -86,12 +86,12 @@ func openBackends(o *bpf.Objects, c *Chunks, filter *Filter, log *slog.Logger) (
 	return s, nil
 }
 
-// isNode reports whether a target is a node that packets are forwarded to (lb.NodeForwarding), and not a server. Its
-// packets are not NAT replies, so its address is not in the filter: otherwise every packet from a node would be looked
-// up.
+// isNode reports whether a target is a node that packets are forwarded to (lb.NodeForwarding) rather than a server. A
+// node's packets are not NAT replies, so its address is not in the filter. Otherwise the programs would look up every
+// packet from it.
 func isNode(at netip.AddrPort) bool { return at.Port() == 0 }
 
-// use returns the ids of p's targets, in order, and counts a reference to each. The caller drops the references with
+// use returns the ids of p's targets in order, and counts a reference to each. The caller must drop the references with
 // unuse, even after an error.
 func (s *backends) use(p *lb.FrontendPlan) (ids []uint32, err error) {
 	for _, t := range p.Targets {
@@ -110,7 +110,7 @@ func (s *backends) use(p *lb.FrontendPlan) (ids []uint32, err error) {
 	return ids, nil
 }
 
-// anyNode returns the ids of the nodes that may have any of p's flows, if p has them.
+// anyNode returns the ids of the nodes that may have any of p's flows, or none if p has no such nodes.
 func (s *backends) anyNode(p *lb.FrontendPlan) (ids []uint32, err error) {
 	if !p.NodeForwarding.AnyNode {
 		return nil, nil
@@ -125,7 +125,7 @@ func (s *backends) anyNode(p *lb.FrontendPlan) (ids []uint32, err error) {
 	return ids, nil
 }
 
-// keep counts a reference to each of these existing backends.
+// keep counts another reference to each of these backends, which must exist.
 func (s *backends) keep(ids []uint32) {
 	for _, id := range ids {
 		s.ByID[id].tables++
@@ -141,7 +141,7 @@ func (s *backends) unuse(ids []uint32) {
 func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 	keyed := route.Contains(s.members, at.Addr())
 	if b, ok := s.ByAddr[at]; ok {
-		if b.tables == 0 { // nothing was verified in the meantime
+		if b.tables == 0 { // unused until now, so nothing was verified
 			b.certain = b.Hop
 		}
 		if b.local == local && b.keyed == keyed {
@@ -210,7 +210,7 @@ func (s *backends) measure(far netip.Addr) error {
 	return nil
 }
 
-// release frees the ids that neither a table nor a flow uses.
+// release frees the ids that no table or flow uses.
 func (s *backends) release(unused func(id uint32) bool) {
 	for at, b := range s.ByAddr {
 		if b.tables > 0 || !unused(b.ID) {
@@ -241,14 +241,13 @@ func (s *backends) release(unused func(id uint32) bool) {
 	}
 }
 
-// allHosts returns the addresses of all backends, including those that no table refers to: one that failed may come
-// back.
+// allHosts returns the addresses of all backends, including backends that no table refers to, which may come back.
 func (s *backends) allHosts() []netip.Addr { return slices.Collect(maps.Keys(s.hosts)) }
 
-// refresh replaces our source addresses towards backends with the ones found. Existing flows keep their address.
+// refresh replaces our source addresses towards backends with found. Existing flows keep their source address.
 func (s *backends) refresh(finder *route.SourceFinder, found map[netip.Addr]route.Sources) {
 	s.finder = finder
-	said := map[netip.Addr]bool{} // a host may have many ports
+	said := map[netip.Addr]bool{} // log once per host, which may have many ports
 	for at, b := range s.ByAddr {
 		now, known := found[at.Addr()]
 		if !known {

@@ -16,8 +16,8 @@ import (
 // Chunked is a growing array in the kernel: an array of arrays of the same size (bpf/maps.h). Each chunk is pinned,
 // because opening an inner map through the outer one needs CAP_SYS_ADMIN.
 //
-// Adding any number of chunks takes the kernel one grace period, about 15 ms (barrier). So Apply requests all that a
-// delta needs at once, and room for the next deltas is made separately.
+// The kernel needs one grace period, about 15 ms, to add any number of chunks (barrier). So Apply requests all chunks
+// for a delta together, and chunks for the next deltas are added in advance.
 type Chunked struct {
 	outer *ebpf.Map
 	Spec  *ebpf.MapSpec // of a chunk
@@ -26,10 +26,10 @@ type Chunked struct {
 	growing sync.Mutex   // held by grow
 	mu      sync.RWMutex // guards chunks
 	Chunks  []*ebpf.Map
-	Grown   int // number of times chunks were added
+	Grown   int // how often chunks were added
 }
 
-// Chunks are the arrays that grow with the configuration.
+// Chunks holds the arrays that grow with the configuration.
 type Chunks struct{ Slots, Backends, FrontendCounters, BackendCounters *Chunked }
 
 // OpenChunks opens the growing arrays. inner holds the specs of their chunks by the name of the outer map.
@@ -50,7 +50,6 @@ func OpenChunks(o *bpf.Objects, inner map[string]*ebpf.MapSpec, pins *pin.Pins) 
 	return c, nil
 }
 
-// All returns all arrays.
 func (c *Chunks) All() []*Chunked {
 	return []*Chunked{c.Slots, c.Backends, c.FrontendCounters, c.BackendCounters}
 }
@@ -64,7 +63,7 @@ func (c *Chunks) Close() {
 	}
 }
 
-// openChunked opens the chunks of an earlier agent.
+// openChunked opens a previous agent's chunks.
 func openChunked(outer *ebpf.Map, spec *ebpf.MapSpec, pins *pin.Pins) (*Chunked, error) {
 	c := &Chunked{outer: outer, Spec: spec, pins: pins}
 	for range outer.MaxEntries() {
@@ -76,14 +75,14 @@ func openChunked(outer *ebpf.Map, spec *ebpf.MapSpec, pins *pin.Pins) (*Chunked,
 			break
 		}
 		c.Chunks = append(c.Chunks, m)
-		if err := c.outer.Put(uint32(len(c.Chunks)-1), m); err != nil { // the earlier agent may not have done this
+		// The previous agent may have been killed before it did this.
+		if err := c.outer.Put(uint32(len(c.Chunks)-1), m); err != nil {
 			return nil, fmt.Errorf("add a chunk to %s: %w", c.Name(), err)
 		}
 	}
 	return c, nil
 }
 
-// Name returns the name of the outer map.
 func (c *Chunked) Name() string { return c.Spec.Name }
 
 // Pin returns the pin path of a chunk.
@@ -91,21 +90,21 @@ func (c *Chunked) Pin(chunk int) string {
 	return c.pins.Chunk(fmt.Sprintf("%s-%d", c.Spec.Name, chunk))
 }
 
-// Len returns the number of elements that exist.
+// Len returns the current number of elements.
 func (c *Chunked) Len() uint32 {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return uint32(len(c.Chunks)) * c.Spec.MaxEntries
 }
 
-// Maps returns the chunks that exist.
+// Maps returns the current chunks.
 func (c *Chunked) Maps() []*ebpf.Map {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return slices.Clone(c.Chunks)
 }
 
-// grow adds chunks until there are at least n elements. It may be called while other methods run.
+// grow adds chunks until there are at least n elements. It may run concurrently with other methods.
 func (c *Chunked) grow(n uint32) (err error) {
 	if c.Len() >= n {
 		return nil
@@ -155,7 +154,7 @@ func (c *Chunked) at(i uint32) (*ebpf.Map, uint32) {
 	return c.Chunks[i/c.Spec.MaxEntries], i % c.Spec.MaxEntries
 }
 
-// put writes an element, which must exist (grow).
+// put writes an element, for which grow must have made a chunk.
 func (c *Chunked) put(i uint32, value any) error {
 	m, k := c.at(i)
 	return m.Put(k, value)
@@ -166,8 +165,8 @@ func (c *Chunked) lookup(i uint32, value any) error {
 	return m.Lookup(k, value)
 }
 
-// barrier returns when all programs that are running now have ended: the kernel waits for a grace period when an
-// element of an array of maps is written (maybe_wait_bpf_programs in kernel/bpf/syscall.c). It takes about 20 ms.
+// barrier returns when all programs that are running now have ended. It relies on the kernel waiting for a grace period
+// when an element of an array of maps is written (maybe_wait_bpf_programs in kernel/bpf/syscall.c).
 func (c *Chunked) barrier() error {
 	if c.Len() == 0 {
 		return nil

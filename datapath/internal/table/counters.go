@@ -10,16 +10,15 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Traffic is the traffic of a frontend or backend in both directions, counted since the maps were created.
+// Traffic counts the packets and bytes of a frontend or backend in both directions since the maps were created.
 type Traffic struct {
 	Packets, Bytes, Flows uint64
-	Replies               uint64 // packets of servers, included in Packets
-	// Continued is the number of dsr and tunnel flows whose client continued after its first packet. Only backends
-	// count it.
+	Replies               uint64 // servers' packets, included in Packets
+	// Continued is the number of dsr and tunnel flows whose client sent more than the first packet. Only backends have
+	// it.
 	Continued uint64
 }
 
-// Add adds x to t.
 func (t *Traffic) Add(x Traffic) {
 	t.Packets += x.Packets
 	t.Bytes += x.Bytes
@@ -43,7 +42,7 @@ func ReadVerdicts(m *ebpf.Map) ([]uint64, error) {
 	return packets, nil
 }
 
-// ReadTraffic returns the traffic of an id, summed over all CPUs.
+// ReadTraffic returns an id's traffic, summed over all CPUs.
 func ReadTraffic(c *Chunked, id uint32) (sum Traffic, err error) {
 	var perCPU []bpf.Traffic
 	if err := c.lookup(id, &perCPU); err != nil {
@@ -55,7 +54,7 @@ func ReadTraffic(c *Chunked, id uint32) (sum Traffic, err error) {
 	return sum, nil
 }
 
-// resetCounts sets the counters of an id to zero before the id is used again.
+// resetCounts resets the counters of an id that is about to be reused.
 func resetCounts(c *Chunked, id uint32) error {
 	err := c.grow(id + 1)
 	if err == nil {
@@ -67,8 +66,8 @@ func resetCounts(c *Chunked, id uint32) error {
 	return nil
 }
 
-// Names returns the service of each frontend id and the address of each backend id. The maps are shared, so a frequent
-// reader does not keep Mu from the engine.
+// Names returns the frontend and the service of each frontend id, and the address of each backend id. Callers share the
+// maps and must not change them. So frequent callers do not block the engine with Mu.
 func (s *Services) Names() (
 	frontends map[uint32]lb.Frontend, service map[uint32]string, backends map[uint32]netip.AddrPort,
 ) {
@@ -89,7 +88,7 @@ func (s *Services) Names() (
 	return frontends, service, backends
 }
 
-// Direct returns the plans in force whose servers answer clients directly.
+// Direct returns the active plans whose servers answer clients directly.
 func (s *Services) Direct() (plans []*lb.FrontendPlan) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -101,7 +100,7 @@ func (s *Services) Direct() (plans []*lb.FrontendPlan) {
 	return plans
 }
 
-// named is the cached result of Names at this number of changes.
+// named caches the result of Names at this number of changes.
 type named struct {
 	changes   uint64
 	frontends map[uint32]lb.Frontend
@@ -109,7 +108,7 @@ type named struct {
 	backends  map[uint32]netip.AddrPort
 }
 
-// ServiceOf returns the service of the frontend with this id of a VIP, or "" if it does not exist.
+// ServiceOf returns the service of a VIP's frontend with this id, or "" if there is none.
 func (s *Services) ServiceOf(vip netip.Addr, id uint32) string {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()

@@ -23,7 +23,7 @@ func EncodeMethod(m lb.Method, e lb.Encap) (bpf.Method, error) {
 	return 0, fmt.Errorf("forward = %q with tunnel = %q is not supported by the datapath", m, e)
 }
 
-// DecodeMethod is the inverse of EncodeMethod, without the encapsulation.
+// DecodeMethod is the inverse of EncodeMethod but does not return the encapsulation.
 func DecodeMethod(word bpf.Method) lb.Method {
 	switch word {
 	case bpf.MethodNAT:
@@ -54,7 +54,7 @@ func encodeFrontend(p *lb.FrontendPlan, id uint32) (f bpf.Frontend, err error) {
 		algorithm = bpf.AlgorithmSourceHash // all balancers select the same first backend for a client
 	}
 	if p.Method != lb.MethodNAT && p.Algorithm == lb.AlgorithmRandom {
-		algorithm = bpf.AlgorithmFlowHash // equally even, and no flow depends on an entry that a flood can evict
+		algorithm = bpf.AlgorithmFlowHash // equally even, and no flow needs an entry that a flood can evict
 	}
 	return bpf.Frontend{
 		Id: id, Method: uint8(method), Algorithm: uint8(algorithm), FirstPort: bpf.Swap(p.Port),
@@ -64,7 +64,7 @@ func encodeFrontend(p *lb.FrontendPlan, id uint32) (f bpf.Frontend, err error) {
 	}, nil
 }
 
-// allLocal reports whether all backends of a plan are on this node, and only this node delivers.
+// allLocal reports whether all of a plan's backends are on this node, and only this node delivers its packets.
 func allLocal(p *lb.FrontendPlan) bool {
 	remote := func(t lb.Target) bool { return !t.Local }
 	return len(p.Targets) > 0 && !p.NodeForwarding.Enabled && !slices.ContainsFunc(p.Targets, remote)

@@ -13,20 +13,19 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
-// Target is a backend as seen by one frontend.
+// Target is a backend of a frontend.
 type Target struct{ Frontend, Backend uint32 }
 
-// EndedFlows are the flows of a target that ended when its backend went down: those with a generation earlier than
-// before.
+// EndedFlows says which flows of a target ended when its backend went down: those with a generation older than before.
 type EndedFlows struct {
 	before uint32
 	Since  time.Duration // uptime
 }
 
-// Has reports whether flows of a generation of the backend have ended.
+// Has reports whether flows of this generation of the backend have ended.
 func (e EndedFlows) Has(generation uint32) bool { return int32(generation-e.before) < 0 }
 
-// openEnded reads which flows ended under an earlier agent.
+// openEnded reads which flows ended under a previous agent.
 func (s *Services) openEnded() error {
 	var k bpf.MemberKey
 	var before uint32
@@ -40,9 +39,9 @@ func (s *Services) openEnded() error {
 	return nil
 }
 
-// endDown ends the flows of a frontend to the backends that this plan is the first to list as down. It takes two writes
-// per backend, however many flows there are. A packet whose flow has another generation than its backend reads
-// sy_ended, so the entry is written before the generation changes. Both lists are sorted.
+// endDown ends the frontend's flows to the backends that were not listed as down before. It takes two writes per
+// backend, however many flows there are. For a packet whose flow has another generation than its backend, the programs
+// read sy_ended, so its entry is written before the generation changes. down and f.down are sorted.
 func (s *Services) endDown(f *frontend, down []netip.AddrPort) (n int, err error) {
 	id := s.flowFrontend(f.is, f.ID)
 	var done []netip.AddrPort
@@ -70,15 +69,16 @@ func (s *Services) endDown(f *frontend, down []netip.AddrPort) (n int, err error
 	return n, err
 }
 
-// EndedFlows returns the flows that have ended and may still be in the tables, by target.
+// EndedFlows returns the ended flows that may still be in the tables, by target.
 func (s *Services) EndedFlows() map[Target]EndedFlows {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	return maps.Clone(s.Ended)
 }
 
-// ForgetEnded forgets ended flows that a walk has removed. start is when the walk began. Flows that ended less than a
-// second before are kept, because a program that ran at that moment may have moved a flow behind the walk.
+// ForgetEnded forgets ended flows that a walk, begun at start, has removed. It keeps flows that ended less than a
+// second before start, because a program that was running at that moment may have moved a flow to a table that the walk
+// had already visited.
 func (s *Services) ForgetEnded(removed map[Target]EndedFlows, start time.Duration) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -104,7 +104,7 @@ func (s *Services) mayHaveEnded() func(backend uint32) bool {
 	return func(id uint32) bool { return some[id] }
 }
 
-// IgnoreMissing returns err, or nil if err says that the key does not exist.
+// IgnoreMissing returns nil if err says that the key does not exist, and otherwise err.
 func IgnoreMissing(err error) error {
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return nil

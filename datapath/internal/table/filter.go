@@ -12,18 +12,18 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
-// Filter maintains sy_addr_filter: the programs look only at packets from or to an address in it. An address is added
-// before Apply returns, and thus before it is announced. It is removed when no other map contains it.
+// Filter maintains sy_addr_filter. The programs process only packets from or to an address in it. An address is added
+// before Apply returns, and so before it is announced. It is removed when no other map contains it.
 type Filter struct {
 	Bits *ebpf.Map
-	keys [10]uint32 // of the hash
+	keys [10]uint32 // hash keys
 
 	mu     sync.Mutex // guards all below
 	counts map[uint32]int
-	words  []uint64 // in the kernel
+	words  []uint64 // copy of the kernel's bits
 }
 
-// OpenFilter opens the filter, and keeps the bits of an earlier agent until sync.
+// OpenFilter opens the filter, and keeps a previous agent's bits until sync.
 func OpenFilter(bits *ebpf.Map, keys [10]uint32) (*Filter, error) {
 	f := &Filter{Bits: bits, keys: keys, counts: map[uint32]int{}, words: make([]uint64, bits.MaxEntries())}
 	for i := range f.words {
@@ -34,7 +34,7 @@ func OpenFilter(bits *ebpf.Map, keys [10]uint32) (*Filter, error) {
 	return f, nil
 }
 
-// bit returns the bit of an address and a kind (addr_kinds of bpf/frontend.h).
+// bit returns the bit for an address and a kind (addr_kinds of bpf/frontend.h).
 func (f *Filter) bit(addr netip.Addr, kind bpf.AddrKind) uint32 {
 	b := addr.As16()
 	w := func(i int) uint32 { return binary.NativeEndian.Uint32(b[4*i:]) }
@@ -46,7 +46,7 @@ func (f *Filter) bit(addr netip.Addr, kind bpf.AddrKind) uint32 {
 	return uint32(h>>32)%(16*f.Bits.MaxEntries())*4 + uint32(bits.TrailingZeros32(uint32(kind)))
 }
 
-// Add makes the programs look at packets from and to an address. Calls are counted: Remove must be called as often.
+// Add makes the programs process packets from and to an address, until Remove was called as often as Add.
 func (f *Filter) Add(addr netip.Addr, kind bpf.AddrKind) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -77,8 +77,8 @@ func (f *Filter) write(i uint32, word uint64) error {
 	return nil
 }
 
-// sync removes the bits of an earlier agent that this one does not have. It must be called after all addresses are
-// added, and when no program of the earlier agent, which may use another hash, is in force.
+// sync removes a previous agent's bits that this one does not have. Call it when all addresses are added and no program
+// of the previous agent, which may use another hash, is attached.
 func (f *Filter) sync() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -97,5 +97,5 @@ func (f *Filter) sync() error {
 	return nil
 }
 
-// SyncFilter removes addresses that only an earlier agent had (Filter.sync).
+// SyncFilter removes addresses that only a previous agent had (Filter.sync).
 func (s *Services) SyncFilter() error { return s.Filter.sync() }

@@ -8,7 +8,6 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// ToFrontendKey returns the key of a frontend.
 func ToFrontendKey(f lb.Frontend) bpf.FrontendKey {
 	return bpf.FrontendKey{
 		Vip: bpf.ToAddr(f.VIP), Port: bpf.Swap(f.Port), Proto: uint8(f.Protocol), Decap: bpf.Truth(f.Decap),
@@ -21,7 +20,7 @@ func fromFrontendKey(k bpf.FrontendKey) lb.Frontend {
 	}
 }
 
-// rangeBits is the number of bits before the port in a key of the map of port ranges (bpf/types.h).
+// rangeBits is the number of key bits before the port in the map of port ranges (bpf/types.h).
 const rangeBits = 128 + 16
 
 // toRangeKeys returns the prefixes that exactly cover a port range.

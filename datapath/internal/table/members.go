@@ -10,20 +10,20 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// frontendEntries maintains the entries of each frontend in two maps that all frontends share: allowed sources, and
-// weights of backends. New entries are added before the frontend refers to them, and stale ones are removed afterwards.
+// frontendEntries maintains each frontend's entries in two maps that all frontends share: allowed sources, and weights
+// of backends. New entries are added before the frontend refers to them, and stale ones are removed afterwards.
 type frontendEntries struct {
 	objects *bpf.Objects
 	allowed map[uint32]map[bpf.AllowKey]bool    // by frontend id
-	members map[uint32]map[bpf.MemberKey]uint32 // values, by frontend id
-	epochs  map[uint32]uint32                   // of the next new member, by frontend id
-	used    lb.Places                           // Sources and Weights: the number of entries
+	members map[uint32]map[bpf.MemberKey]uint32 // values by frontend id
+	epochs  map[uint32]uint32                   // for the next new member, by frontend id
+	used    lb.Places                           // number of entries, in Sources and Weights
 }
 
-// memberWeightBits is the number of bits of the weight in a member's value (bpf/types.h).
+// memberWeightBits is the number of weight bits in a member's value (bpf/types.h).
 const memberWeightBits = 12
 
-// openFrontendEntries reads the entries of an earlier agent.
+// openFrontendEntries reads a previous agent's entries.
 func openFrontendEntries(o *bpf.Objects) (*frontendEntries, error) {
 	s := &frontendEntries{objects: o, allowed: map[uint32]map[bpf.AllowKey]bool{},
 		members: map[uint32]map[bpf.MemberKey]uint32{}, epochs: map[uint32]uint32{}}
@@ -63,7 +63,7 @@ func (s *frontendEntries) membersOf(id uint32) map[bpf.MemberKey]uint32 {
 	return s.members[id]
 }
 
-// add adds the missing entries of p.
+// add adds p's missing entries.
 func (s *frontendEntries) add(id uint32, p *lb.FrontendPlan, backends []uint32) error {
 	for k := range allowedKeys(id, p) {
 		if s.allowedOf(id)[k] {
@@ -96,7 +96,7 @@ func (s *frontendEntries) add(id uint32, p *lb.FrontendPlan, backends []uint32) 
 	return nil
 }
 
-// trim removes the entries that p does not have. A nil p has none.
+// trim removes all entries but p's, or all if p is nil.
 func (s *frontendEntries) trim(id uint32, p *lb.FrontendPlan, backends []uint32) error {
 	var allowed map[bpf.AllowKey]bool
 	var members map[bpf.MemberKey]uint32
@@ -134,7 +134,7 @@ func (s *frontendEntries) trim(id uint32, p *lb.FrontendPlan, backends []uint32)
 func allowedKeys(id uint32, plan *lb.FrontendPlan) map[bpf.AllowKey]bool {
 	keys := map[bpf.AllowKey]bool{}
 	for _, p := range plan.Allow {
-		if p.Addr().Is4() == plan.VIP.Is4() { // ::/0 would contain IPv4-mapped addresses
+		if p.Addr().Is4() == plan.VIP.Is4() { // ::/0 would match IPv4-mapped addresses
 			keys[bpf.ToAllowKey(id, p)] = true
 		}
 	}
@@ -153,5 +153,4 @@ func memberWeights(id uint32, p *lb.FrontendPlan, backends []uint32) map[bpf.Mem
 	return weights
 }
 
-// SetMembers sets the prefixes of the cluster's nodes.
 func (s *Services) SetMembers(members []netip.Prefix) { s.Backends.members = members }

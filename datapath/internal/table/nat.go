@@ -11,13 +11,11 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// This file contains the parts of Services that concern flows.
-
 // gone returns the backends whose flows end because they no longer belong to the frontend, although the plan does not
-// list them as down. With the first plan of this agent, these are the backends in an earlier agent's table that the
-// plan does not have. When the frontend moves to another service, they are the backends of its former service.
+// list them as down. With this agent's first plan, these are the backends that a previous agent's table has and the
+// plan does not. When the frontend moves to another service, they are the former service's backends.
 func (s *Services) gone(u *Update, was Table) (gone []netip.AddrPort) {
-	if u.isNew || u.Plan.NodeForwarding.Enabled { // its flows belong to the decapsulating frontend
+	if u.isNew || u.Plan.NodeForwarding.Enabled { // the decapsulating frontend has the flows
 		return nil
 	}
 	var had []netip.AddrPort
@@ -53,18 +51,18 @@ func (s *Services) gone(u *Update, was Table) (gone []netip.AddrPort) {
 	return gone
 }
 
-// formerPlans returns the plans of other services that may own flows of a frontend.
+// formerPlans returns plans of other services that may have flows of the frontend.
 func (s *Services) formerPlans(u *Update) []*lb.FrontendPlan {
 	decap := u.Plan.Frontend
 	decap.Decap = true
 	all := append(slices.Clone(u.Frontend.former), u.Frontend.Plan)
-	if x := s.Frontends[decap]; x != nil { // its flows have this frontend's id in their keys
+	if x := s.Frontends[decap]; x != nil { // the keys of its flows contain this frontend's id
 		all = append(all, x.Plan)
 	}
 	return slices.DeleteFunc(all, func(p *lb.FrontendPlan) bool { return p == nil || p.Service == u.Plan.Service })
 }
 
-// settles reports whether the slots of a plan forget their previous backends after a time. Slots with affinity do not,
+// settles reports whether a plan's slots forget their previous backends after a time. Slots with affinity do not,
 // because a client that keeps connecting stays with its node.
 func settles(p *lb.FrontendPlan) bool {
 	if p.NodeForwarding.Enabled {
@@ -73,9 +71,9 @@ func settles(p *lb.FrontendPlan) bool {
 	return p.Method == lb.MethodNAT
 }
 
-// Settle removes previous backends from the tables of frontends. With nat it does so after halfOpen, when all flows
-// that were half-open when their slot changed are confirmed or forgotten. It removes the previous nodes of UDP flows
-// after datagrams, when every live flow has been relayed once and is in sy_relays.
+// Settle removes previous backends from frontends' tables. With nat it does so after halfOpen, when all flows that were
+// half-open when their slot changed are confirmed or removed. It removes the previous nodes of UDP flows after
+// datagrams, when every live flow has been relayed once and is in sy_relays.
 func (s *Services) Settle(halfOpen, datagrams time.Duration) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -96,8 +94,8 @@ func (s *Services) Settle(halfOpen, datagrams time.Duration) {
 	}
 }
 
-// flowFrontend returns the id of a frontend in the keys of its flows. Flows of decapsulated packets have the id of the
-// frontend for packets outside tunnels, so that both kinds of packets find them.
+// flowFrontend returns the frontend id in the keys of a frontend's flows. Flows of decapsulated packets have the id of
+// the frontend for packets outside tunnels, so that both kinds of packets find them.
 func (s *Services) flowFrontend(f lb.Frontend, id uint32) uint32 {
 	if outer := s.Frontends[withoutDecap(f)]; outer != nil {
 		return outer.ID
@@ -105,7 +103,6 @@ func (s *Services) flowFrontend(f lb.Frontend, id uint32) uint32 {
 	return id
 }
 
-// withoutDecap returns the frontend for packets outside tunnels.
 func withoutDecap(f lb.Frontend) lb.Frontend {
 	f.Decap = false
 	return f
@@ -143,7 +140,7 @@ func setShares[K comparable](s *Services, m *ebpf.Map, n map[K]uint32, key func(
 	return nil
 }
 
-// FrontendVIPs returns a function that returns the VIP of a frontend id, even of a removed frontend.
+// FrontendVIPs returns a function that returns the VIP of a frontend id, even if the frontend was removed.
 func (s *Services) FrontendVIPs() func(id uint32) netip.Addr {
 	known := map[uint32]netip.Addr{}
 	return func(id uint32) netip.Addr {
@@ -177,7 +174,7 @@ func (s *Services) Nodes() map[lb.Frontend]map[bpf.Addr]bool {
 	return all
 }
 
-// SetLoads writes the number of open flows of each backend that least connections selects.
+// SetLoads writes the number of open flows of each backend of frontends with least connections.
 func (s *Services) SetLoads(open map[uint32]uint32) error {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()

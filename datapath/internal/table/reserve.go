@@ -7,8 +7,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// reserve makes room in the growing arrays for everything plans need, all at once, and in proportion for about later
-// more targets. Failures are reported where the room is needed.
+// reserve grows the arrays once for everything that plans need, and proportionally for about later more targets. A
+// failure is also reported when the plan that needs the missing entries is applied.
 func (s *Services) reserve(plans []*lb.FrontendPlan, later int) {
 	words, frontends, targets := uint32(0), uint32(0), 0
 	servers := map[netip.AddrPort]bool{}

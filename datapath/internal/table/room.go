@@ -6,14 +6,14 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// sharedTable is a table that all services share.
+// sharedTable describes a kernel table that all services share.
 type sharedTable struct {
 	what       string
 	size, used int
 	of         func(lb.Places) int
 }
 
-// shared returns the tables that all services share; s.Mu is held.
+// shared returns the tables that all services share. The caller holds s.Mu.
 func (s *Services) shared() []sharedTable {
 	slots := s.Slots
 	slots.Mu.Lock()
@@ -29,23 +29,23 @@ func (s *Services) shared() []sharedTable {
 	}
 }
 
-// room decides which services get more entries. The last tenth of each table is reserved for services with fewer
-// entries than the average, so that no service can take the room of all others.
+// room decides which services may have more entries. The last tenth of each table is reserved for services with fewer
+// entries than the average, so no service can use up the table.
 type room struct {
 	tables []sharedTable
-	has    map[string]lb.Places // of each service, or nil if not known yet
+	has    map[string]lb.Places // by service, or nil if not known yet
 	count  func() map[string]lb.Places
 }
 
-// admit returns an error if a table has no room for what p's service needs. It changes nothing. f is the frontend that
-// p changes; a frontend of an earlier agent already has its entries.
+// admit returns an error if p's service may not have the entries that it needs. It changes nothing. f is the frontend
+// that p changes. A previous agent's frontend already has its entries.
 func (r *room) admit(p *lb.FrontendPlan, f *frontend) error {
 	if f != nil && f.Plan == nil {
 		return nil
 	}
 	for _, t := range r.tables {
 		if t.used+t.of(p.Needs) <= t.size-t.size/10 {
-			continue // fits whatever the service already has
+			continue // fits even if the service has none yet
 		}
 		if r.has == nil {
 			r.has = r.count()
@@ -65,7 +65,7 @@ func (r *room) admit(p *lb.FrontendPlan, f *frontend) error {
 	return nil
 }
 
-// places returns what each service has; s.Mu is held.
+// places returns the number of entries that each service has. The caller holds s.Mu.
 func (s *Services) places() map[string]lb.Places {
 	all := map[string]lb.Places{}
 	for _, f := range s.Frontends {

@@ -7,14 +7,14 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Values of a slot that are not ids (bpf/types.h), and the length of its list.
+// Values in a slot that are not ids (bpf/types.h), and the length of its list.
 const (
 	NoBackend   = 0x7fffffff
-	AnyBackend  = 0x7ffffffe // in the list of a slot: continue in the older table
+	AnyBackend  = 0x7ffffffe // in a slot's list: continue in the older table
 	previousMax = 3
 )
 
-// Slot contains the id of a backend, and the ids of previous ones that may still have flows.
+// Slot holds the id of a backend, and the ids of previous ones that may still have flows.
 type Slot struct {
 	Backend  uint32
 	Previous [previousMax]uint32
@@ -23,16 +23,16 @@ type Slot struct {
 // Changed reports whether previous backends may still have flows.
 func (s Slot) Changed() bool { return s.Previous[0] != NoBackend }
 
-// Table is the content of a frontend's table.
+// Table is the contents of a frontend's table.
 type Table struct {
 	Slots []Slot
 	Older []Slot // of the last table of another size, if slots refer to it
 }
 
-// Tables are the results of lb.FrontendPlan.Table by plan.
+// Tables holds the results of lb.FrontendPlan.Table by plan.
 type Tables map[*lb.FrontendPlan][]uint16
 
-// of returns the table of a plan, and computes it if t does not have it.
+// of returns a plan's table, and computes it if t does not have it.
 func (t Tables) of(p *lb.FrontendPlan) []uint16 {
 	if table, ok := t[p]; ok {
 		return table
@@ -69,7 +69,7 @@ func newSlots(
 		case len(was.Slots) == 0:
 		case sameSize:
 			before = append(append(before, was.Slots[i].Backend), was.Slots[i].Previous[:]...)
-		default: // the flows of a slot came from several slots
+		default: // each slot's flows came from several slots
 			before = append(before, AnyBackend)
 		}
 		t.Slots[i].Previous = earlierBackends(t.Slots[i].Backend, before, expired)
@@ -88,14 +88,14 @@ func newSlots(
 	return t
 }
 
-// selection returns what determines the slot of a packet.
+// selection returns which inputs select a packet's slot. If they differ, so do the slots.
 func selection(f bpf.Frontend) [2]bool {
 	a := f.Algorithm
 	return [2]bool{a == uint8(bpf.AlgorithmSourceHash),
 		f.Affinity == 0 && (a == uint8(bpf.AlgorithmSourceHash) || a == uint8(bpf.AlgorithmFlowHash))}
 }
 
-// earlierBackends returns the previous backends of a slot, the latest first.
+// earlierBackends returns a slot's previous backends, the latest first.
 func earlierBackends(
 	backend uint32, before []uint32, expired func(id uint32) bool,
 ) (previous [previousMax]uint32) {
@@ -130,10 +130,10 @@ func withoutExpired(slots []Slot, expired func(id uint32) bool) []Slot {
 	return out
 }
 
-// ids returns the ids of all backends.
+// ids returns the ids of all backends in the table.
 func (t Table) ids() []uint32 { return t.collect(true) }
 
-// earlierIDs returns the ids of all previous backends.
+// earlierIDs returns the ids of all previous backends in the table.
 func (t Table) earlierIDs() []uint32 { return t.collect(false) }
 
 func (t Table) collect(current bool) (ids []uint32) {

@@ -9,19 +9,19 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
-// maxServers is the number of server ids: the upper 24 bits of a field in the keys of flows (bpf/flow.h, server_id).
+// maxServers is the number of server ids, which have 24 bits in the keys of flows (bpf/flow.h, server_id).
 const maxServers = 1 << 24
 
-// serverIDs maintains the ids of backend addresses. The programs look a packet up as a reply only if its source has an
+// serverIDs maintains the ids of backend addresses. The programs look up a packet as a reply only if its source has an
 // id.
 type serverIDs struct {
 	servers *ebpf.Map
 	ids     map[netip.Addr]uint32
 	next    uint32
-	free    []uint32 // below next
+	free    []uint32 // ids below next
 }
 
-// openServerIDs reads the ids that an earlier agent assigned.
+// openServerIDs reads the ids that a previous agent assigned.
 func openServerIDs(servers *ebpf.Map) (*serverIDs, error) {
 	s := &serverIDs{servers: servers, ids: map[netip.Addr]uint32{}}
 	var addr bpf.Addr
@@ -43,7 +43,7 @@ func openServerIDs(servers *ebpf.Map) (*serverIDs, error) {
 	return s, nil
 }
 
-// get returns the id of an address, and assigns one if it has none.
+// get returns the id of an address, and assigns one if needed.
 func (s *serverIDs) get(addr netip.Addr) (uint32, error) {
 	if id, ok := s.ids[addr]; ok {
 		return id, nil
@@ -66,7 +66,7 @@ func (s *serverIDs) get(addr netip.Addr) (uint32, error) {
 	return id, nil
 }
 
-// release frees the id of an address that has no backend and no flow.
+// release frees the id of an address that no backend or flow has.
 func (s *serverIDs) release(addr netip.Addr) error {
 	id, ok := s.ids[addr]
 	if !ok {

@@ -14,7 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// MaxFrontends and maxBackends are the sizes of the maps (bpf/maps.h).
+// MaxFrontends and maxBackends are map sizes (bpf/maps.h).
 const (
 	MaxFrontends = 65536
 	maxBackends  = 131072
@@ -30,30 +30,30 @@ type Services struct {
 
 	Mu        sync.Mutex // guards all below
 	Frontends map[lb.Frontend]*frontend
-	changes   uint64 // of frontends
+	changes   uint64 // counts changes of Frontends
 	named     named
-	vips      map[netip.Addr]map[uint32]*frontend // by frontend id
+	vips      map[netip.Addr]map[uint32]*frontend // inner maps by frontend id
 	Ended     map[Target]EndedFlows
-	Free      []uint32 // frontend ids
+	Free      []uint32 // unused frontend ids
 	Backends  *backends
 	entries   *frontendEntries
 }
 
-// frontend is one frontend in the kernel. One that an earlier agent installed has neither service nor backends here.
+// frontend is one frontend in the kernel. If a previous agent installed it, its service and backends are empty.
 type frontend struct {
 	ID       uint32
 	is       lb.Frontend
 	Value    bpf.Frontend // in the kernel
 	service  string
 	up       bool
-	backends []uint32           // referenced by its tables
-	down     []netip.AddrPort   // whose flows have been ended
-	Plan     *lb.FrontendPlan   // in force
-	former   []*lb.FrontendPlan // previous plans to whose backends flows may remain; see gone
-	changed  time.Time          // when a slot last got another backend, or zero if no slot must forget one (Settle)
+	backends []uint32           // that its tables refer to
+	down     []netip.AddrPort   // whose flows have ended
+	Plan     *lb.FrontendPlan   // active plan; nil if it is a previous agent's
+	former   []*lb.FrontendPlan // previous plans whose backends may have flows; see gone
+	changed  time.Time          // when a slot last got another backend, or zero if there is nothing to Settle
 }
 
-// Open reads the maps of an earlier agent.
+// Open reads a previous agent's maps.
 func Open(o *bpf.Objects, chunks *Chunks, filter *Filter, log *slog.Logger) (*Services, error) {
 	s := &Services{
 		objects: o, counters: chunks.FrontendCounters, Filter: filter, log: log,
@@ -128,18 +128,18 @@ func (s *Services) Held() []lb.Frontend {
 	return held
 }
 
-// Update is the change of one frontend to a plan while Put applies it.
+// Update is the change of one frontend to a plan. Put fills it in as it applies the plan.
 type Update struct {
 	Plan     *lb.FrontendPlan
 	Frontend *frontend
 	isNew    bool
 	Value    bpf.Frontend
-	table    []uint16 // of its targets
+	table    []uint16 // target index of each slot
 	ids      []uint32 // of its targets
 	older    []uint32 // of previous backends that its table also lists
-	// anyNode are the ids of nodes that may have any of the flows.
+	// anyNode holds the ids of nodes that may have any of the flows.
 	anyNode       []uint32
-	Ended         int              // backends that this plan is the first to list as down
+	Ended         int              // number of backends whose flows this plan ended
 	MethodChanged bool             // flows with the old method end
 	settled       bool             // no half-open flow refers to a previous backend
 	gone          []netip.AddrPort // backends whose flows end although the plan does not list them as down
@@ -147,8 +147,8 @@ type Update struct {
 	Err           error
 }
 
-// Put applies plans, and returns the result of each. It writes backends, table, frontend and VIP in this order, so that
-// no entry refers to a missing one. Later calls will add about later more targets.
+// Put applies plans, and returns the result of each. It writes backends, table, frontend and VIP in this order, so no
+// entry refers to a missing one. later is the approximate number of targets that later calls will add.
 func (s *Services) Put(plans []*lb.FrontendPlan, later int, tables Tables) []*Update {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -173,7 +173,7 @@ func (s *Services) putLocked(plans []*lb.FrontendPlan, later int, settled bool, 
 	return updates
 }
 
-// prepare writes everything the plan needs that packets cannot see yet.
+// prepare writes everything that the plan needs and packets cannot see yet.
 func (s *Services) prepare(u *Update, room *room) *Update {
 	p := u.Plan
 	if u.Err = room.admit(p, s.Frontends[p.Frontend]); u.Err != nil {
@@ -199,8 +199,8 @@ func (s *Services) prepare(u *Update, room *room) *Update {
 	return u
 }
 
-// writeTable writes the table of a plan. Its slots list their previous backends, because flows may still belong to
-// them: with nat, the flows that were half-open when the slot got another backend.
+// writeTable writes a plan's table. Its slots list their previous backends, which may still have flows: with nat, flows
+// that were half-open when the slot's backend changed.
 func (s *Services) writeTable(u *Update) error {
 	var was Table
 	if !u.isNew && !u.MethodChanged && !u.settled {
@@ -249,7 +249,7 @@ func (s *Services) withoutFlows(u *Update) func(id uint32) bool {
 	return func(id uint32) bool { return known[id] || s.Backends.ByID[id] == nil }
 }
 
-// putFrontend writes the entries by which packets find a frontend.
+// putFrontend writes a frontend's entries in the maps that the programs look up.
 func (s *Services) putFrontend(f lb.Frontend, value bpf.Frontend) error {
 	if err := s.objects.SyFrontendVips.Put(value.Id, bpf.ToAddr(f.VIP)); err != nil {
 		return err
@@ -277,7 +277,7 @@ func (s *Services) deleteFrontend(f lb.Frontend) error {
 	return nil
 }
 
-// complete records the result of an update. After an error it releases the ids that the update took.
+// complete records the result of an update. After an error, it releases the ids that the update used.
 func (s *Services) complete(u *Update) {
 	if u.Err != nil {
 		if u.Plan.Last == 0 { // some prefixes of a range may refer to the new table
@@ -332,7 +332,7 @@ func (s *Services) frontend(f lb.Frontend) (_ *frontend, isNew bool, err error) 
 	return &frontend{ID: id, is: f}, true, nil
 }
 
-// setVIP updates the entry of a VIP, which exists while the VIP has a frontend and is up while one of them has a
+// setVIP updates the entry of a VIP. The entry exists while the VIP has a frontend, and is up while one of them has a
 // backend.
 func (s *Services) setVIP(addr netip.Addr) error {
 	var vip bpf.VIP
@@ -351,7 +351,7 @@ func (s *Services) setVIP(addr netip.Addr) error {
 	return errors.Join(IgnoreMissing(s.objects.SyVips.Delete(bpf.ToAddr(addr))), s.Filter.Remove(addr, bpf.AddrVIP))
 }
 
-// ofVIP returns the frontends of a VIP, by id.
+// ofVIP returns the frontends of a VIP by id.
 func (s *Services) ofVIP(addr netip.Addr) map[uint32]*frontend {
 	if s.vips[addr] == nil {
 		s.vips[addr] = map[uint32]*frontend{}
@@ -359,7 +359,7 @@ func (s *Services) ofVIP(addr netip.Addr) map[uint32]*frontend {
 	return s.vips[addr]
 }
 
-// Remove removes a frontend and returns its id. The caller must end its flows, and then release the id.
+// Remove removes a frontend and returns its id. The caller must end its flows and then release the id.
 func (s *Services) Remove(f lb.Frontend) (id uint32, err error) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -373,7 +373,7 @@ func (s *Services) Remove(f lb.Frontend) (id uint32, err error) {
 	delete(s.Frontends, f)
 	s.changes++
 	if outer := s.Frontends[withoutDecap(f)]; outer != nil && state.Plan != nil {
-		outer.former = append(outer.former, state.Plan) // the keys of its flows have the outer frontend's id
+		outer.former = append(outer.former, state.Plan) // the keys of its flows contain the outer frontend's id
 	}
 	delete(s.ofVIP(f.VIP), state.ID)
 	s.Backends.unuse(state.backends)
@@ -381,7 +381,7 @@ func (s *Services) Remove(f lb.Frontend) (id uint32, err error) {
 	return state.ID, errors.Join(s.entries.trim(state.ID, nil, nil), s.setVIP(f.VIP))
 }
 
-// Release frees the ids of removed frontends, and of backends that neither a table nor a flow uses.
+// Release frees the ids of removed frontends, and of backends that no table or flow uses.
 func (s *Services) Release(frontends []uint32, unused func(backend uint32) bool) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -390,11 +390,11 @@ func (s *Services) Release(frontends []uint32, unused func(backend uint32) bool)
 	s.Backends.release(func(id uint32) bool { return unused(id) && !ended(id) })
 }
 
-// TableClock returns table_clock of bpf/frontend.h at an uptime.
+// TableClock returns the value of table_clock (bpf/frontend.h) at an uptime.
 func TableClock(uptime time.Duration) uint16 { return uint16(uptime >> 29) }
 
-// Run makes room for tables ahead of changes, and frees retired ones, until ctx ends.
+// Run reserves words for tables in advance, and frees retired words, until ctx ends.
 func (s *Services) Run(ctx context.Context) error { return s.Slots.Run(ctx) }
 
-// Close unmaps the tables, which stay in force.
+// Close unmaps the tables. The programs keep using them.
 func (s *Services) Close() error { return s.Slots.window.close() }

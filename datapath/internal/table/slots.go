@@ -15,12 +15,12 @@ import (
 // slotChanged marks a slot that has previous backends (bpf/types.h).
 const slotChanged = 0x80000000
 
-// SpareWords is the room made in advance. It suffices for as many successive changes of services with ten backends as
-// fit into the time in which the words of replaced tables become free.
+// SpareWords is the number of words reserved in advance. It is enough for all successive changes of services with ten
+// backends in the time until the words of replaced tables become free.
 const SpareWords = 1 << 18
 
-// slotStore keeps the tables of all frontends in sy_slots. A table is written to words that no frontend refers to. The
-// words of a replaced table are reused after a grace period, because a program may still read them.
+// slotStore stores the tables of all frontends in sy_slots. It writes a table to words that no frontend refers to. It
+// reuses a replaced table's words after a grace period, because a program may still read them.
 type slotStore struct {
 	Words  *Chunked
 	window window
@@ -32,7 +32,7 @@ type slotStore struct {
 	wakeup  chan struct{} // capacity 1: tables were written or retired
 }
 
-// openSlotStore opens the tables of these frontends, which an earlier agent wrote.
+// openSlotStore opens the tables that a previous agent wrote for the frontends in used.
 func openSlotStore(words *Chunked, used []bpf.Frontend, log *slog.Logger) *slotStore {
 	var spans []span
 	for _, f := range used {
@@ -55,7 +55,7 @@ func SpansOf(f bpf.Frontend) (spans []span) {
 	return spans
 }
 
-// Write writes a table and sets the fields of f that refer to it. After an error f refers to no table.
+// Write writes a table and sets the fields of f that refer to it. After an error, f refers to no table.
 func (s *slotStore) Write(t Table, f *bpf.Frontend) error {
 	var err error
 	if f.Table, err = s.writeSlots(t.Slots); err != nil {
@@ -118,8 +118,8 @@ func (s *slotStore) put(words []uint32) (first uint32, err error) {
 	return first, nil
 }
 
-// each calls do for each chunk that contains some of the n words from first on. memory starts at word first+from, and
-// the chunk contains the words up to first+to.
+// each calls do for each chunk that contains some of the n words starting at first. memory starts at word first+from,
+// and the chunk has the words before first+to.
 func (s *slotStore) each(first, n uint32, do func(memory []byte, from, to uint32)) error {
 	perChunk := s.Words.Spec.MaxEntries * LineWords
 	for from := uint32(0); from < n; {
@@ -135,7 +135,7 @@ func (s *slotStore) each(first, n uint32, do func(memory []byte, from, to uint32
 	return nil
 }
 
-// Read returns the table of a frontend.
+// Read returns a frontend's table.
 func (s *slotStore) Read(f bpf.Frontend) (t Table, err error) {
 	if t.Slots, err = s.readSlots(f.Table); err != nil {
 		return Table{}, err
@@ -181,7 +181,7 @@ func (s *slotStore) get(first, n uint32) ([]uint32, error) {
 	return words, nil
 }
 
-// Retire marks the words of a frontend's tables for reuse. No frontend in the kernel may still refer to them.
+// Retire marks the words of a frontend's tables for reuse. No frontend in the kernel may refer to them.
 func (s *slotStore) Retire(f bpf.Frontend) {
 	s.Mu.Lock()
 	s.retired = append(s.retired, SpansOf(f)...)
@@ -189,7 +189,7 @@ func (s *slotStore) Retire(f bpf.Frontend) {
 	s.wake()
 }
 
-// wake makes Run make room and look for retired tables.
+// wake makes Run reserve words and free retired ones.
 func (s *slotStore) wake() {
 	select {
 	case s.wakeup <- struct{}{}:
@@ -197,7 +197,7 @@ func (s *slotStore) wake() {
 	}
 }
 
-// Reserve makes room for tables of n words in total, rounded up to whole lines.
+// Reserve adds chunks until n more words can be assigned.
 func (s *slotStore) Reserve(n uint32) error {
 	s.Mu.Lock()
 	end := min(s.Space.Top+n, s.Space.size)
@@ -205,7 +205,7 @@ func (s *slotStore) Reserve(n uint32) error {
 	return s.Words.grow(end / LineWords)
 }
 
-// Run makes room for the next tables, and frees the words of retired ones, until ctx ends.
+// Run reserves words for the next tables, and frees the words of retired tables, until ctx ends.
 func (s *slotStore) Run(ctx context.Context) error {
 	for {
 		if err := s.Reserve(SpareWords); err != nil {
@@ -222,7 +222,7 @@ func (s *slotStore) Run(ctx context.Context) error {
 	}
 }
 
-// Collect waits until no program reads the currently retired tables, and frees their words.
+// Collect waits until no program reads the tables retired so far, and frees their words.
 func (s *slotStore) Collect() error {
 	s.Mu.Lock()
 	retired := s.retired

@@ -7,12 +7,11 @@ import (
 // span is a range of words.
 type span struct{ First, size uint32 }
 
-// End returns the word after the range.
 func (x span) End() uint32 { return x.First + x.size }
 
 // space assigns ranges of words to tables. The ranges are whole lines of sy_slots, so tables never share a cache line.
 type space struct {
-	free []span // ordered by First; none is empty, and none touches the next
+	free []span // ordered by First; none is empty, and no two are adjacent
 	Top  uint32 // words from here on are not assigned
 	size uint32
 }
@@ -20,7 +19,7 @@ type space struct {
 // LineWords is LINE_WORDS of bpf/types.h.
 const LineWords = 16
 
-// newSpace returns a space of size words in which these ranges are assigned. Word 0 is never assigned, because tables
+// newSpace returns a space of size words with the ranges in used assigned. Word 0 is never assigned, because tables
 // without previous backends refer to it (bpf/types.h).
 func newSpace(size uint32, used []span) *space {
 	s := &space{size: size, Top: LineWords}
@@ -50,7 +49,7 @@ func (s *space) used() uint32 {
 	return n
 }
 
-// take assigns words from the smallest free range that fits; ok is false if there is none.
+// take assigns words from the smallest free range that fits. ok is false if there is none.
 func (s *space) take(words uint32) (first uint32, ok bool) {
 	n := WholeLines(span{0, words}).size
 	best := -1
@@ -74,7 +73,6 @@ func (s *space) take(words uint32) (first uint32, ok bool) {
 	return first, true
 }
 
-// release makes a range free again.
 func (s *space) release(x span) {
 	x = WholeLines(x)
 	i, _ := slices.BinarySearchFunc(s.free, x, func(a, b span) int { return int(a.First) - int(b.First) })

@@ -17,7 +17,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 )
 
-// Tunnels maintains the sources whose tunnel packets to any address of this node are accepted.
+// Tunnels maintains the sources from which tunnel packets are accepted, at any address of this node.
 type Tunnels struct {
 	objects *bpf.Objects
 	filter  *Filter
@@ -25,15 +25,15 @@ type Tunnels struct {
 	never   []netip.Addr   // Options.Own
 
 	mu  sync.Mutex          // guards own
-	own map[netip.Addr]bool // addresses of this node, and the broadcast addresses of its links
+	own map[netip.Addr]bool // this node's addresses, and its links' broadcast addresses
 }
 
-// NewTunnels returns tunnels that do not know the addresses of this node yet; Refresh reads them.
+// NewTunnels returns tunnels that do not know this node's addresses until Refresh.
 func NewTunnels(objects *bpf.Objects, filter *Filter, always []netip.Prefix, never []netip.Addr) *Tunnels {
 	return &Tunnels{objects: objects, filter: filter, always: always, never: never}
 }
 
-// Set replaces the sources, including those of an earlier agent.
+// Set replaces the sources, including a previous agent's.
 func (t *Tunnels) Set(addrs []netip.Addr) error {
 	sources := slices.Clone(t.always)
 	for _, a := range addrs {
@@ -49,7 +49,7 @@ func (t *Tunnels) Set(addrs []netip.Addr) error {
 	return t.Refresh()
 }
 
-// Refresh rereads the addresses of this node from the kernel.
+// Refresh rereads this node's addresses from the kernel.
 func (t *Tunnels) Refresh() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -81,7 +81,7 @@ func (t *Tunnels) Refresh() error {
 	return nil
 }
 
-// ownAddresses returns the addresses of this node with the broadcast addresses of its links, and the entries of
+// ownAddresses returns this node's addresses, including its links' broadcast addresses, and the entries of
 // sy_local_addrs.
 func ownAddresses(addrs []netlink.Addr) (own map[netip.Addr]bool, entries map[bpf.Addr]uint32) {
 	own, entries = map[netip.Addr]bool{}, map[bpf.Addr]uint32{}
@@ -121,7 +121,7 @@ func broadcast(n *net.IPNet) net.IP {
 	return last
 }
 
-// replaceEntries makes want the entries of a map.
+// replaceEntries makes the contents of a map equal to want.
 func replaceEntries[K comparable](m *ebpf.Map, want map[K]uint32) error {
 	for k, v := range want {
 		if err := m.Put(k, v); err != nil {
@@ -148,11 +148,11 @@ func replaceEntries[K comparable](m *ebpf.Map, want map[K]uint32) error {
 	return nil
 }
 
-// TunnelKeys are the keys of the tunnels between nodes. A packet carries a token derived from a key, which shows the
-// receiver that a node of the cluster sent it, and not just a host with a node's address.
+// TunnelKeys holds the keys of the tunnels between nodes. A packet carries a token derived from a key, which proves to
+// the receiver that a node of the cluster sent it, not just a host with a node's address.
 type TunnelKeys struct {
-	Send   []byte   // for sent packets, which have no token if it is empty
-	Accept [][]byte // for received packets: at most three, including Send
+	Send   []byte   // for sent packets; if empty, they carry no token
+	Accept [][]byte // for received packets; at most three, including Send
 	// Required drops packets without the token of an accepted key.
 	Required bool
 }
@@ -173,8 +173,7 @@ func (k TunnelKeys) Encode() (out bpf.TunnelKeys, err error) {
 	return out, nil
 }
 
-// TunnelToken returns the token of a key, or 0, which means no token, if the key is empty. The key itself is never
-// sent.
+// TunnelToken returns a key's token, or 0, which means no token, if the key is empty. The key itself is never sent.
 func TunnelToken(key []byte) uint64 {
 	if len(key) == 0 {
 		return 0

@@ -8,18 +8,18 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Usable reports whether the frontend has backends, and this agent knew of none before.
+// Usable reports whether the frontend has backends now, and had none in this agent before.
 func (u *Update) Usable() bool {
 	return u.Err == nil && u.First && len(u.ids) > 0 && !u.Plan.Decap
 }
 
-// Way is the address of a backend and the next hop towards it, now and when packets last were certain to reach it.
+// Way is a backend's address and its next hop: the current one, and the last one that certainly reached the backend.
 type Way struct {
 	At           netip.AddrPort
 	Hop, Certain route.Hop
 }
 
-// Way returns the way to a backend, or zero if the backend no longer exists.
+// Way returns the address and next hop of a backend, or zero if the backend no longer exists.
 func (s *Services) Way(id uint32) (w Way) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -29,14 +29,14 @@ func (s *Services) Way(id uint32) (w Way) {
 	return w
 }
 
-// inbound describes how a frontend's packets from other nodes are delivered here.
+// inbound describes how this node delivers a frontend's packets from other nodes.
 type inbound struct {
 	Here    Subject
 	Self    netip.Addr // this node's address that other nodes send to
 	Senders []lb.Node
 }
 
-// Inbound returns what this node should do with decapsulated packets of a frontend, or false if none are sent here.
+// Inbound returns what this node should do with a frontend's decapsulated packets, or false if it should receive none.
 func (s *Services) Inbound(f lb.Frontend) (in inbound, ok bool) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -55,7 +55,7 @@ func (s *Services) Inbound(f lb.Frontend) (in inbound, ok bool) {
 	return in, true
 }
 
-// Subject is what the verdict for a synthetic packet is compared with.
+// Subject is what the verdict on a synthetic packet is compared with.
 type Subject struct {
 	Plan     *lb.FrontendPlan
 	Backends []uint32 // ids of backends that packets may be sent to
@@ -71,14 +71,14 @@ func (s *Services) Subject(f lb.Frontend) (Subject, bool) {
 	}
 	backends := state.backends
 	f.Decap = true
-	if here := s.Frontends[f]; state.Plan.NodeForwarding.Enabled && here != nil { // this node also delivers
+	if here := s.Frontends[f]; state.Plan.NodeForwarding.Enabled && here != nil { // this node also has backends
 		backends = slices.Concat(backends, here.backends)
 	}
 	return Subject{state.Plan, backends}, true
 }
 
-// Interfaces returns the indexes of the interfaces towards backends on other nodes: the backends of these updates, or
-// all backends if of is nil.
+// Interfaces returns the indexes of the interfaces towards the updates' backends on other nodes, or towards all
+// backends on other nodes if of is nil.
 func (s *Services) Interfaces(of []*Update) (indexes []int) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -103,7 +103,6 @@ func (s *Services) Interfaces(of []*Update) (indexes []int) {
 	return indexes
 }
 
-// Count returns the number of frontends.
 func (s *Services) Count() int {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -117,7 +116,7 @@ func (s *Services) Has(vip netip.Addr) bool {
 	return len(s.vips[vip]) > 0
 }
 
-// Addresses returns the addresses of this node.
+// Addresses returns this node's addresses. Callers must not change the map.
 func (t *Tunnels) Addresses() map[netip.Addr]bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -127,10 +126,10 @@ func (t *Tunnels) Addresses() map[netip.Addr]bool {
 // Direct reports whether packets keep their source address on the way to the backend.
 func (s Subject) Direct() bool { return s.Plan.Method == lb.MethodDSR || s.Plan.KeepSource }
 
-// Reroute is a change of the next hop towards backends after which it is uncertain that packets reach them.
+// Reroute is a change of next hop after which packets may no longer reach the backends.
 type Reroute struct{ From, To route.Hop }
 
-// follow records the next hop towards a backend.
+// follow records the current next hop towards a backend.
 func (b *backend) follow(now route.Hop) {
 	if now != b.Hop && now != b.certain && now.NIC != 0 && !uncertain(b.at.Addr(), b.certain, now) {
 		b.certain = now
@@ -138,8 +137,8 @@ func (b *backend) follow(now route.Hop) {
 	b.Hop = now
 }
 
-// uncertain reports whether a new next hop towards a backend may lead elsewhere: to a router instead of the link, or
-// along the default route.
+// uncertain reports whether a new next hop may not lead to the backend: a router instead of the link, or the default
+// route.
 func uncertain(to netip.Addr, from, now route.Hop) bool {
 	if from.NIC == 0 {
 		return false
@@ -151,7 +150,7 @@ func uncertain(to netip.Addr, from, now route.Hop) bool {
 	return ok && bits == 0
 }
 
-// Reroutes returns the backends whose next hop is uncertain. It leaves out nodes with this datapath, which have no port
+// Reroutes returns the backends whose next hop is uncertain. It omits nodes that run this datapath, which have no port
 // to probe.
 func (s *Services) Reroutes() map[netip.AddrPort]Reroute {
 	s.Mu.Lock()
@@ -165,7 +164,7 @@ func (s *Services) Reroutes() map[netip.AddrPort]Reroute {
 	return all
 }
 
-// Accept makes the new next hop of a reroute certain.
+// Accept records that the new next hop of a reroute reaches its backends.
 func (s *Services) Accept(x Reroute) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -202,7 +201,7 @@ func (s *Services) RefreshSources() {
 	s.Backends.refresh(finder, found)
 }
 
-// Routers returns the next hops towards backends. Of several equal paths it returns the one that the kernel selects.
+// Routers returns the next hops towards backends. With equal-cost paths it returns the one that the kernel selects.
 func (s *Services) Routers() (all []route.Router) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()

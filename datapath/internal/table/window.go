@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// window maps only the most recently used map into memory, because mapped pages count as the agent's memory.
+// window keeps only the most recently used map mapped into memory, because mapped pages count as the agent's memory.
 type window struct {
 	mu     sync.Mutex // guards all below
 	of     *ebpf.Map
 	memory []byte
 }
 
-// open calls do with the elements of an array that has BPF_F_MMAPABLE. Programs may read them at the same time.
+// open maps an array with BPF_F_MMAPABLE, and calls do with its elements. Programs may read them at the same time.
 func (w *window) open(m *ebpf.Map, do func(memory []byte)) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

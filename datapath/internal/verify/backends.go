@@ -10,10 +10,10 @@ import (
 )
 
 // If client packets do not reach one backend of several, no address is withdrawn, because another node may do no
-// better. But health checks may still pass because their packets take another path, or there may be no health checks.
-// So the status shows the backend.
+// better. But there may be no health checks, or they may pass because their packets take another path. So the status
+// reports the backend.
 
-// maxUnreached bounds the number of observed backends. There may be more unreached ones.
+// maxUnreached bounds the number of observed backends. More may be unreached.
 const maxUnreached = 64
 
 // unreached is a backend that a synthetic packet did not reach.
@@ -23,13 +23,13 @@ type unreached struct {
 	made     lb.Question
 }
 
-// tryBackends runs one more synthetic packet for each of these frontends, with a different port each time, and repeats
-// the packets that did not reach their backends. Over time all backends are tried.
+// tryBackends runs one more synthetic packet for each of these frontends, from a different port each time, and repeats
+// packets that did not reach their backends. Over time it tries all backends.
 func (v *Verifier) tryBackends(frontends []lb.Frontend, now time.Time) {
 	for id, u := range v.unreached {
 		fault, tried := v.tryBackend(u.frontend, u.made)
 		if tried != id {
-			delete(v.unreached, id) // it no longer gets these packets
+			delete(v.unreached, id) // the backend no longer receives these packets
 			continue
 		}
 		if u.observe(fault, now); u.fault == "" {
@@ -59,7 +59,7 @@ func (v *Verifier) tryBackends(frontends []lb.Frontend, now time.Time) {
 	}
 }
 
-// tryBackend returns the backend of a synthetic packet, and why the packet does not reach it, or "" if it does.
+// tryBackend returns the backend of a synthetic packet and why the packet does not reach it, or "" if it does.
 func (v *Verifier) tryBackend(f lb.Frontend, made lb.Question) (fault string, id uint32) {
 	s, ok := v.Services.Subject(f)
 	if !ok {
@@ -80,7 +80,7 @@ func (v *Verifier) unreachedBackends() []lb.Finding {
 	hosts, first, text := map[netip.Addr]bool{}, netip.AddrPort{}, ""
 	for id, u := range v.unreached {
 		if vip := v.bad.of(u.frontend); !u.confirmed || v.node.confirmed || vip != nil && vip.confirmed {
-			continue // the fault of the VIP says it
+			continue // the VIP's fault already says so
 		}
 		at := v.Services.Way(id).At
 		hosts[at.Addr()] = true

@@ -12,20 +12,20 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// keyMismatch is the reason for dropping packets of other nodes or balancers that have another key or none.
+// keyMismatch is the reason for dropping packets from nodes or balancers that have another key or none.
 const keyMismatch = "tunnel_key_mismatch"
 
-// warnedReasons are keyMismatch and the reasons for refusing packets of new flows because of a limit of this node. They
-// are not a fault of an address, because other flows continue.
+// warnedReasons lists keyMismatch and the reasons for refusing packets of new flows because of a limit of this node.
+// They are not a fault of an address, because other flows continue.
 var warnedReasons = []string{"flows_full", "snat_exhausted", "udp_share_full", keyMismatch}
 
 const (
-	// ExhaustedFor is how long the warning about an exhausted capacity stays after the last packet.
+	// ExhaustedFor is how long the warning about an exhausted capacity stays after the last refused packet.
 	ExhaustedFor = time.Minute
-	// ownerPorts is the number of client ports that synthetic packets use to find the service that exhausted a
-	// capacity: the hash of each packet may select another backend.
+	// ownerPorts is the number of client ports in the search for the service that has exhausted a capacity. Several are
+	// needed because the hash of each synthetic packet may select another backend.
 	ownerPorts = 16
-	// ownerPackets bounds the number of these packets per search.
+	// ownerPackets bounds the synthetic packets per search.
 	ownerPackets = 4096
 )
 
@@ -36,7 +36,7 @@ type exhaustion struct {
 	owners      map[string]bool // services, with the backend whose ports are in use
 }
 
-// readCapacities compares the counters of warnedReasons with their last values.
+// readCapacities compares the counters of warnedReasons with their previous values.
 func (v *Verifier) readCapacities(now time.Time) {
 	packets, err := table.ReadVerdicts(v.Objects.SyVerdicts)
 	if err != nil {
@@ -44,7 +44,7 @@ func (v *Verifier) readCapacities(now time.Time) {
 		return
 	}
 	drops := map[string]uint64{}
-	width := len(v.Names.Reasons) - 1 // without the end mark
+	width := len(v.Names.Reasons) - 1 // the last name is the end mark
 	for i, n := range packets {
 		drops[v.Names.Reasons[i%width]] += n
 	}
@@ -74,12 +74,12 @@ func (v *Verifier) readCapacities(now time.Time) {
 
 // FindOwners adds the services whose synthetic packets find a capacity exhausted.
 func (v *Verifier) FindOwners(reason string, owners map[string]bool) {
-	if reason == "flows_full" || reason == keyMismatch { // shared by all services
+	if reason == "flows_full" || reason == keyMismatch { // all services share it
 		return
 	}
 	frontends, service, backends := v.Services.Names()
 	left := ownerPackets
-	for id, f := range frontends { // in another order each time
+	for id, f := range frontends { // in random order
 		from := v.Clients.v4
 		if f.VIP.Is6() {
 			from = v.Clients.v6
@@ -114,7 +114,7 @@ func (v *Verifier) FindOwners(reason string, owners map[string]bool) {
 // fewDrops is the largest number of dropped packets that is only a warning.
 const fewDrops = 10
 
-// capacities returns a finding for each of warnedReasons for which packets were dropped or refused recently.
+// capacities returns a finding for each of warnedReasons for which packets were recently dropped or refused.
 func (v *Verifier) capacities() (list []lb.Finding) {
 	for _, reason := range warnedReasons {
 		x := v.warned.exhausted[reason]

@@ -13,14 +13,14 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Clients are the sources of synthetic packets.
+// Clients chooses the sources of synthetic packets.
 type Clients struct {
 	v4, v6 netip.Addr
-	// Had4 and had6 say which clients were reachable. It is a fault if they no longer are, even if others still are.
+	// Had4 and had6 say which clients were reachable. It is a fault if these no longer are, even if others still are.
 	Had4, had6 reach
-	// nics are the interfaces through which replies last left; the key says whether the client uses IPv4.
+	// nics holds the interfaces through which replies last left, by whether the client uses IPv4.
 	nics map[bool]int
-	// Chosen is Since of the routes that the clients were chosen by.
+	// Chosen is route.Cache.Since when the clients were chosen.
 	Chosen time.Time
 }
 
@@ -33,7 +33,7 @@ const (
 	ReachPublic              // clients on the Internet
 )
 
-// choose selects a routed address behind a router, or otherwise one on a link of this node.
+// choose selects a routed address behind a router or, if there is none, an address on a link of this node.
 func (c *Clients) choose(v view, routes *route.Cache) {
 	c.v4, c.Had4 = chooseClient(route.Far4, c.Had4, v, routes)
 	c.v6, c.had6 = chooseClient(route.Far6, c.had6, v, routes)
@@ -64,7 +64,7 @@ func chooseClient(far route.FarAddrs, had reach, v view, routes *route.Cache) (n
 	return far.Public[0], reachLink
 }
 
-// neighbourOn returns an address on the link of an interface.
+// neighbourOn returns another host's address on an interface's link, or false if there is none.
 func neighbourOn(name string, is4 bool, v view, routes *route.Cache) (netip.Addr, bool) {
 	nic, err := netlink.LinkByName(name)
 	if err != nil {
@@ -91,7 +91,7 @@ func neighbourOn(name string, is4 bool, v view, routes *route.Cache) (netip.Addr
 	return netip.Addr{}, false
 }
 
-// Of returns the client of synthetic packets to a VIP: one that may use the service. It returns false if none may.
+// Of returns a client that may use a VIP, for synthetic packets. It returns false if none may.
 func (c *Clients) Of(vip netip.Addr, allow []netip.Prefix) (netip.Addr, bool) {
 	client := c.v6
 	if vip.Is4() {
@@ -111,8 +111,8 @@ func (c *Clients) Of(vip netip.Addr, allow []netip.Prefix) (netip.Addr, bool) {
 	return client, false
 }
 
-// LostClients returns a text about the sampled clients that would not get a reply, or "" if all would. It checks lost
-// clients again until they get replies, or for flow.KeepClients, because they are not in later samples.
+// LostClients returns a text about the sampled clients that would not receive a reply, or "" if all would. Later
+// samples do not contain these clients, so it checks them again until they receive replies, or for flow.KeepClients.
 func (v *Verifier) LostClients(sample []lb.Question, now time.Time) string {
 	was := v.warned.lostSince
 	v.warned.lostSince = map[lb.Question]time.Time{}
@@ -145,7 +145,7 @@ func (v *Verifier) LostClients(sample []lb.Question, now time.Time) string {
 		len(v.warned.lostSince), len(all), text)
 }
 
-// clientFault returns why a client would not get a reply although its packets are forwarded, or "" if it would.
+// clientFault returns why a client would not receive a reply although its packets are forwarded, or "" if it would.
 func (v *Verifier) clientFault(q lb.Question) string {
 	if !q.To.Addr().IsValid() {
 		return "" // the frontend was removed

@@ -9,14 +9,14 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// condition is a fault that is observed repeatedly.
+// condition is a fault under repeated observation.
 type condition struct {
 	fault     string
-	since, ok time.Time // first observed, and first no longer observed; ok is zero while the fault is observed
+	since, ok time.Time // when the fault was first observed, and first absent; ok is zero while it is observed
 	confirmed bool
 }
 
-// observe records what is wrong now, "" when nothing is.
+// observe records the current fault, or "" if there is none.
 func (c *condition) observe(fault string, now time.Time) {
 	switch {
 	case fault != "":
@@ -45,7 +45,7 @@ func (all conditions) frontends() (list []lb.Frontend) {
 	return list
 }
 
-// observe records what is wrong with a frontend now, "" when nothing is.
+// observe records a frontend's current fault, or "" if there is none.
 func (all conditions) observe(f lb.Frontend, fault string, now time.Time) {
 	c := all.of(f)
 	if c == nil && fault == "" {

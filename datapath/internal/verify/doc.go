@@ -1,3 +1,3 @@
-// Package verify checks with synthetic packets that clients of each VIP are answered, repairs what others changed, and
-// says what it cannot repair. It also explains what happens to a packet.
+// Package verify checks with synthetic packets that clients of each VIP are answered. It repairs what other software
+// changed, and reports what it cannot repair. It also explains what happens to a packet.
 package verify

@@ -20,7 +20,7 @@ import (
 )
 
 // Explain returns the programs' decision for the first packet of a flow, and whether the client receives the reply. It
-// runs their own code (bpf/explain.h), sends no packets and changes no map.
+// runs the programs' own code (bpf/explain.h), sends no packets and changes no map.
 func (v *Verifier) Explain(q lb.Question) (lb.Explanation, error) {
 	e := lb.Explanation{Client: q.Client, Address: q.To.Addr(), Port: q.To.Port(), Protocol: q.Protocol}
 	x, err := v.ExplainFrame(opening(q))
@@ -37,8 +37,8 @@ func (v *Verifier) Explain(q lb.Question) (lb.Explanation, error) {
 	return e, nil
 }
 
-// explainFull adds that a connection will not be stored when its client completes the handshake. The programs notice
-// only then, because they do not know how full the table is.
+// explainFull adds a fault if the connection cannot be stored when its client completes the handshake. The programs
+// notice only then, because they do not know how full the table is.
 func (v *Verifier) explainFull(q lb.Question, e *lb.Explanation, verdict bpf.Verdict) {
 	const full = "flows_full"
 	if q.Protocol == lb.UDP || e.Action != "forward" || v.Names.Commits[verdict.Commit] != "open" ||
@@ -50,8 +50,8 @@ func (v *Verifier) explainFull(q lb.Question, e *lb.Explanation, verdict bpf.Ver
 	e.Steps = append(e.Steps, "when the client completes the handshake, it is refused: "+fault)
 }
 
-// ExplainFrame runs sy_explain on a frame of at least explainRoom bytes, or of at least the size of the result. A mark
-// tells the frame's result from the results of packets of the network.
+// ExplainFrame runs sy_explain on a frame of at least explainRoom bytes and the size of the result. A mark in the frame
+// distinguishes its result from those of network packets.
 func (v *Verifier) ExplainFrame(frame []byte) (x bpf.Explained, err error) {
 	run := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame))}
 	var result uint32 = bpf.XDPAborted
@@ -71,13 +71,13 @@ func (v *Verifier) ExplainFrame(frame []byte) (x bpf.Explained, err error) {
 	return x, nil
 }
 
-// explainTries is how often a frame is run that a packet of the network has interrupted.
+// explainTries bounds the runs of a frame that a network packet interrupts.
 const explainTries = 20
 
-// explainRoom is the size of the packet in bytes: the program overwrites it with the verdict.
+// explainRoom is the size in bytes of the frame, which the program overwrites with the verdict.
 const explainRoom = 512
 
-// opening returns the first frame of a flow, with the fields that decisions depend on and without checksums.
+// opening returns the first frame of a flow. It sets the fields that decisions depend on, but no checksums.
 func opening(q lb.Question) []byte {
 	l4 := make([]byte, 20)
 	binary.BigEndian.PutUint16(l4[0:], q.Client.Port())
@@ -103,7 +103,7 @@ func opening(q lb.Question) []byte {
 	return frame[:explainRoom]
 }
 
-// name sets the names for the ids in a verdict.
+// name adds the names of the ids in a verdict.
 func (v *Verifier) name(e *lb.Explanation, verdict bpf.Verdict) {
 	if verdict.Counted > 0 {
 		e.Service = v.Services.ServiceOf(e.Address, verdict.Frontend)
@@ -118,7 +118,7 @@ func (v *Verifier) name(e *lb.Explanation, verdict bpf.Verdict) {
 	}
 }
 
-// steps describes the decision in the order in which the programs take it.
+// steps describes the decision in the order in which the programs make it.
 func (v *Verifier) steps(q lb.Question, e lb.Explanation, x bpf.Explained) (steps []string) {
 	verdict := x.V
 	say := func(format string, args ...any) { steps = append(steps, fmt.Sprintf(format, args...)) }
@@ -129,7 +129,7 @@ func (v *Verifier) steps(q lb.Question, e lb.Explanation, x bpf.Explained) (step
 	case e.Reason == "not_ours":
 		say("%s is not the address of a service: the packet is passed to the stack", q.To.Addr())
 		return steps
-	case e.Reason == "no_frontend": // other reasons, such as malformed, apply before the lookup of a frontend
+	case e.Reason == "no_frontend": // other reasons apply before the frontend lookup
 		say("%s is a VIP, and no service has %s", q.To.Addr(), frontend)
 	}
 	if e.Action == "forward" {
@@ -141,7 +141,7 @@ func (v *Verifier) steps(q lb.Question, e lb.Explanation, x bpf.Explained) (step
 	return steps
 }
 
-// isOfKnownFlow reports whether a forwarded packet that could open a flow belongs to a flow that has an entry.
+// isOfKnownFlow reports whether a forwarded packet that could open a flow belongs to a flow with an entry.
 func (v *Verifier) isOfKnownFlow(verdict bpf.Verdict) bool {
 	if verdict.Method == uint8(bpf.MethodNAT) {
 		return v.Names.Commits[verdict.Commit] != "open"
@@ -194,7 +194,8 @@ func (v *Verifier) sayPath(say func(string, ...any), e lb.Explanation, verdict b
 	say("%s", route.Describe(to))
 }
 
-// explainReply adds how the reply reaches the client, the state of the programs on each interface, and what is wrong.
+// explainReply adds the path of the reply to the client, the state of the programs on each interface, and what is
+// wrong.
 func (v *Verifier) explainReply(q lb.Question, e *lb.Explanation, x bpf.Explained) {
 	say := func(format string, args ...any) { e.Steps = append(e.Steps, fmt.Sprintf(format, args...)) }
 	v.Mu.Lock()

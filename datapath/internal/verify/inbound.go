@@ -13,14 +13,15 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// An interface that is set down loses its routes; one that loses its carrier keeps them. Both are the same fault.
+// An interface that is set down loses its routes, and one that loses its carrier keeps them. Both are reported as the
+// same fault.
 
 const (
 	noRoute   = "no_route"
 	leadsDown = "%s, which leads to %s, is down"
 )
 
-// noWay returns why there is no route to the backend of a verdict.
+// noWay returns why there is no route to a verdict's backend.
 func (v *Verifier) noWay(x bpf.Explained, what string) string {
 	way := v.Services.Way(x.V.Backend)
 	if nic := way.Certain.NIC; nic != 0 && v.view.IsDown(nic) {
@@ -47,8 +48,8 @@ func (v *Verifier) configuredHop(client netip.Addr) bool {
 	})
 }
 
-// This file verifies what this node does with packets that other nodes send here through tunnels. Faults are only
-// warnings: no node's announcements can depend on them, because the other nodes all select this one from the same
+// The rest of this file verifies what this node does with packets that other nodes send here through tunnels. Faults
+// are only warnings. No node's announcements can depend on them, because all other nodes select this one from the same
 // table.
 
 const InboundWarning = "packets that other nodes send here do not get to their backends: "
@@ -77,7 +78,7 @@ func (v *Verifier) inboundFault(f lb.Frontend) string {
 	return v.deliveryFault(f, in.Here)
 }
 
-// explainDecap is EXPLAIN_DECAP of bpf/explain.h, and sourceMAC its offset in a frame.
+// explainDecap is EXPLAIN_DECAP of bpf/explain.h, and sourceMAC is its offset in a frame.
 const explainDecap, sourceMAC = 0xff, 6
 
 // deliveryFault returns why decapsulated packets are not delivered or replies not returned, or "" if they are.

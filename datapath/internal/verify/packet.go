@@ -13,9 +13,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// toBackends are the interfaces and routers towards backends on other nodes.
+// toBackends holds the interfaces and routers towards backends on other nodes.
 type toBackends struct {
-	forgotten  int // routes.Forgotten when they were read: all are reread together
+	forgotten  int // Routes.Forgotten when they were read, so that they expire with the routes
 	interfaces []int
 	routers    []route.Router
 }
@@ -28,8 +28,8 @@ func (v *Verifier) toBackends() *toBackends {
 	return v.backends
 }
 
-// Needed returns the indexes of the interfaces that routes to backends and to Options.Reach lead to, and with
-// Options.FollowRoutes also those towards clients behind routers.
+// Needed returns the indexes of the interfaces towards backends and Options.Reach. With Options.FollowRoutes it adds
+// those towards clients behind routers.
 func (o Options) Needed(routes *route.Cache, toBackends []int) []int {
 	indexes, reach := slices.Clone(toBackends), o.Reach
 	if o.FollowRoutes {
@@ -41,7 +41,7 @@ func (o Options) Needed(routes *route.Cache, toBackends []int) []int {
 	}
 	for _, a := range reach {
 		if a.IsLinkLocalUnicast() {
-			continue // it does not determine the interface
+			continue // the address does not determine the interface
 		}
 		found, err := routes.Ask(route.Question{To: a})
 		if err == nil && len(found) > 0 && found[0].LinkIndex > route.LoopbackIndex {
@@ -51,18 +51,18 @@ func (o Options) Needed(routes *route.Cache, toBackends []int) []int {
 	return indexes
 }
 
-// view is what a verification knows about interfaces and addresses.
+// view is a snapshot of interfaces and addresses.
 type view struct {
 	hook.View
-	own map[netip.Addr]bool // addresses of this node
+	own map[netip.Addr]bool // this node's addresses
 }
 
-// MadeTries is how many flows are tried until one would be answered: a fault of one backend, or of one of several
-// paths, is not a reason to withdraw an address. Their ports are among madePorts, because some flows may be known
-// already.
+// MadeTries is how many flows of a frontend are tried until one would be answered. A fault of one backend, or of one of
+// several paths, is not a reason to withdraw an address. The flows' ports are among madePorts ports, because some flows
+// may already be known.
 const MadeTries, madePorts = 16, 64
 
-// Fault returns why the flows of a frontend are not answered, or "" if they are.
+// Fault returns why a frontend's flows are not answered, or "" if they are.
 func (v *Verifier) Fault(f lb.Frontend, s table.Subject) string {
 	return v.faultOfMade(f, s, opening, func(x bpf.Explained) bool {
 		v.Failed[triedBackend{x.V.Backend, f.VIP.Is4()}]++
@@ -70,10 +70,9 @@ func (v *Verifier) Fault(f lb.Frontend, s table.Subject) string {
 	})
 }
 
-// faultOfMade returns why none of MadeTries new flows is answered, or "" if one is or that is not known. frame builds
-// the first packet of a flow; enough reports after each failure whether to stop trying. Packets of known flows are
-// skipped: anybody may have opened such a flow with forged packets, to any backend that the frontend once had, so it
-// says nothing.
+// faultOfMade returns why none of MadeTries new flows is answered, or "" if one is or this is not known. frame builds
+// the first packet of a flow; enough reports after each failure whether to stop trying. Known flows are skipped,
+// because their result proves nothing: forged packets may have opened them, to any backend that the frontend once had.
 func (v *Verifier) faultOfMade(
 	f lb.Frontend, s table.Subject, frame func(lb.Question) []byte, enough func(bpf.Explained) bool,
 ) (fault string) {
@@ -109,8 +108,8 @@ type triedBackend struct {
 	v4      bool
 }
 
-// wayTries is the number of failures of a backend in one round after which other frontends need not try it again: when
-// nothing works, a round must not take much longer than when everything does.
+// wayTries is the number of failures of a backend per round after which other frontends do not try it. If nothing
+// works, a round must not take much longer than if everything does.
 const wayTries = 4
 
 func (v *Verifier) allFailed(f lb.Frontend, s table.Subject) bool {
@@ -122,16 +121,16 @@ func (v *Verifier) allFailed(f lb.Frontend, s table.Subject) bool {
 	return len(s.Backends) > 0
 }
 
-// AnyPort returns a port for a synthetic client, the first of madePorts. It is random, so an attacker would have to
-// forge packets that open the flows of all ports.
+// AnyPort returns a random port for a synthetic client, the first of madePorts ports. An attacker who wants to open
+// these flows with forged packets would have to use all ports.
 func AnyPort() uint16 { return uint16(1024 + rand.IntN(64000-madePorts)) }
 
-// tolerated are reasons for dropping a synthetic packet that are not a fault of this node.
+// tolerated lists reasons for dropping a synthetic packet that are not a fault of this node.
 var tolerated = []string{
 	"not_allowed", "source_is_local", "flows_full", "snat_exhausted", "udp_share_full", "icmp_ratelimited", "too_big",
 }
 
-// faultOf returns why a client gets no answer, or "" if it does, given the result for its first packet.
+// faultOf returns why a client receives no answer, given the result for its first packet, or "" if it receives one.
 func (v *Verifier) faultOf(q lb.Question, s table.Subject, x bpf.Explained) string {
 	reasons, local, nat := v.Names.Reasons, x.V.Local == 1, x.V.Method == uint8(bpf.MethodNAT)
 	reason, to, from := reasons[x.V.Reason], bpf.FromAddr(x.V.T.Dst), bpf.FromAddr(x.V.T.Src)

@@ -10,13 +10,13 @@ import (
 )
 
 const (
-	// RepliesEvery is how long flows are counted before servers are compared.
+	// RepliesEvery is how long flows are counted between comparisons of servers.
 	RepliesEvery = 30 * time.Second
 	someFlows    = 10 // fewer say nothing about a server
 )
 
-// readContinued compares how many dsr and tunnel flows the clients of each server have continued. The replies of such a
-// server do not pass here, and its check is answered on another path.
+// readContinued compares how many of each server's dsr and tunnel flows the clients have continued. It is the only
+// evidence here that such servers reply, because their replies take another path and so do the answers to their checks.
 func (v *Verifier) readContinued(now time.Time) {
 	w := &v.warned
 	if now.Sub(w.continuedAt) < RepliesEvery {
@@ -30,7 +30,7 @@ func (v *Verifier) readContinued(now time.Time) {
 	was, recent := w.continued, map[netip.AddrPort]table.Traffic{}
 	w.continuedAt, w.continued, w.unanswered = now, map[netip.AddrPort]table.Traffic{}, nil
 	for _, p := range v.Services.Direct() {
-		var best table.Traffic // of the server whose clients continue most often
+		var best table.Traffic // the server whose clients continue most often
 		for _, t := range p.Targets {
 			n, err := table.ReadTraffic(v.Counters, ids[t.Addr])
 			if before, ok := was[t.Addr]; err == nil && ok && n.Flows >= before.Flows {
@@ -52,6 +52,6 @@ func (v *Verifier) readContinued(now time.Time) {
 			}
 		}
 	}
-	slices.Sort(w.unanswered) // a server has a row for each address of its service
+	slices.Sort(w.unanswered) // a server occurs once for each address of its service
 	w.unanswered = slices.Compact(w.unanswered)
 }

@@ -16,20 +16,20 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// When the link or the address towards the servers is lost, a default route still leads somewhere: the kernel forwards,
-// and nothing answers. So if a backend was on a link or behind another route, and now a router or the default route
-// leads to it, it must answer once over the new route. A TCP handshake with its port shows that; a reset counts as an
-// answer.
+// When the link or address towards the servers is lost, a default route still leads somewhere. The kernel forwards the
+// packets, but nothing answers. So if a backend was on a link or behind another route and is now reached through a
+// router or the default route, it must answer once over the new route. A TCP handshake with its port shows that it
+// does; a reset counts as an answer.
 
 const (
-	// responseTime is how long backends may take to answer. Until then nothing is a fault.
+	// responseTime is how long backends may take to answer before their silence is a fault.
 	responseTime = 300 * time.Millisecond
-	// faultFor is how long the fault of a non-TCP service lasts: its servers need not answer TCP, and health checks
+	// faultFor is how long the fault of a non-TCP service lasts. Its servers need not answer TCP, and health checks
 	// have decided by then.
 	faultFor = 30 * time.Second
-	// maxProbes bounds how many backends of a reroute are probed at a time: one answer is enough.
+	// maxProbes bounds how many backends of a reroute are probed per round, because one answer is enough.
 	maxProbes = 8
-	// probeRounds is how many rounds of probes wait for an answer. A round lasts route.Tick.
+	// probeRounds is the number of rounds, of route.Tick each, for which a probe waits for an answer.
 	probeRounds = 4
 )
 
@@ -39,16 +39,16 @@ type reroutes struct {
 	probing map[table.Reroute]*rerouteProbe
 }
 
-// rerouteProbe is the probing of a reroute.
+// rerouteProbe probes the backends of one reroute.
 type rerouteProbe struct {
 	since    time.Time
 	backends []netip.AddrPort
 	probes   [][]int // sockets that are connecting, by round
-	// unable means that this node could not probe, for a reason that says nothing about the route.
+	// unable says that this node could not probe, for a reason that says nothing about the route.
 	unable bool
 }
 
-// Look starts probing new reroutes, and stops probing those that no longer exist.
+// look starts probing new reroutes, and stops probing those that no longer exist.
 func (d *reroutes) look(now time.Time, found map[netip.AddrPort]table.Reroute) {
 	probing := map[table.Reroute]*rerouteProbe{}
 	d.of = map[netip.Addr]table.Reroute{}
@@ -70,7 +70,7 @@ func (d *reroutes) look(now time.Time, found map[netip.AddrPort]table.Reroute) {
 	d.probing = probing
 }
 
-// probe accepts the reroutes over which a backend has answered, and probes the others again.
+// probe accepts reroutes over which a backend has answered, and probes the others again.
 func (d *reroutes) probe(accept func(table.Reroute)) {
 	for x, b := range d.probing {
 		if !b.responded() {
@@ -106,7 +106,7 @@ func (b *rerouteProbe) responded() bool {
 	return slices.ContainsFunc(b.probes, func(probes []int) bool { return slices.ContainsFunc(probes, HasResponded) })
 }
 
-// closeProbes ends all probes except those of the last keep rounds.
+// closeProbes closes all probes except those of the last keep rounds.
 func (b *rerouteProbe) closeProbes(keep int) {
 	for len(b.probes) > keep {
 		for _, fd := range b.probes[0] {
@@ -126,7 +126,7 @@ func Dial(to netip.AddrPort) (fd int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	// Closing the socket resets the connection and leaves nothing behind.
+	// Make closing the socket reset the connection, which leaves nothing behind.
 	err = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	if err == nil {
 		err = unix.Connect(fd, at)
@@ -138,14 +138,14 @@ func Dial(to netip.AddrPort) (fd int, err error) {
 	return fd, nil
 }
 
-// HasResponded reports whether the other host has accepted or refused a connection.
+// HasResponded reports whether the other host has accepted or refused the connection.
 func HasResponded(fd int) bool {
 	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
 	if n, err := unix.Poll(poll, 0); err != nil || n == 0 {
 		return false
 	}
 	code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
-	// The kernel reports an error only once, and then none.
+	// The kernel reports an error only once, so a code of 0 alone does not mean success.
 	connected := code == 0 && poll[0].Revents&(unix.POLLERR|unix.POLLHUP) == 0
 	return err == nil && (connected || unix.Errno(code) == unix.ECONNREFUSED)
 }
@@ -182,7 +182,7 @@ func (d *reroutes) fault(to netip.Addr, proto lb.Protocol, v view) string {
 	return text
 }
 
-// step describes a next hop for messages.
+// step describes a next hop in messages.
 func (v view) step(w route.Hop) string {
 	if w.Gateway.IsValid() {
 		return fmt.Sprintf("%s on %s", w.Gateway, v.Name(uint32(w.NIC)))

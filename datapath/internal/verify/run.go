@@ -8,10 +8,11 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// collect is how long changes are collected, as they come in bursts.
+// collect is how long changes, which come in bursts, are collected.
 const collect = 20 * time.Millisecond
 
-// Run follows the kernel's links, addresses, routes and settings, and verifies regularly that packets are forwarded.
+// Run follows the kernel's notifications about links, addresses, routes and settings, and regularly verifies that
+// packets are forwarded, until ctx ends.
 func (v *Verifier) Run(ctx context.Context) error {
 	guard := func(f func()) bool { return v.o.Boundary.Do(lb.PartNetlink, "datapath", f) }
 	w, err := route.OpenWatcher(&v.Overruns, guard)
@@ -49,14 +50,14 @@ func (v *Verifier) Run(ctx context.Context) error {
 	}
 }
 
-// postpone leaves changes for a later round; v.Mu is held.
+// postpone leaves changes for a later round. The caller holds v.Mu.
 func (v *Verifier) postpone(found route.Changes, err error) {
 	v.missed.Add(found)
 	v.warned.notRun = err.Error()
 	v.warned.blind.observe(v.warned.notRun, time.Now())
 }
 
-// takePostponed returns the changes that were postponed.
+// takePostponed returns the postponed changes, and forgets them.
 func (v *Verifier) takePostponed() route.Changes {
 	v.Mu.Lock()
 	defer v.Mu.Unlock()

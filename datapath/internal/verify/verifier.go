@@ -17,12 +17,12 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Times of the verification.
+// Intervals and limits of the verification.
 const (
-	// ConfirmAfter is how long a fault must last before it counts, because a route that is being replaced is missing
-	// for a moment.
+	// ConfirmAfter is how long a fault must last before it counts, because a route is briefly missing while it is
+	// replaced.
 	ConfirmAfter = 200 * time.Millisecond
-	// ClearAfter is how long nothing must be wrong before a reported fault ends.
+	// ClearAfter is how long a reported fault must be absent before it ends.
 	ClearAfter = time.Second
 	// sweepTime is the time in which all frontends are verified once while nothing changes.
 	sweepTime = time.Minute
@@ -31,48 +31,48 @@ const (
 	rareTicks = 2
 	// pinTicks is the number of ticks between checks of the pins, which only the next agent needs.
 	pinTicks = 3
-	// minChecks is the minimum number of frontends verified at a time.
+	// minChecks is the minimum number of frontends verified per tick.
 	minChecks = 16
 	// maxPause bounds the pause between verifications while the network keeps changing.
 	maxPause = 300 * time.Millisecond
 )
 
-// Verifier checks that packets of clients would be forwarded and packets of servers returned: that our programs are in
-// force on the interfaces, that the kernel permits their lookups, and that a synthetic packet for each frontend gets
-// the verdict that its plan implies. It repairs what it can, and reports the rest per VIP. It verifies all frontends
-// after each network change, and some of them at each tick.
+// Verifier checks that clients' packets would be forwarded and servers' packets returned. It checks that our programs
+// are active on the interfaces, that the kernel permits their lookups, and that a synthetic packet for each frontend
+// gets the verdict that its plan implies. It repairs what it can, and reports the rest per VIP. It verifies all
+// frontends after each network change, and some of them at each tick.
 type Verifier struct {
 	Deps
 	o Options
-	// Report receives, at each change, what prevents packets of VIPs from being forwarded and answered, or "".
+	// Report receives, for each VIP whose state changes, why its packets are not forwarded or answered, or "".
 	Report   func(changed map[netip.Addr]string)
 	Overruns atomic.Uint64 // how often the kernel dropped notifications about the network
 
 	Mu       sync.Mutex // guards all below
-	node     condition  // affects every VIP
+	node     condition  // fault that affects every VIP
 	bad      conditions
 	looked   map[netip.Addr]bool // VIPs with a frontend checked since the last report
-	ofNode   string              // what was last reported for all VIPs
+	ofNode   string              // last fault reported for all VIPs
 	reported map[netip.Addr]string
 	queue    []lb.Frontend // rest of the sweep
-	missed   route.Changes // that were postponed
-	sample   lb.Frontend   // the frontend that made uses
+	missed   route.Changes // postponed changes
+	sample   lb.Frontend   // frontend of the packet that made returns
 	Routes   route.Cache
-	backends *toBackends // nil if they must be read again
+	backends *toBackends // nil if they must be reread
 	Clients  Clients
 	Routers  route.Routers
 	reroutes reroutes
 	warned   warnings
-	inbound  conditions // of packets that other nodes send here, by frontend for decapsulated packets
+	inbound  conditions // for packets that other nodes send here, by frontend for decapsulated packets
 	view     view
-	Failed   map[triedBackend]int // synthetic packets that failed in this round, by backend
-	// unreached are backends, by id, that synthetic packets do not reach.
+	Failed   map[triedBackend]int // number of synthetic packets that failed in this round
+	// unreached holds the backends, by id, that synthetic packets do not reach.
 	unreached map[uint32]*unreached
-	took      time.Duration // of the last round after a change
+	took      time.Duration // duration of the last round after a change
 	rounds    int
 }
 
-// Options are what the verification takes from the options of the datapath.
+// Options holds the options of the datapath that the verification uses.
 type Options struct {
 	FollowRoutes, Routers bool
 	Reach                 []netip.Addr
@@ -80,7 +80,7 @@ type Options struct {
 	Boundary              *lb.Boundary
 }
 
-// Deps are what is verified, and what repairs it.
+// Deps holds what is verified and what repairs it.
 type Deps struct {
 	Objects  *bpf.Objects
 	Services *table.Services
@@ -89,11 +89,11 @@ type Deps struct {
 	Hooks    *hook.Hooks
 	Counters *table.Chunked // traffic of backends
 	Names    bpf.Names
-	Meaning  func(reason string) string // its text: what it says, and what to do
+	Meaning  func(reason string) string // a reason's text: what happened, and what to do
 	Log      *slog.Logger
 }
 
-// New returns a verifier, which does nothing before Run or Applied.
+// New returns a Verifier, which does nothing before Run or Applied.
 func New(d Deps, o Options) *Verifier {
 	return &Verifier{
 		Deps: d, o: o, bad: conditions{}, inbound: conditions{}, looked: map[netip.Addr]bool{},
@@ -101,7 +101,7 @@ func New(d Deps, o Options) *Verifier {
 	}
 }
 
-// Close closes the sockets of the requests to routers.
+// Close closes the sockets for requests to routers.
 func (v *Verifier) Close() {
 	v.Mu.Lock()
 	defer v.Mu.Unlock()
@@ -139,7 +139,7 @@ func (v *Verifier) Pause() time.Duration {
 	return min(2*v.took, maxPause)
 }
 
-// Tick verifies the node and some of the frontends, or all of them after a postponed change.
+// Tick verifies the node and some of the frontends, or all frontends after a postponed change.
 func (v *Verifier) Tick() {
 	if missed := v.takePostponed(); missed != (route.Changes{}) {
 		v.Changed(missed)
@@ -157,7 +157,7 @@ func (v *Verifier) Tick() {
 	v.round(route.Changes{}, max(minChecks, v.Services.Count()*int(route.Tick)/int(sweepTime)))
 }
 
-// round verifies the node, the frontends with a fault, and n frontends of the queue.
+// round verifies the node, the frontends with a fault, and the first n frontends of the queue.
 func (v *Verifier) round(found route.Changes, n int) {
 	now := time.Now()
 	v.Routes.Expire(now)
@@ -183,7 +183,7 @@ func (v *Verifier) round(found route.Changes, n int) {
 		}
 	}
 	if found != (route.Changes{}) {
-		next = nil // all frontends were verified; one packet for each is enough
+		next = nil // all frontends were just verified; one packet for each is enough
 	}
 	v.tryBackends(next, now)
 	v.publish()
@@ -198,8 +198,8 @@ func (v *Verifier) repairPins() {
 	}
 }
 
-// repair restores the programs, and returns what cannot be restored. If rare is set, it also restores kernel settings,
-// and attaches the programs to interfaces that routes lead to.
+// repair restores the programs, and returns faults that it cannot repair. With rare, it also restores kernel settings,
+// and attaches the programs to interfaces that routes use.
 func (v *Verifier) repair(found route.Changes, rare bool) (faults []string) {
 	if err := v.Hooks.RepairChain(); err != nil {
 		faults = append(faults, err.Error())
@@ -211,7 +211,7 @@ func (v *Verifier) repair(found route.Changes, rare bool) (faults []string) {
 	return append(faults, v.Hooks.Repair(found.Links, v.made())...)
 }
 
-// made returns a synthetic packet for a frontend that has backends, or nil if there is no such frontend.
+// made returns a synthetic packet for some frontend with backends, or nil if there is none.
 func (v *Verifier) made() []byte {
 	if _, ok := v.Services.Subject(v.sample); !ok {
 		v.sample = lb.Frontend{}
@@ -232,8 +232,8 @@ func (v *Verifier) made() []byte {
 	return nil
 }
 
-// Look reads the state that results of synthetic packets are compared with. With choose, or for the first time, it
-// chooses their clients.
+// Look rereads the state that results of synthetic packets are compared with. With choose, or on the first call, it
+// chooses the packets' clients.
 func (v *Verifier) Look(choose bool) {
 	v.view = view{v.Hooks.View(), v.Tunnels.Addresses()}
 	if choose && v.Clients.Chosen != v.Routes.Since || !v.Clients.v4.IsValid() {
@@ -250,8 +250,8 @@ func (v *Verifier) Look(choose bool) {
 	v.warned.notRun = ""
 }
 
-// Applied verifies frontends that were put. A fault of a frontend that had no backend before is reported at once: its
-// VIP may not have been announced yet, or was withdrawn, and its earlier fault is no longer known.
+// Applied verifies frontends whose plans were applied. If a frontend had no backend before, its fault is reported
+// immediately, because its VIP may not be announced yet or was withdrawn, and its previous fault is no longer known.
 func (v *Verifier) Applied(updates []*table.Update, removed []lb.Frontend) {
 	v.Mu.Lock()
 	defer v.Mu.Unlock()
@@ -299,7 +299,7 @@ func (v *Verifier) check(f lb.Frontend, now time.Time) {
 	v.looked[f.VIP] = true
 }
 
-// publish reports changes of the VIPs that were checked, or of all VIPs if the node is affected.
+// publish reports changes for the VIPs that were checked, or for all VIPs if the node's fault changed.
 func (v *Verifier) publish() {
 	ofNode := ""
 	if v.node.confirmed {
@@ -328,7 +328,7 @@ func (v *Verifier) publish() {
 	}
 }
 
-// faultOfVIP returns what prevents packets of a VIP from being forwarded and answered, or "" if nothing is known.
+// faultOfVIP returns why a VIP's packets are not forwarded or answered, or "" if nothing is known.
 func (v *Verifier) faultOfVIP(addr netip.Addr) (fault string) {
 	if v.ofNode != "" && v.Services.Has(addr) {
 		return v.ofNode

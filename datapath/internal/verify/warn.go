@@ -12,14 +12,14 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// WarnEvery is the interval of checks of recent clients and capacities while nothing changes.
+// WarnEvery is the interval between checks of recent clients and capacities while nothing changes.
 const WarnEvery = 5 * time.Second
 
-// warnings are states in which some packets are lost, or may be lost without being noticed. They withdraw no address.
+// warnings holds states in which some packets are lost, or may be lost unnoticed. They withdraw no address.
 type warnings struct {
 	at        time.Time                 // when clients and capacities were last checked
-	lost      condition                 // replies to recent clients
-	lostSince map[lb.Question]time.Time // clients without a reply, since when
+	lost      condition                 // replies to recent clients are lost
+	lostSince map[lb.Question]time.Time // clients without a reply, and since when
 	notRun    string                    // why synthetic packets could not be run in this round, or ""
 	blind     condition                 // synthetic packets cannot be run
 	noRoute   condition                 // no client behind a router has a route
@@ -28,12 +28,12 @@ type warnings struct {
 	drops     map[string]uint64
 	exhausted map[string]*exhaustion // recently exhausted capacities, by reason
 
-	continuedAt time.Time                        // when servers by dsr and tunnel were last compared
+	continuedAt time.Time                        // when dsr and tunnel servers were last compared
 	continued   map[netip.AddrPort]table.Traffic // their counters then
-	unanswered  []string                         // of servers whose replies are probably lost
+	unanswered  []string                         // texts about servers whose replies are probably lost
 }
 
-// run runs sy_explain on a frame. It returns false if that fails: a shortage of this node says nothing about an
+// run runs sy_explain on a frame. It returns false if that fails, because a shortage on this node says nothing about an
 // address.
 func (v *Verifier) run(frame []byte) (bpf.Explained, bool) {
 	x, err := v.ExplainFrame(frame)
@@ -43,7 +43,7 @@ func (v *Verifier) run(frame []byte) (bpf.Explained, bool) {
 	return x, err == nil
 }
 
-// Warn looks for problems that affect only some packets.
+// Warn checks for problems that affect only some packets.
 func (v *Verifier) Warn(found route.Changes, now time.Time) {
 	w := &v.warned
 	due := now.Sub(w.at) >= WarnEvery
@@ -60,8 +60,8 @@ func (v *Verifier) Warn(found route.Changes, now time.Time) {
 	}
 }
 
-// noRoute returns a text if routers know the VIPs but no client behind a router gets replies, or "". This is not a
-// fault, because the clients may be on the links of this node.
+// noRoute returns a text if routers know the VIPs but no client behind a router receives replies, and otherwise "".
+// This is not a fault, because the clients may be on this node's links.
 func (v *Verifier) noRoute() string {
 	no4, no6 := v.Clients.Had4 == reachLink, v.Clients.had6 == reachLink
 	if !v.o.Routers || !no4 && !no6 {
@@ -79,8 +79,8 @@ func (v *Verifier) noRoute() string {
 	return fmt.Sprintf("only clients on the links of this node get replies from %s: there is no default route", vip)
 }
 
-// Findings returns states in which packets are lost, or may be, although addresses are announced, and changes that
-// Cleanup cannot undo.
+// Findings returns states that lose or may lose packets although addresses are announced, and changes that Cleanup
+// cannot undo.
 func (v *Verifier) Findings() []lb.Finding {
 	all := slices.Concat(v.unreachedBackends(), v.Hooks.Findings())
 	v.Mu.Lock()
