@@ -26,7 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attachedTo returns the interfaces that have programs, and an error unless that is what the kernel has.
+// attachedTo returns the interfaces that have programs. It returns an error if the kernel's state differs.
 func (fx *fixture) attachedTo() (names []string) {
 	fx.t.Helper()
 	for _, s := range fx.d.Interfaces() {
@@ -56,7 +56,7 @@ func (fx *fixture) attachedTo() (names []string) {
 	return names
 }
 
-// An interface that no route uses now loses its programs after a while, but not while a flow needs it.
+// An interface that no route uses loses its programs after a while, but not while a flow needs it.
 func TestInterfacesAreReleased(t *testing.T) {
 	t.Parallel()
 	moved := &netlink.Route{Dst: prefix(v4["b1"] + "/32"), Gw: prefix("10.1.0.2/32").IP}
@@ -87,7 +87,7 @@ func TestInterfacesAreReleased(t *testing.T) {
 			fx.clear("sy_halfopen_servers", "sy_stream_servers", "sy_udp_servers")
 			unneededFor(0, one, "the flow has ended")
 			unneededFor(0, one, "later")
-			// No host has the address of the backend.
+			// No host has the backend's address.
 			f := x.of(fx.addr("vip"))
 			must.True(t, f == "" || strings.Contains(f, "does not answer"), "fault %q", f)
 			fx.do(func() error { return netlink.RouteDel(moved) })
@@ -99,7 +99,7 @@ func TestInterfacesAreReleased(t *testing.T) {
 	}
 }
 
-// Configured interfaces, and those on which hosts resolve VIPs, keep the programs.
+// Configured interfaces, and interfaces on which hosts resolve VIPs, keep the programs.
 func TestInterfacesAreKept(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*Options){
@@ -122,7 +122,7 @@ func TestInterfacesAreKept(t *testing.T) {
 	}
 }
 
-// A renamed interface keeps its programs and links, even while it is up. So does one that is configured by its old
+// A renamed interface keeps its programs and links, even while it is up, and even if it is configured under its old
 // name.
 func TestInterfaceIsRenamed(t *testing.T) {
 	t.Parallel()
@@ -163,7 +163,7 @@ func (fx *fixture) linkIDs() (ids []link.ID) {
 	return ids
 }
 
-// logged is what was logged.
+// logged collects log output.
 type logged struct {
 	mu sync.Mutex // guards b
 	b  strings.Builder
@@ -181,8 +181,9 @@ func (l *logged) text() string {
 	return l.b.String()
 }
 
-// pinForeignXDP replaces the pinned XDP link of eth0 by one whose program the kernel does not exchange for sy_xdp: the
-// expected attach types differ (bpf_xdp_link_update in net/core/dev.c returns EINVAL). It returns the id of the link.
+// pinForeignXDP replaces the pinned XDP link of eth0 with one whose program the kernel refuses to exchange for sy_xdp,
+// because the expected attach types differ (bpf_xdp_link_update in net/core/dev.c returns EINVAL). It returns the
+// link's id.
 func (fx *fixture) pinForeignXDP() (id link.ID) {
 	fx.t.Helper()
 	fx.do(func() error {
@@ -213,7 +214,7 @@ func (fx *fixture) pinForeignXDP() (id link.ID) {
 	return id
 }
 
-// When the kernel does not update a pinned link, Open returns the kernel's error and keeps the link in force.
+// If the kernel refuses to update a pinned link, Open returns the kernel's error and keeps the link attached.
 func TestUpdateErrorOfALinkIsReturned(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookXDP, false, nil)
@@ -234,7 +235,7 @@ func TestUpdateErrorOfALinkIsReturned(t *testing.T) {
 	})
 }
 
-// A pinned link whose interface was deleted is replaced by a new one on the interface that has its name now.
+// If the interface of a pinned link was deleted, a new link on the interface that now has its name replaces it.
 func TestLinkOfADeletedInterfaceIsReplaced(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []Mode{ModeXDP, ModeTC} {
@@ -247,7 +248,7 @@ func TestLinkOfADeletedInterfaceIsReplaced(t *testing.T) {
 	}
 }
 
-// recreateUplink deletes eth0 and adds another interface of that name.
+// recreateUplink deletes eth0 and adds another interface with that name.
 func (fx *fixture) recreateUplink() {
 	fx.t.Helper()
 	fx.do(func() error {
@@ -266,7 +267,7 @@ func (fx *fixture) recreateUplink() {
 	})
 }
 
-// Changes that never end postpone nothing: an address that is added in the meantime is used (D11).
+// Endless changes postpone nothing: an address that is added between them is used (D11).
 func TestSteadyChangesPostponeNothing(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)

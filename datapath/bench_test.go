@@ -16,8 +16,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// BenchmarkMemory reports the memory of the maps as the kernel accounts for it (docs/sizing.md): an empty datapath, and
-// the increase for one more entry of max_flows, NAT service with one or ten backends, and backend. It needs root.
+// BenchmarkMemory reports the memory of the maps as the kernel accounts for it (docs/sizing.md). It measures an empty
+// datapath, and the increase for one more entry of max_flows, one more NAT service with one or ten backends, and one
+// more backend. It needs root.
 func BenchmarkMemory(b *testing.B) {
 	labtest.Root(b)
 	measure := func(flows, services, backends int, shared bool) float64 {
@@ -63,7 +64,7 @@ func BenchmarkMemory(b *testing.B) {
 	}
 }
 
-// sizedService is a service whose backends are its own, or shared with all services.
+// sizedService is a service whose backends are its own, or which all services share.
 func sizedService(i, backends int, shared bool) *lb.Service {
 	s := &lb.Service{
 		Name: fmt.Sprint(i), VIPs: []netip.Addr{netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)})},
@@ -103,7 +104,7 @@ func mapsMemory(dir string) (sum uint64, err error) {
 	return sum, err
 }
 
-// BenchmarkApply measures the time until a change of plans is in force in the kernel.
+// BenchmarkApply measures the time until a change of plans is active in the kernel.
 func BenchmarkApply(b *testing.B) {
 	labtest.Root(b)
 	for _, n := range []int{1, 10, 1000, 10_000} {

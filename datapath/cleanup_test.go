@@ -22,8 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cleanup restores the state from before the first start: links, programs, qdiscs, filters, rules, routes, every sysctl
-// of the network, and pins.
+// Cleanup restores the state from before the first start: links, programs, qdiscs, filters, rules, routes, all network
+// sysctls, and pins.
 func TestCleanupLeavesNothing(t *testing.T) {
 	t.Parallel()
 	labtest.Root(t)
@@ -33,7 +33,7 @@ func TestCleanupLeavesNothing(t *testing.T) {
 				var before map[string]string
 				change := func(o *Options) {
 					o.Mode, o.ForceClsact = mode, hook == "clsact"
-					o.SNATPorts = []PortRange{{60900, 61000}} // in part those that the kernel assigns
+					o.SNATPorts = []PortRange{{60900, 61000}} // the kernel also assigns some of these
 				}
 				fx := newFixtureWith(t, hookTC, false, change, func(fx *fixture) {
 					fx.do(func() error { return sysctl.Write(sysctl.ReservedPorts, "8080,9000-9010") })
@@ -92,7 +92,7 @@ func (fx *fixture) snapshot() map[string]string {
 			args := strings.Fields(command)
 			out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
 			if err != nil {
-				out = append(out, err.Error()...) // a filter list of no qdisc
+				out = append(out, err.Error()...) // a list of filters without a qdisc
 			}
 			s[command] = string(out)
 		}
@@ -119,7 +119,7 @@ func (fx *fixture) snapshot() map[string]string {
 			if err != nil || e.IsDir() {
 				return err
 			}
-			if v, err := os.ReadFile(path); err == nil { // some can only be written
+			if v, err := os.ReadFile(path); err == nil { // some are write-only
 				s[path] = strings.TrimSpace(string(v))
 			}
 			return nil
@@ -129,8 +129,8 @@ func (fx *fixture) snapshot() map[string]string {
 	return s
 }
 
-// Nobody else can change the directory of the pins, which may be all that a container sees of the bpffs. A bpffs that
-// others may write to is a warning.
+// No other user can change the directory of the pins, which may be all that a container sees of the bpffs. A bpffs to
+// which other users may write is a warning.
 func TestOwnerOfThePins(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookXDP, false, nil)
@@ -175,7 +175,8 @@ func TestOwnerOfThePins(t *testing.T) {
 	})
 }
 
-// The command that is logged when settings are read-only does what the agent does, and makes no router.
+// The command that is logged if settings are read-only does the same as the agent, and does not turn the node into a
+// router.
 func TestForwardFix(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)
@@ -198,7 +199,7 @@ func TestForwardFix(t *testing.T) {
 	}
 }
 
-// runSysctl does what a command of sysctl(8) does, which a minimal system does not have.
+// runSysctl runs a sysctl(8) command, which a minimal system does not have.
 func runSysctl(t *testing.T, command string) {
 	t.Helper()
 	settings, ok := strings.CutPrefix(command, "sysctl -w ")
@@ -210,7 +211,7 @@ func runSysctl(t *testing.T, command string) {
 	}
 }
 
-// On a full disk, a problem says that Cleanup cannot restore the settings. They are stored when there is space again.
+// On a full disk, a finding says that Cleanup cannot restore the settings. They are stored once there is space again.
 func TestSysctlsOnAFullDisk(t *testing.T) {
 	t.Parallel()
 	labtest.Root(t)

@@ -19,7 +19,7 @@ import (
 
 const datapathPage = "../docs/datapath.md"
 
-// docs/datapath.md lists the programs and maps of the embedded object; the meanings are the comments in bpf/.
+// docs/datapath.md lists the programs and maps in the embedded object. Their meanings are the comments in bpf/.
 func TestProgramsAndMapsAreDocumented(t *testing.T) {
 	t.Parallel()
 	spec := must.Get(bpf.LoadSy())(t)
@@ -34,7 +34,7 @@ func TestProgramsAndMapsAreDocumented(t *testing.T) {
 	page.WriteString("\n`max_flows`: the size follows from the option of that name.\n\n" +
 		"| map | type | key | value | max entries | meaning |\n|---|---|---|---|---|---|\n")
 	for _, name := range slices.Sorted(maps.Keys(spec.Maps)) {
-		if strings.HasPrefix(name, ".") { // constants
+		if strings.HasPrefix(name, ".") { // sections of constants
 			continue
 		}
 		m := spec.Maps[name]
@@ -85,7 +85,7 @@ var (
 	sentence   = regexp.MustCompile(`^(.+?\.)( |$)`)
 )
 
-// readMeanings returns the first sentence of the comment above each program and map of the C code. A map of maps may
+// readMeanings returns the first sentence of the comment above each program and map in the C code. A map of maps may
 // have its comment above the struct of its inner map.
 func readMeanings(t *testing.T) map[string]string {
 	t.Helper()
@@ -122,7 +122,7 @@ func readMeanings(t *testing.T) map[string]string {
 	return meanings
 }
 
-// checkPage compares a generated page with the file; with -update it writes the file.
+// checkPage compares a generated page with the file. With -update it writes the file.
 func checkPage(t *testing.T, path, want string) {
 	t.Helper()
 	if *update {

@@ -13,7 +13,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// byTunnel serves by GUE, one server after the other unless change says otherwise.
+// byTunnel adds a service with GUE that uses the servers in turn unless change says otherwise.
 func (fx *fixture) byTunnel(change func(*lb.Service)) {
 	fx.t.Helper()
 	fx.serve(func(s *lb.Service) {
@@ -22,7 +22,7 @@ func (fx *fixture) byTunnel(change func(*lb.Service)) {
 	}, "b1", "b2")
 }
 
-// openTo opens flows by TCP and returns their servers.
+// openTo opens TCP flows and returns their servers.
 func (fx *fixture) openTo(flows int) []netip.Addr {
 	fx.t.Helper()
 	servers := make([]netip.Addr, flows)
@@ -41,7 +41,7 @@ func TestDirectReturnKeepsFlowsAcrossAlgorithms(t *testing.T) {
 		fx := shared(t, h, false, nil)
 		for _, x := range []struct {
 			first, then lb.Algorithm
-			affinity    time.Duration // at first
+			affinity    time.Duration // of the service at first
 		}{
 			{lb.AlgorithmSourceHash, lb.AlgorithmMaglev, 0}, {lb.AlgorithmMaglev, lb.AlgorithmSourceHash, 0},
 			{lb.AlgorithmMaglev, lb.AlgorithmMaglev, time.Hour}, {lb.AlgorithmRoundRobin, lb.AlgorithmMaglev, 0},
@@ -62,7 +62,7 @@ func TestDirectReturnKeepsFlowsAcrossAlgorithms(t *testing.T) {
 	}
 }
 
-// A connection that its client has half-closed keeps its server, and is not counted as one of its open flows.
+// A connection that its client has half-closed keeps its server, and is not counted as an open flow of the server.
 func TestHalfClosedFlowsByDirectReturn(t *testing.T) {
 	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
@@ -70,7 +70,7 @@ func TestHalfClosedFlowsByDirectReturn(t *testing.T) {
 		servers := fx.openTo(10)
 		for _, flags := range []uint8{dptest.FIN | dptest.ACK, dptest.ACK} {
 			idle := time.Minute
-			if flags == dptest.ACK { // it shows that the server still sends
+			if flags == dptest.ACK { // a packet that shows that the server still sends
 				idle = 3 * time.Minute
 			}
 			for i, server := range servers {
@@ -95,8 +95,8 @@ func TestHalfClosedFlowsByDirectReturn(t *testing.T) {
 	})
 }
 
-// The entry of a connection that its client has closed goes soon, so that such entries do not evict those of idle
-// connections from the table. One whose server still sends stays.
+// The entry of a connection that its client has closed is removed soon, so that such entries do not evict the entries
+// of idle connections. If the server still sends, the entry stays.
 func TestClosedFlowsByDirectReturnLeaveSoon(t *testing.T) {
 	t.Parallel()
 	for _, h := range []hookName{hookXDP, hookTC} {
@@ -106,7 +106,7 @@ func TestClosedFlowsByDirectReturnLeaveSoon(t *testing.T) {
 			p := fx.on(flow, dptest.TCP, flags)
 			p.Payload = nil
 			if flags == dptest.ACK {
-				p.Seq++ // the number that follows the FIN
+				p.Seq++ // the number after the FIN
 			}
 			return fx.run(p.Frame()).reason
 		}
@@ -129,7 +129,7 @@ func TestClosedFlowsByDirectReturnLeaveSoon(t *testing.T) {
 	}
 }
 
-// An SCTP ABORT may be forged: any later packet of the client shows that the flow continues.
+// An SCTP ABORT may be forged. Any later packet from the client shows that the flow continues.
 func TestAForgedAbortKeepsFlowsByDirectReturn(t *testing.T) {
 	t.Parallel()
 	const initiate, data, abort = 1, 0, 6
@@ -152,8 +152,8 @@ func TestAForgedAbortKeepsFlowsByDirectReturn(t *testing.T) {
 	}
 }
 
-// Packets of flows between nodes still get to the node of their flow when affinity selects the nodes of new flows, or
-// does so no longer.
+// Packets of flows between nodes still reach their flow's node when affinity begins or stops selecting the nodes of new
+// flows.
 func TestSpreadKeepsFlowsAcrossAffinity(t *testing.T) {
 	t.Parallel()
 	const flows = 40
@@ -177,7 +177,7 @@ func TestSpreadKeepsFlowsAcrossAffinity(t *testing.T) {
 	}
 }
 
-// Synthetic packets have random source ports: forged packets that open the flows of all ports are many.
+// Synthetic packets have random source ports, so an attacker needs many forged packets to open the flows of all ports.
 func TestMadePacketsHaveRandomPorts(t *testing.T) {
 	ports := map[uint16]bool{}
 	for range 100 {
@@ -186,7 +186,8 @@ func TestMadePacketsHaveRandomPorts(t *testing.T) {
 	must.True(t, len(ports) >= 90, "synthetic packets have one of %d ports", len(ports))
 }
 
-// A DSR flow counts for its server until it ends; if the server follows from the hash, from when the client continues.
+// A DSR flow counts for its server until it ends. If the hash determines the server, it counts from when the client
+// continues.
 func TestDirectReturnFlowsAreCounted(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookXDP, false, nil)
@@ -214,7 +215,7 @@ func TestDirectReturnFlowsAreCounted(t *testing.T) {
 	}
 }
 
-// deliver puts VIP:80 to port 8080 of b1, which runs on this node; change may modify the service.
+// deliver serves VIP:80 with port 8080 of b1, which runs on this node. change may modify the service.
 func (fx *fixture) deliver(change func(*lb.Service)) {
 	fx.t.Helper()
 	fx.serve(func(s *lb.Service) {
@@ -232,7 +233,7 @@ func (fx *fixture) out(p dptest.Packet) dptest.Packet {
 	return out
 }
 
-// A local backend receives packets from the client's address, and the client from the VIP.
+// A local backend receives packets from the client's address, and the client receives packets from the VIP.
 func TestDeliversToLocalBackends(t *testing.T) {
 	t.Parallel()
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
@@ -271,8 +272,8 @@ func TestDeliversToLocalBackends(t *testing.T) {
 	})
 }
 
-// A client uses one port towards two VIPs with the same local server: the server receives two distinct flows, and each
-// reply is translated to its VIP.
+// If a client uses one port towards two VIPs with the same local server, the server receives two distinct flows, and
+// each reply is translated to its VIP.
 func TestTwoVIPsWithOneLocalServer(t *testing.T) {
 	t.Parallel()
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {

@@ -15,7 +15,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// on is a packet of the n-th flow of the client.
+// on is a packet of the client's n-th flow.
 func (fx *fixture) on(flow int, proto, flags uint8) dptest.Packet {
 	p := fx.fromClient(proto, flags)
 	p.Src = fx.at("client", uint16(20000+flow))
@@ -30,7 +30,7 @@ func (fx *fixture) went(p dptest.Packet) netip.Addr {
 	return r.out.Dst.Addr()
 }
 
-// quick is went for many packets: without explain, the counters, and the last packet of the fixture.
+// quick is went for many packets. It skips explain, the counters, and the fixture's last packet.
 func (fx *fixture) quick(p dptest.Packet) netip.Addr {
 	fx.t.Helper()
 	did, frame := fx.through(p.Frame())
@@ -39,7 +39,7 @@ func (fx *fixture) quick(p dptest.Packet) netip.Addr {
 	return out.Dst.Addr()
 }
 
-// tunnelTo puts the GUE frontend with servers whose addresses end in these numbers.
+// tunnelTo serves with GUE and servers whose addresses end in these numbers.
 func (fx *fixture) tunnelTo(proto lb.Protocol, down func(netip.Addr) bool, hosts ...int) {
 	fx.t.Helper()
 	s := &lb.Service{
@@ -80,7 +80,7 @@ func TestDirectReturnFlowsKeepTheirServer(t *testing.T) {
 			fx.tunnelTo(proto, nil, all...)
 			server := map[int]netip.Addr{}
 			next := uint8(dptest.SYN)
-			for range 200 { // until each flow of datagrams was in the sample
+			for range 200 { // until each UDP flow was in the sample
 				for i := range flows {
 					to := fx.quick(fx.on(i, uint8(proto), next))
 					was, ok := server[i]
@@ -124,8 +124,8 @@ func TestDirectReturnFlowsKeepTheirServer(t *testing.T) {
 	})
 }
 
-// A connection whose slot gets another server between its SYN and its first ACK stays with the server of the SYN. One
-// that this balancer has not seen goes to the server of the slot, and so does one that waits for more than a second.
+// A connection whose slot gets another server between its SYN and its first ACK stays with the SYN's server. A
+// connection that this balancer has not seen goes to the slot's server. So does one that waits for more than a second.
 func TestHandshakesByDirectReturnKeepTheirServer(t *testing.T) {
 	t.Parallel()
 	const flows = 200
@@ -166,7 +166,7 @@ func TestHandshakesByDirectReturnKeepTheirServer(t *testing.T) {
 	}
 }
 
-// slotsChanged makes the slots of all frontends have changed this long ago.
+// slotsChanged backdates the last change of all frontends' slots.
 func (fx *fixture) slotsChanged(ago time.Duration) {
 	fx.t.Helper()
 	for k, fe := range entries[bpf.FrontendKey, bpf.Frontend](fx.t, fx.d.objects.SyFrontends) {
@@ -179,7 +179,7 @@ func (fx *fixture) dsrFlows() map[bpf.FlowKey]bpf.DSRFlow {
 	return entries[bpf.FlowKey, bpf.DSRFlow](fx.t, fx.d.objects.SyDsrFlows)
 }
 
-// A SYN whose server follows from the hash writes no entry: invented sources cannot evict anything.
+// If the hash determines a SYN's server, the SYN writes no entry, so forged sources cannot evict anything.
 func TestOpeningByHashWritesNoEntry(t *testing.T) {
 	t.Parallel()
 	for _, algorithm := range []lb.Algorithm{lb.AlgorithmMaglev, lb.AlgorithmSourceHash, lb.AlgorithmRandom} {
@@ -199,8 +199,8 @@ func TestOpeningByHashWritesNoEntry(t *testing.T) {
 	}
 }
 
-// Where the server does not follow from the hash, SYNs of invented sources evict no connection, not even an idle one.
-// Sources that send a second packet evict none that has packets (D13).
+// If the hash does not determine the server, SYNs from forged sources evict no connection, not even an idle one.
+// Sources that send a second packet evict no connection that has packets (D13).
 func TestFloodDoesNotTouchFlowsWithoutAHash(t *testing.T) {
 	t.Parallel()
 	const live = 20
@@ -248,7 +248,7 @@ func TestFloodDoesNotTouchFlowsWithoutAHash(t *testing.T) {
 	}
 }
 
-// While all slots have their first backend, only a sample of the packets of a flow writes an entry.
+// While all slots have their first backend, only a sample of a flow's packets writes an entry.
 func TestDirectReturnFlowsAreSampled(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookXDP, false, nil)
@@ -266,15 +266,15 @@ func TestAnotherMethodEndsFlows(t *testing.T) {
 	established(fx)
 	dsr(fx)
 	fx.end()
-	must.Do(t, fx.flows().want(0, 0)) // by nat
+	must.Do(t, fx.flows().want(0, 0)) // NAT flows
 	must.Row(t, "a new flow went to", fx.at("vip", 80), fx.run(tcp(dptest.SYN)(fx).Frame()).out.Dst)
 	web(fx)
 	fx.end()
 	fx.wantReason("a flow by dsr continues by nat", tcp(dptest.ACK)(fx), "no_flow")
 }
 
-// Forged packets with the addresses of a DSR flow whose server is no longer the slot's end it only if nothing else
-// arrives for some seconds. A client that uses its port again then gets a new flow.
+// Forged packets with the addresses of a DSR flow, whose slot has another server now, end the flow only if nothing else
+// arrives for some seconds. A client that reuses its port after that gets a new flow.
 func TestForgedPacketsKeepDirectReturnFlows(t *testing.T) {
 	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
@@ -317,7 +317,7 @@ func TestForgedPacketsKeepDirectReturnFlows(t *testing.T) {
 			fx.ageDSR(2 * time.Second)
 		}
 		fx.ageDSR(3 * time.Second)
-		stays(0, dptest.SYN, 7) // it may be forged
+		stays(0, dptest.SYN, 7) // may be forged
 		fx.ageDSR(3 * time.Second)
 		moves(0, dptest.SYN, 7)
 		moves(0, dptest.ACK, 8)

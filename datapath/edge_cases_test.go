@@ -24,7 +24,7 @@ func (fx *fixture) joined(frames [][]byte) dptest.Packet {
 	return must.Get(dptest.Join(out))(fx.t)
 }
 
-// All fragments of a datagram take the path of the first one, to the backend and back.
+// All fragments of a datagram take the first one's path, to the backend and back.
 func TestFragmentsFollowTheFirst(t *testing.T) {
 	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
@@ -45,7 +45,7 @@ func TestFragmentsFollowTheFirst(t *testing.T) {
 	})
 }
 
-// The same for dsr, where the ports select the server.
+// The same with dsr, where the ports select the server.
 func TestFragmentsByDSR(t *testing.T) {
 	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
@@ -79,7 +79,7 @@ func TestTwoVIPsWithOneServer(t *testing.T) {
 	})
 }
 
-// Source ports come from all addresses in the subnet of a backend.
+// Source ports are used on all of our addresses in a backend's subnet.
 func TestSeveralSourceAddresses(t *testing.T) {
 	t.Parallel()
 	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
@@ -104,7 +104,7 @@ func TestSeveralSourceAddresses(t *testing.T) {
 	})
 }
 
-// When all source ports are in use, a new flow evicts a half-open flow, and never an established one.
+// When all source ports are in use, a new flow evicts a half-open flow, but never an established one.
 func TestHalfOpenFlowsAreEvicted(t *testing.T) {
 	t.Parallel()
 	eachOf(t, onePort, func(t *testing.T, fx *fixture) {
@@ -120,7 +120,7 @@ func TestHalfOpenFlowsAreEvicted(t *testing.T) {
 	})
 }
 
-// The backend with the fewest flows for its weight gets the next flow. The agent counts the same number of flows.
+// The backend with the fewest flows for its weight receives the next flow. The agent counts the same number of flows.
 func TestLeastConnections(t *testing.T) {
 	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
@@ -150,7 +150,8 @@ func TestLeastConnections(t *testing.T) {
 		}
 		was := len(flows[b2])
 		open(200, 230)
-		// A flow goes to the busy server when all eight slots that it looks at are of that: one in 26 does.
+		// A flow goes to the busy server if all eight slots that are compared belong to it, which happens once in 26
+		// flows.
 		n = len(flows[b2]) - was
 		must.True(t, n >= 20, "the idle server got %d of 30 flows; want about 29", n)
 		before := fx.loads()
@@ -172,7 +173,7 @@ func (fx *fixture) loads() map[netip.Addr]uint32 {
 	return loads
 }
 
-// Weights are shares, with every algorithm; a server with weight 0 or one that drains gets no new flow.
+// With every algorithm, weights are shares. A server that drains or has weight 0 receives no new flow.
 func TestWeights(t *testing.T) {
 	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
@@ -188,9 +189,9 @@ func TestWeights(t *testing.T) {
 				const n = 400
 				for i := range n {
 					p := fx.on(i, dptest.TCP, dptest.SYN)
-					if a == lb.AlgorithmSourceHash { // other addresses, because it does not use the ports
+					if a == lb.AlgorithmSourceHash { // vary the address, because this algorithm ignores ports
 						b := p.Src.Addr().As16()
-						b[10], b[14], b[15] = b[10]|bpf.Truth(fx.v6), byte(i/250), byte(i%250) // none of this node
+						b[10], b[14], b[15] = b[10]|bpf.Truth(fx.v6), byte(i/250), byte(i%250) // not this node's
 						p.Src = netip.AddrPortFrom(netip.AddrFrom16(b).Unmap(), 20000)
 					}
 					got[fx.quick(p)]++
@@ -203,7 +204,7 @@ func TestWeights(t *testing.T) {
 	})
 }
 
-// A client keeps its server during the affinity timeout, while that server accepts new flows.
+// A client keeps its server during the affinity timeout, as long as that server accepts new flows.
 func TestAffinity(t *testing.T) {
 	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
@@ -232,7 +233,7 @@ func TestAffinity(t *testing.T) {
 	})
 }
 
-// The rates of ICMP errors, and of resets for a fault of this node, are limited.
+// ICMP errors, and resets for a fault of this node, are rate-limited.
 func TestAnswersAreLimited(t *testing.T) {
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		limitedTo(t, fx, Verdict{"refuse", "no_frontend"}, Verdict{"drop", "icmp_ratelimited"}, udp(fx).Frame())
@@ -256,7 +257,7 @@ func limitedTo(t *testing.T, fx *fixture, answer, drop Verdict, frame []byte) {
 		"of 4000 packets in %s, %d were answered (%s) and %d were not", took, answered, answer.Reason, limited)
 }
 
-// sy_tc_out: health checks take the path of traffic, and a server behind a tunnel announces a segment size that fits.
+// sy_tc_out: health checks take the path of traffic, and a server behind a tunnel announces an MSS that fits.
 func TestOut(t *testing.T) {
 	t.Parallel()
 	for _, v6 := range []bool{false, true} {
@@ -287,7 +288,7 @@ func TestOut(t *testing.T) {
 	}
 }
 
-// probeMark is the mark of health checks of a server.
+// probeMark returns the mark of a server's health checks.
 func (fx *fixture) probeMark(server string, method lb.Method) (mark uint32) {
 	fx.t.Helper()
 	fx.do(func() (err error) {

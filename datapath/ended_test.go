@@ -14,7 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// goDown puts a plan without one of its backends, which is down.
+// goDown applies a plan in which one of its backends is down.
 func (fx *fixture) goDown(plan *lb.FrontendPlan, down netip.AddrPort) {
 	fx.t.Helper()
 	p := *plan
@@ -28,16 +28,16 @@ func (fx *fixture) collect() {
 	fx.do(func() error { fx.d.flows.Collect(context.Background(), nil); return nil })
 }
 
-// A flow ends in the moment in which its backend goes down, before anything is removed: its packets are those of an
-// unknown flow. It does not come back with the backend. The next collection removes its entries.
+// A flow ends the moment its backend goes down, before anything is removed. Its packets are then treated as packets of
+// an unknown flow. It does not come back with the backend. The next collection removes its entries.
 func TestFlowsEndAtOnceWhenTheirBackendGoesDown(t *testing.T) {
 	t.Parallel()
 	for name, x := range map[string]struct {
 		proto   lb.Protocol
 		state   func(*fixture)
 		packet  func(*fixture) dptest.Packet
-		clients string // what becomes of the client's next packet
-		reply   bool   // the server has answered before
+		clients string // what happens to the client's next packet
+		reply   bool   // the server has already answered
 	}{
 		"established": {lb.TCP, established, tcp(dptest.ACK), "no_flow", true},
 		"half-open": {lb.TCP, with(web, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK)), tcp(dptest.ACK),
@@ -73,7 +73,7 @@ func TestFlowsEndAtOnceWhenTheirBackendGoesDown(t *testing.T) {
 	}
 }
 
-// forget checks that nothing is kept of ended flows once they are removed.
+// forget checks that no state of ended flows remains once they are removed.
 func (fx *fixture) forget() {
 	fx.t.Helper()
 	fx.d.services.Mu.Lock()
@@ -103,7 +103,7 @@ func TestDirectReturnFlowsEndAtOnceWhenTheirBackendGoesDown(t *testing.T) {
 		must.True(t, len(before) == 1 && maps.Equal(before, after), "the entries were %v and are %v", before, after)
 		for range 2 {
 			fx.wantReason("the client's packet", tcp(dptest.ACK)(fx), "no_flow")
-			fx.serve(least, "b1", "b2") // up again
+			fx.serve(least, "b1", "b2") // it is up again
 		}
 		fx.collect()
 		left := fx.dsrFlows()
@@ -112,7 +112,7 @@ func TestDirectReturnFlowsEndAtOnceWhenTheirBackendGoesDown(t *testing.T) {
 	})
 }
 
-// A backend that goes down for one frontend keeps the flows of another one, even if an agent starts in between.
+// A backend that goes down for one frontend keeps another frontend's flows, even if an agent starts in between.
 func TestFlowsOfOtherFrontendsContinue(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookXDP, false, nil)
@@ -149,8 +149,8 @@ func TestFlowsOfOtherFrontendsContinue(t *testing.T) {
 	check("forgotten")
 }
 
-// However many flows a backend has, its death writes as much; their source ports are free at once; and the next
-// collection removes their entries.
+// However many flows a backend has, the number of writes when it goes down is the same, and the source ports are free
+// immediately. The next collection removes the entries.
 func TestADownBackendCostsNothingPerFlow(t *testing.T) {
 	t.Parallel()
 	const flows = 100_000
@@ -162,7 +162,7 @@ func TestADownBackendCostsNothingPerFlow(t *testing.T) {
 	b := fx.d.services.Backends.ByAddr[fx.at("b1", 8080)]
 	stream := fx.d.objects.FlowTables()[bpf.GCStream]
 	fillFlowsOf(t, stream, flows, 0, fx.d.services.Frontends[plan.Frontend].ID, b.ID)
-	for i := range 6 { // all ports
+	for i := range 6 { // one per port
 		fx.went(fx.on(i, dptest.TCP, dptest.SYN))
 		fx.went(fx.reply(dptest.SYN | dptest.ACK))
 		p := fx.on(i, dptest.TCP, dptest.ACK)
@@ -180,19 +180,19 @@ func TestADownBackendCostsNothingPerFlow(t *testing.T) {
 	}
 	fx.collect()
 	must.Do(t, fx.confirmed().want(0, 0))
-	must.Row(t, "flows that are left", 6, len(fx.flows().servers)) // the new ones
+	must.Row(t, "flows that are left", 6, len(fx.flows().servers)) // the new flows
 	fx.forget()
 }
 
-// A UDP service that has all flows of its share has room for those of a backend that goes down: they move with their
-// next packet.
+// When a backend of a UDP service goes down, its flows move with their next packet, even if the service has used its
+// share of flows.
 func TestFlowsOfADownBackendMoveInAFullShare(t *testing.T) {
 	t.Parallel()
 	const flows = 100
 	fx := shared(t, hookTC, false, func(o *Options) { o.MaxFlows = flows * udpPart })
 	plan := fx.service(lb.UDP, "b1", "b2")
 	to := map[netip.AddrPort]int{}
-	for i := range flows / 2 { // the share of a frontend
+	for i := range flows / 2 { // a frontend's share
 		fx.went(fx.on(i, dptest.UDP, 0))
 		to[fx.last.Dst]++
 	}
@@ -210,7 +210,7 @@ func TestFlowsOfADownBackendMoveInAFullShare(t *testing.T) {
 	must.True(t, err == nil && share == flows/2, "the frontend has %d flows, %v; want %d", share, err, flows/2)
 }
 
-// The list of flows leaves out ended flows.
+// The list of flows omits ended flows.
 func TestListWithoutEndedFlows(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, nil)
@@ -221,7 +221,8 @@ func TestListWithoutEndedFlows(t *testing.T) {
 	must.True(t, err == nil && len(flows) == 0, "listed %v, %v", flows, err)
 }
 
-// Flows to a backend that was removed while no agent ran end with the first plan, where the plan knows all backends.
+// If a backend was removed while no agent ran, its flows end with the first plan, provided that the plan knows all
+// backends.
 func TestFlowsOfBackendsThatAreGoneEndAtAStart(t *testing.T) {
 	t.Parallel()
 	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
@@ -249,7 +250,7 @@ func TestFlowsOfBackendsThatAreGoneEndAtAStart(t *testing.T) {
 	})
 }
 
-// owner puts VIP:80/udp for a service with pods on this node: with tunnels between the nodes, or without.
+// owner serves VIP:80/udp for a service with pods on this node, with or without tunnels between nodes.
 type owner struct {
 	service     string
 	tunnels     bool
@@ -283,7 +284,7 @@ func (fx *fixture) owned(was, is owner) {
 	fx.apply(delta)
 }
 
-// A frontend that moves to another service in one step has no flows to the backends of its previous service.
+// A frontend that moves to another service in one step has no flows to the previous service's backends.
 func TestFlowsOfTheServiceThatHadTheFrontendEnd(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, func(o *Options) { o.Delivers = true })

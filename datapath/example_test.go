@@ -11,8 +11,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// A program that forwards connections to 203.0.113.10:80 to two servers until it is interrupted. The kernel continues
-// to forward after it has ended; Cleanup removes everything.
+// Forwards connections to 203.0.113.10:80 to two servers until interrupted. The kernel continues forwarding when the
+// program has ended; Cleanup removes everything.
 func Example() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()

@@ -23,14 +23,14 @@ import (
 
 const executedFile = "testdata/executed.txt"
 
-// instrumented is a copy of a program that works on the same maps. It records which calls of helpers it executes.
+// instrumented is a copy of a program that uses the same maps. It records which helper calls it executes.
 type instrumented struct {
 	prog  *ebpf.Program
-	calls []string  // by number: the helper, and the type of the map in its first argument, where it is known
-	marks *ebpf.Map // a byte for each call, which is not 0 when it was executed
+	calls []string  // helper of each call, with the type of the map in its first argument if known
+	marks *ebpf.Map // a byte per call, nonzero once the call was executed
 }
 
-// instrument adds before each call of a helper a store to marks. The register of the result is free there.
+// instrument inserts a store to marks before each helper call. The result register is free there.
 func instrument(t *testing.T, live *ebpf.Program, name string) *instrumented {
 	t.Helper()
 	spec := must.Get(bpf.LoadSy())(t)
@@ -39,7 +39,7 @@ func instrument(t *testing.T, live *ebpf.Program, name string) *instrumented {
 	var out asm.Instructions
 	for i, ins := range labelled(p.Instructions) {
 		if ins.IsBuiltinCall() {
-			mark := asm.LoadMapValue(asm.R0, 0, uint32(len(in.calls))).WithMetadata(ins.Metadata) // the label
+			mark := asm.LoadMapValue(asm.R0, 0, uint32(len(in.calls))).WithMetadata(ins.Metadata) // keeps its label
 			out = append(out, mark.WithReference("sy_marks"), asm.StoreImm(asm.R0, 0, 1, asm.Byte))
 			in.calls = append(in.calls, callName(spec, p.Instructions[:i], ins))
 			ins.Metadata = asm.Metadata{}
@@ -57,7 +57,7 @@ func instrument(t *testing.T, live *ebpf.Program, name string) *instrumented {
 	return in
 }
 
-// labelled replaces the offsets of jumps by labels, so that instructions can be inserted.
+// labelled replaces jump offsets with labels, so that instructions can be inserted.
 func labelled(in asm.Instructions) asm.Instructions {
 	out := slices.Clone(in)
 	at := map[asm.RawInstructionOffset]int{}
@@ -79,7 +79,7 @@ func labelled(in asm.Instructions) asm.Instructions {
 	return out
 }
 
-// callName names a call: the helper and, of a lookup, the type of the map.
+// callName names a call by its helper and, for a lookup, the map's type.
 func callName(spec *ebpf.CollectionSpec, before asm.Instructions, ins asm.Instruction) string {
 	helper := strings.TrimPrefix(asm.BuiltinFunc(ins.Constant).String(), "Fn")
 	if !strings.HasPrefix(helper, "Map") {
@@ -97,7 +97,7 @@ func callName(spec *ebpf.CollectionSpec, before asm.Instructions, ins asm.Instru
 	return helper
 }
 
-// mapsOf returns the maps of a program in the kernel by their names in spec.
+// mapsOf returns a loaded program's maps by their names in spec.
 func mapsOf(t *testing.T, prog *ebpf.Program, spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 	t.Helper()
 	info := must.Get(prog.Info())(t)
@@ -120,12 +120,12 @@ func mapsOf(t *testing.T, prog *ebpf.Program, spec *ebpf.CollectionSpec) map[str
 	return out
 }
 
-// least runs some packets and returns the calls of the one with the fewest: caches expire and are filled again, and a
-// sample of packets refreshes entries. Each SYN belongs to a new flow.
+// least runs some packets and returns the calls of the packet with the fewest, because caches expire and a sample of
+// packets refreshes entries. Each SYN belongs to a new flow.
 func (fx *fixture) least(in *instrumented, prog string, packet func(*fixture) dptest.Packet) map[string]int {
 	fx.t.Helper()
 	var least map[string]int
-	for i := range 64 { // of a flow that is new each time, some follow another one to the same next hop
+	for i := range 64 { // flows differ, and some follow another one to the same next hop
 		p := packet(fx)
 		if p.Flags == dptest.SYN {
 			p.Src = netip.AddrPortFrom(p.Src.Addr(), p.Src.Port()+uint16(i))
@@ -164,7 +164,7 @@ func (in *instrumented) run(fx *fixture, frame []byte, context any, verdicts map
 	return n
 }
 
-// executedRows are packets and the programs that they run through.
+// executedRows lists packets and the programs through which they are run.
 var executedRows = []struct {
 	name, prog string
 	delivers   bool
@@ -209,7 +209,7 @@ func fromSelf(fx *fixture) dptest.Packet {
 	return dptest.Packet{Src: fx.at("self", 22), Dst: fx.at("client", 40000), Proto: dptest.TCP, Flags: dptest.ACK}
 }
 
-// knownFlow opens the NAT flow of fromClient.
+// knownFlow opens fromClient's NAT flow.
 func knownFlow(fx *fixture) {
 	fx.service(lb.TCP, "b1", "b2")
 	fx.run(fx.fromClient(dptest.TCP, dptest.SYN).Frame())
@@ -217,13 +217,13 @@ func knownFlow(fx *fixture) {
 	fx.run(fx.fromClient(dptest.TCP, dptest.ACK).Frame())
 }
 
-// exhausted takes all source ports to the server by half-open flows of other clients.
+// exhausted uses up all source ports to the server with other clients' half-open flows.
 func exhausted(fx *fixture) {
 	fx.service(lb.TCP, "b1")
 	fx.runMany(fx.invented(rand.New(rand.NewPCG(1, 28)), 40_000, dptest.TCP, dptest.SYN))
 }
 
-// delivered opens the flow of fromClient to b1 on this node.
+// delivered opens fromClient's flow to b1 on this node.
 func delivered(fx *fixture) {
 	fx.deliver(func(*lb.Service) {})
 	fx.run(fx.fromClient(dptest.TCP, dptest.SYN).Frame())
@@ -232,8 +232,8 @@ func delivered(fx *fixture) {
 	fx.run(fx.fromClient(dptest.TCP, dptest.ACK).Frame())
 }
 
-// The work for a packet does not grow: helper calls, most of which are map lookups, and the size of the programs.
-// testdata/executed.txt has the limits; -update writes the current values.
+// The work per packet does not grow: the number of helper calls, most of which are map lookups, and the size of the
+// programs. testdata/executed.txt has the limits; -update writes the current values.
 func TestExecutedWork(t *testing.T) {
 	t.Parallel()
 	labtest.Root(t)

@@ -11,29 +11,29 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// outdated is an acknowledgement of the client long before its last one.
+// outdated is a client's acknowledgement that is much older than its last one.
 const outdated = 1<<32 + 5001 - 100_000
 
-// onePort leaves a service with one server a single source port.
+// onePort leaves a service with one server only one source port.
 func onePort(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} }
 
-// taken reports whether a SYN of another client fails to get the only source port.
+// taken reports whether another client's SYN fails to get the only source port.
 func (fx *fixture) taken() bool {
 	fx.t.Helper()
-	fx.clear("sy_snat_used") // programs believe the hints for a second
+	fx.clear("sy_snat_used") // programs rely on hints for a second
 	syn := fx.on(1, dptest.TCP, dptest.SYN)
 	syn.Seq, syn.Payload = 1, nil
 	return fx.run(syn.Frame()).reason == "snat_exhausted"
 }
 
-// bare is a segment without data and with these numbers.
+// bare returns the segment without data and with these numbers.
 func bare(p dptest.Packet, seq, ack uint32) dptest.Packet {
 	p.Seq, p.Ack, p.Payload = seq, ack, nil
 	return p
 }
 
-// A flow of UDP lives as long as one of its sides sends, and one of TCP as long as the server does, in the kernel and
-// for the garbage collection.
+// A UDP flow lives as long as either side sends, and a TCP flow as long as the server does, both in the kernel and for
+// the garbage collection.
 func TestWhoKeepsAFlow(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, onePort)
@@ -65,7 +65,7 @@ func TestWhoKeepsAFlow(t *testing.T) {
 	}
 }
 
-// A datagram of either side keeps a flow of UDP for another timeout.
+// A datagram from either side keeps a UDP flow for another timeout.
 func TestDatagramsKeepTheirFlow(t *testing.T) {
 	t.Parallel()
 	for _, h := range []hookName{hookXDP, hookTC} {
@@ -93,8 +93,8 @@ func TestDatagramsKeepTheirFlow(t *testing.T) {
 	}
 }
 
-// A client alone keeps no source port: neither by old or current acknowledgements of a connection that its server has
-// closed or lost, nor by a SYN, which a server that has lost it answers.
+// A client alone cannot keep a source port. Old or current acknowledgements do not keep the port of a connection that
+// the server has closed or lost. Neither does a SYN, which a server that has lost the connection answers.
 func TestAClientKeepsNoPortOfALostConnection(t *testing.T) {
 	t.Parallel()
 	open := func(*fixture) {}
@@ -150,12 +150,12 @@ func TestAClientKeepsNoPortOfALostConnection(t *testing.T) {
 	}
 }
 
-// Nor does a client of SCTP, whose old cookie a server without the association answers with ERROR (RFC 9260, 5.2.6).
+// An SCTP client cannot either: a server without the association answers its old cookie with ERROR (RFC 9260, 5.2.6).
 // The answer to a HEARTBEAT keeps the flow.
 func TestAnOldCookieKeepsNoPort(t *testing.T) {
 	t.Parallel()
 	const initiate, initAck, heartbeatAck, failure, cookieEcho = 1, 2, 5, 9, 10
-	const client, server = 1000, 5000 // tags
+	const client, server = 1000, 5000 // verification tags
 	for _, h := range []hookName{hookXDP, hookTC} {
 		fx := shared(t, h, false, onePort)
 		chunk := func(p dptest.Packet, kind uint8, seq, tag uint32) string {
@@ -176,7 +176,7 @@ func TestAnOldCookieKeepsNoPort(t *testing.T) {
 				fx.last = first
 				must.Row(t, h+": the chunk of the server", forwarded, chunk(fx.reply(0), kind, 0, client))
 			}
-			fx.clear("sy_snat_used") // programs believe the hints for a second
+			fx.clear("sy_snat_used") // programs rely on hints for a second
 			reason := chunk(fx.on(1, dptest.SCTP, 0), initiate, client, 0)
 			must.True(t, (reason == "snat_exhausted") == kept,
 				"%s: while the server sends chunk %d another client gets: %s", h, kind, reason)
@@ -184,7 +184,7 @@ func TestAnOldCookieKeepsNoPort(t *testing.T) {
 	}
 }
 
-// A connection in which one side sends from time to time, and the other acknowledges, is kept.
+// A connection is kept if one side sends from time to time and the other acknowledges.
 func TestIdleConnectionsAreKept(t *testing.T) {
 	t.Parallel()
 	for _, h := range []hookName{hookXDP, hookTC} {
@@ -219,8 +219,8 @@ func TestIdleConnectionsAreKept(t *testing.T) {
 	}
 }
 
-// The timeout of a closed connection begins with the packet that closes it, even if it was idle before, and before the
-// server has acknowledged it.
+// The timeout of a closed connection begins with the packet that closes it, even if the connection was idle before, and
+// even if the server has not acknowledged the packet.
 func TestTimeoutsBeginWithTheClose(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, onePort)
@@ -241,7 +241,7 @@ func TestTimeoutsBeginWithTheClose(t *testing.T) {
 	}
 }
 
-// A server that closed first keeps the connection in TIME_WAIT from the FIN of the client on, however long that took.
+// A server that closed first keeps the connection in TIME_WAIT from the client's FIN on, however late that comes.
 func TestAPortRestsFromTheLastFIN(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, onePort)
@@ -255,7 +255,7 @@ func TestAPortRestsFromTheLastFIN(t *testing.T) {
 	must.True(t, fx.taken(), "after 50 s another client got the port")
 }
 
-// A RST of the server that its client challenges shortens no timeout for longer.
+// A RST of the server that its client challenges does not shorten the timeout for long.
 func TestAChallengedRSTOfTheServer(t *testing.T) {
 	t.Parallel()
 	for _, h := range []hookName{hookXDP, hookTC} {

@@ -10,7 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// answer explains the first packet of a client.
+// answer explains a client's first packet.
 func (fx *fixture) answer(client, to netip.AddrPort, proto lb.Protocol) (e lb.Explanation) {
 	fx.t.Helper()
 	fx.do(func() (err error) {
@@ -20,7 +20,7 @@ func (fx *fixture) answer(client, to netip.AddrPort, proto lb.Protocol) (e lb.Ex
 	return e
 }
 
-// Explain returns the decision that the programs take, and changes no map.
+// Explain returns the programs' decision and changes no map.
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	for _, v6 := range []bool{false, true} {
@@ -87,7 +87,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// The SYN of a connection that will find the table of flows full is forwarded; its explanation says what follows.
+// If the flow table is full, a SYN is forwarded, and its explanation says that the connection will fail.
 func TestExplainWithAFullTable(t *testing.T) {
 	t.Parallel()
 	const size = 2
@@ -109,7 +109,7 @@ func TestExplainWithAFullTable(t *testing.T) {
 		"fault %q, steps:\n%s", e.Fault, steps)
 }
 
-// A packet that is dropped before a frontend is looked up says nothing about frontends.
+// If a packet is dropped before the frontend lookup, its explanation does not mention frontends.
 func TestExplainSourceThatIsNeverOnTheWire(t *testing.T) {
 	t.Parallel()
 	for v6, source := range map[bool]string{false: "127.0.0.1", true: "ff02::1"} {

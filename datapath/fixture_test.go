@@ -27,7 +27,7 @@ import (
 
 const forwarded = "forwarded" // REASON_FORWARDED
 
-// hookName is the program that a packet is run through.
+// hookName is the program through which a packet is run.
 type hookName string
 
 const (
@@ -35,7 +35,7 @@ const (
 	hookTC  hookName = "tc"
 )
 
-// fixture is a node whose programs are run on packets by BPF_PROG_TEST_RUN, for one address family.
+// fixture is a node whose programs BPF_PROG_TEST_RUN runs on packets, for one address family.
 type fixture struct {
 	t    *testing.T
 	lab  *lab.Lab
@@ -46,10 +46,10 @@ type fixture struct {
 	hook hookName
 	v6   bool
 	nic  uint32
-	// last is the last packet that was sent on to a backend: replies are made from it.
+	// last is the last packet that was sent to a backend, from which reply derives its packets.
 	last   dptest.Packet
-	server []byte // the server of the packet of after
-	// The thread of do.
+	server []byte // server that after's packet was sent to
+	// do's thread.
 	busy  sync.Mutex
 	calls chan func() // nil while there is none
 }
@@ -90,13 +90,13 @@ func testOptions() Options {
 	}
 }
 
-// newFixture makes a host with one uplink whose neighbours are known, and opens a datapath there.
+// newFixture creates a host with one uplink whose neighbours are known, and opens a datapath there.
 func newFixture(t *testing.T, h hookName, isV6 bool, change func(*Options)) *fixture {
 	t.Helper()
 	return newFixtureWith(t, h, isV6, change, func(*fixture) {})
 }
 
-// newFixtureWith is newFixture with changes to the host before the datapath is opened.
+// newFixtureWith is newFixture with changes to the host before it opens the datapath.
 func newFixtureWith(t *testing.T, h hookName, isV6 bool, change func(*Options), prepare func(*fixture)) *fixture {
 	t.Helper()
 	fx := &fixture{t: t, lab: labtest.New(t), o: testOptions(), hook: h, v6: isV6}
@@ -110,7 +110,7 @@ func newFixtureWith(t *testing.T, h hookName, isV6 bool, change func(*Options), 
 	return fx
 }
 
-// makeHost makes a host with one uplink whose neighbours are known.
+// makeHost creates a host with one uplink whose neighbours are known.
 func (fx *fixture) makeHost() {
 	fx.t.Helper()
 	fx.host, fx.peer = labtest.Host(fx.t, fx.lab, "lb"), labtest.Host(fx.t, fx.lab, "peer")
@@ -159,10 +159,10 @@ func hostPrefix(addr string) netip.Prefix {
 	return netip.PrefixFrom(a, a.BitLen())
 }
 
-// do runs f on the balancer, on a thread that stays there: a new one takes longer than most packets.
+// do runs f on the balancer. It reuses a thread, because starting one takes longer than running most packets.
 func (fx *fixture) do(f func() error) {
 	fx.t.Helper()
-	if !fx.busy.TryLock() { // f of another call calls it
+	if !fx.busy.TryLock() { // called from within f of another call
 		must.Do(fx.t, fx.host.Do(f))
 		return
 	}
@@ -176,7 +176,7 @@ func (fx *fixture) do(f func() error) {
 	}
 	fx.calls <- call
 	<-done
-	if err == errEnded { // the thread has ended with it
+	if err == errEnded { // f has ended the thread
 		fx.calls = nil
 	}
 	must.Do(fx.t, err)
@@ -184,7 +184,7 @@ func (fx *fixture) do(f func() error) {
 
 var errEnded = errors.New("the function has ended the test")
 
-// serveCalls runs calls on the balancer until one of them ends the test, or calls is closed.
+// serveCalls runs calls on the balancer until one of them ends the test or calls is closed.
 func (fx *fixture) serveCalls(calls chan func()) {
 	_ = fx.host.Do(func() error { // calls return their own errors
 		for call := range calls {
@@ -194,7 +194,7 @@ func (fx *fixture) serveCalls(calls chan func()) {
 	})
 }
 
-// stopCalls ends the thread of do; the next call starts another one.
+// stopCalls ends do's thread; the next call starts another one.
 func (fx *fixture) stopCalls() {
 	if fx.calls != nil {
 		close(fx.calls)
@@ -225,13 +225,13 @@ func (fx *fixture) close() {
 	fx.d = nil
 }
 
-// service puts the frontend VIP:80 for a protocol, to port 8080 of these backends.
+// service serves VIP:80 for a protocol with port 8080 of these backends.
 func (fx *fixture) service(proto lb.Protocol, backends ...string) *lb.FrontendPlan {
 	fx.t.Helper()
 	return fx.serve(func(s *lb.Service) { s.Ports[0].Protocol = proto }, backends...)
 }
 
-// serve puts the frontend VIP:80/tcp to port 8080 of these backends, as modified by change.
+// serve serves VIP:80/tcp with port 8080 of these backends, as modified by change.
 func (fx *fixture) serve(change func(*lb.Service), backends ...string) *lb.FrontendPlan {
 	fx.t.Helper()
 	s := &lb.Service{
@@ -258,7 +258,7 @@ func (fx *fixture) apply(d lb.Delta) {
 	})
 }
 
-// fromClient is a packet of the client to VIP:80.
+// fromClient is a packet from the client to VIP:80.
 func (fx *fixture) fromClient(proto uint8, flags uint8) dptest.Packet {
 	p := dptest.Packet{Src: fx.at("client", 40000), Dst: fx.at("vip", 80), Proto: proto, Flags: flags,
 		Payload: []byte("hello"), DF: true}
@@ -268,7 +268,7 @@ func (fx *fixture) fromClient(proto uint8, flags uint8) dptest.Packet {
 	return fx.marked(p)
 }
 
-// marked sets the fields of the IP header that play no role here.
+// marked sets IP header fields that must be preserved.
 func (fx *fixture) marked(p dptest.Packet) dptest.Packet {
 	p.TOS, p.ID = 0x28, 0xbeef
 	if fx.v6 {
@@ -277,7 +277,7 @@ func (fx *fixture) marked(p dptest.Packet) dptest.Packet {
 	return p
 }
 
-// reply is a packet from the backend that received the last one.
+// reply is a packet from the backend that received the last packet.
 func (fx *fixture) reply(flags uint8) dptest.Packet {
 	return fx.marked(dptest.Packet{Src: fx.last.Dst, Dst: fx.last.Src, Proto: fx.last.Proto, Flags: flags, Seq: 5000,
 		Ack: 1001, Payload: []byte("answer")})
@@ -290,13 +290,13 @@ func each(t *testing.T, f func(t *testing.T, h hookName, v6 bool)) {
 	t.Run("tc/v4", func(t *testing.T) { f(t, hookTC, false) })
 }
 
-// eachOnce runs f for both hooks and both families, but not for all combinations: for rules that depend on neither.
+// eachOnce runs f for both hooks and both families, but not all combinations, for rules that depend on neither.
 func eachOnce(t *testing.T, f func(t *testing.T, h hookName, v6 bool)) {
 	t.Run("xdp/v4", func(t *testing.T) { f(t, hookXDP, false) })
 	t.Run("tc/v6", func(t *testing.T) { f(t, hookTC, true) })
 }
 
-// eachOf runs f for every hook and family on one host, without services and flows at its begin. Tests that change the
+// eachOf runs f for every hook and family on one host that has no services and flows at first. Tests that change the
 // host or close its datapath need each.
 func eachOf(t *testing.T, change func(*Options), f func(t *testing.T, fx *fixture)) {
 	fx := shared(t, hookXDP, false, change)
@@ -307,7 +307,7 @@ func eachOf(t *testing.T, change func(*Options), f func(t *testing.T, fx *fixtur
 	fx.t = t
 }
 
-// pinned lists the pins on the balancer.
+// pinned lists the balancer's pins.
 func (fx *fixture) pinned() (names []string) {
 	fx.t.Helper()
 	fx.do(func() error {
@@ -321,8 +321,8 @@ func (fx *fixture) pinned() (names []string) {
 	return names
 }
 
-// addressesSettled waits until the IPv6 addresses of the host have their local routes. The kernel adds them from a work
-// queue, also for addresses without duplicate address detection (net/ipv6/addrconf.c, addrconf_dad_work).
+// addressesSettled waits until the host's IPv6 addresses have their local routes. The kernel adds these from a work
+// queue, even for addresses without duplicate address detection (net/ipv6/addrconf.c, addrconf_dad_work).
 func (fx *fixture) addressesSettled() {
 	fx.t.Helper()
 	fx.do(func() error {
@@ -350,13 +350,13 @@ func (fx *fixture) addressesSettled() {
 	})
 }
 
-// changed makes the verifier look at all links and routes.
+// changed makes the verifier check all links and routes.
 func (fx *fixture) changed() {
 	fx.t.Helper()
 	fx.do(func() error { fx.d.verifier.Changed(route.Changes{Links: true, Routes: true}); return nil })
 }
 
-// onNIC changes an interface of the balancer.
+// onNIC changes one of the balancer's interfaces.
 func (fx *fixture) onNIC(name string, f func(netlink.Link) error) {
 	fx.t.Helper()
 	fx.do(func() error {
@@ -368,7 +368,7 @@ func (fx *fixture) onNIC(name string, f func(netlink.Link) error) {
 	})
 }
 
-// refused checks that Open fails with each of these texts.
+// refused checks that Open fails with an error that contains all of these texts.
 func (fx *fixture) refused(texts ...string) {
 	fx.t.Helper()
 	fx.do(func() error {

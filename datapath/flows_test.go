@@ -23,7 +23,7 @@ func entries[K comparable, V any](t testing.TB, m *ebpf.Map) map[K]V {
 	return out
 }
 
-// natFlows is how tests see NAT flows: their servers' entries, and the clients' entries that exist.
+// natFlows holds the servers' entries of NAT flows, and the clients' entries that exist.
 type natFlows struct {
 	servers map[bpf.ServerKey]bpf.ServerFlow
 	clients map[bpf.ClientKey]bpf.ClientFlow
@@ -39,7 +39,7 @@ func (fx *fixture) flowsIn(tables ...bpf.FlowTable) natFlows {
 	return all
 }
 
-// flows returns all flows by nat.
+// flows returns all NAT flows.
 func (fx *fixture) flows() natFlows { return fx.flowsIn(fx.d.objects.FlowTables()...) }
 
 // confirmed returns the NAT flows whose client is confirmed.
@@ -55,7 +55,7 @@ func (a natFlows) equal(b natFlows) bool {
 	return maps.Equal(a.servers, b.servers) && maps.Equal(a.clients, b.clients)
 }
 
-// want fails the test unless there are this many flows and client entries.
+// want returns an error unless there are this many flows and client entries.
 func (a natFlows) want(servers, clients int) error {
 	return wrong(len(a.servers) != servers || len(a.clients) != clients,
 		"%d flows with %d entries of clients; want %d, %d", len(a.servers), len(a.clients), servers, clients)
@@ -99,7 +99,7 @@ func (fx *fixture) end() {
 	})
 }
 
-// A backend that is removed from the plan, and not down, keeps its flows.
+// A backend that is removed from the plan but not down keeps its flows.
 func TestFlowsOfARemovedBackendContinue(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, nil)
@@ -118,7 +118,7 @@ func TestFlowsOfARemovedBackendContinue(t *testing.T) {
 	fx.run(resetBy(replies, 5001)(fx).Frame())
 	fx.d.flows.Limits.Closed, fx.d.flows.Limits.HalfOpen = -time.Second, 0
 	fx.collect() // removes the flow
-	fx.collect() // finds none
+	fx.collect() // finds no flow
 	must.True(t, fx.d.services.Backends.ByAddr[before] == nil,
 		"the id of a backend without plan and flows was not released")
 }
@@ -136,7 +136,7 @@ func TestFlowsEndWithTheirFrontend(t *testing.T) {
 	must.Row(t, "free ids", table.MaxFrontends, len(fx.d.services.Free))
 }
 
-// The list has each flow once, with both ends, and only flows that match the filter.
+// The list contains each flow once, with both ends, and only flows that match the filter.
 func TestListOfFlows(t *testing.T) {
 	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
@@ -188,7 +188,7 @@ func TestListOfFlows(t *testing.T) {
 	})
 }
 
-// A packet that cannot be stored because its key is taken does not count as one that found the table full (D25).
+// A packet that cannot be stored because its key is in use does not count as flows_full (D25).
 func TestATakenKeyIsNoFullTable(t *testing.T) {
 	t.Parallel()
 	for _, h := range []hookName{hookXDP, hookTC} {

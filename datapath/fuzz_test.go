@@ -16,7 +16,7 @@ import (
 
 var randomFrames = flag.Int("frames", 500_000, "how many random frames each hook and family gets")
 
-// Truncated headers are dropped, at every length.
+// Headers that are truncated at any length are dropped.
 func TestMalformedFrames(t *testing.T) {
 	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
@@ -36,7 +36,7 @@ func TestMalformedFrames(t *testing.T) {
 	})
 }
 
-// For random frames the programs return a known verdict.
+// For random frames, the programs return a known verdict.
 func TestRandomFrames(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, h hookName, v6 bool) {
@@ -77,7 +77,7 @@ func TestRandomFrames(t *testing.T) {
 	})
 }
 
-// mutate changes a byte or a word of a frame behind its MACs, often to a boundary value.
+// mutate changes a byte or word of a frame after its MAC addresses, often to a boundary value.
 func mutate(rnd *rand.Rand, f []byte) {
 	at := 12 + rnd.IntN(len(f)-12)
 	switch rnd.IntN(4) {
@@ -92,7 +92,7 @@ func mutate(rnd *rand.Rand, f []byte) {
 	}
 }
 
-// runRaw runs a frame and returns the verdict; an aborted program fails the test. Call it on the balancer's thread.
+// runRaw runs a frame and returns the verdict. An aborted program fails the test. Call it on the balancer's thread.
 func (fx *fixture) runRaw(frame []byte) string {
 	fx.t.Helper()
 	prog, opts := fx.d.objects.SyTcIn, ebpf.RunOptions{Data: frame, Context: fx.skb(0)}

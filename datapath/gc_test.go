@@ -13,7 +13,7 @@ import (
 )
 
 // A flow is removed only if its entry still belongs to the flow that the agent read. It stays if its port was reused in
-// between, or if it had another packet (D20).
+// between, or if it has had another packet (D20).
 func TestRemovalSparesOtherFlows(t *testing.T) {
 	t.Parallel()
 	for name, x := range map[string]struct {
@@ -55,7 +55,8 @@ func TestRemovalSparesOtherFlows(t *testing.T) {
 	}
 }
 
-// A flow stays whose client sent a packet after the agent read the server's entry: either side keeps a flow alive.
+// A flow stays if its client sent a packet after the agent read the server's entry, because either side keeps a flow
+// alive.
 func TestRemovalSparesAFlowWithPackets(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, nil)
@@ -92,13 +93,13 @@ func TestGarbageCollectionOfAMillionFlows(t *testing.T) {
 	must.True(t, c.Established == million-idle, "%d flows are left; want %d", c.Established, million-idle)
 }
 
-// fillFlows puts established flows into a table; the first `idle` of them are expired.
+// fillFlows puts established flows into a table, the first `idle` of which have expired.
 func fillFlows(t *testing.T, table bpf.FlowTable, flows, idle int) {
 	t.Helper()
 	fillFlowsOf(t, table, flows, idle, 0, 0)
 }
 
-// fillFlowsOf is fillFlows for flows of a frontend to a backend.
+// fillFlowsOf is fillFlows for a frontend's flows to a backend.
 func fillFlowsOf(t *testing.T, table bpf.FlowTable, flows, idle int, frontend, backend uint32) {
 	t.Helper()
 	const at = 10_000
@@ -124,7 +125,7 @@ func fillFlowsOf(t *testing.T, table bpf.FlowTable, flows, idle int, frontend, b
 	}
 }
 
-// cpuTime is the CPU time of the process.
+// cpuTime returns the process's CPU time.
 func cpuTime() time.Duration {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {

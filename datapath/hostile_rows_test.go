@@ -10,7 +10,7 @@ import (
 
 func init() { rows = append(rows, hostileRows...) }
 
-// hostileRows are packets that an attacker makes up.
+// hostileRows has packets that an attacker may send.
 var hostileRows = []row{
 	{name: "from a VIP to itself, UDP", state: dns, in: from(udp, "vip", 80),
 		did: "dropped", reason: "source_is_local"},
@@ -78,7 +78,7 @@ var hostileRows = []row{
 		did: "dropped", reason: "congestion_not_ect", option: acceptTunnels},
 }
 
-// congested is a tunnel packet with these traffic classes, inside and outside.
+// congested is a tunnel packet with these traffic classes, inner and outer.
 func congested(to string, inside, outside uint8) func(*fixture) dptest.Packet {
 	return func(fx *fixture) dptest.Packet {
 		inner := fx.fromClient(dptest.TCP, dptest.SYN)
@@ -99,7 +99,7 @@ func from(in func(*fixture) dptest.Packet, name string, port uint16) func(*fixtu
 	return change(in, func(fx *fixture, p *dptest.Packet) { p.Src = fx.at(name, port) })
 }
 
-// martian is a SYN from an address that no packet on the wire has.
+// martian is a SYN from an address that is never on the wire.
 func martian(v4, v6 string) func(*fixture) dptest.Packet {
 	return change(tcp(dptest.SYN), func(fx *fixture, p *dptest.Packet) {
 		a := netip.MustParseAddr(v4)

@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Frames for other machines, which a switch floods or a promiscuous interface receives, are left alone, and so are
-// unicast packets in multicast frames. The uplink's current address counts.
+// Frames for other machines, which a switch floods or a promiscuous interface receives, are left alone. So are unicast
+// packets in multicast frames. The uplink's current address counts.
 func TestFramesForOthersAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, h hookName, v6 bool) {
@@ -51,7 +51,7 @@ func TestFramesForOthersAreLeftAlone(t *testing.T) {
 		fx.watch()
 		fx.onNIC("eth0", func(nic netlink.Link) error { return netlink.LinkSetHardwareAddr(nic, other) })
 		labtest.Until(t, 10*time.Second, "the new address is known", func() error {
-			p := icmp(8, 128)(fx) // a change of the address removes all neighbours
+			p := icmp(8, 128)(fx) // changing the address removes all neighbours
 			p.To = other
 			got, _ := fx.first(p.Frame())
 			return wrong(got != "sent", "%s", got)
@@ -60,7 +60,7 @@ func TestFramesForOthersAreLeftAlone(t *testing.T) {
 	})
 }
 
-// Refused packets do not use up the allowance of packet-too-big errors.
+// Refused packets do not use up the rate limit of packet-too-big errors.
 func TestRefusalsDoNotSilencePacketTooBig(t *testing.T) {
 	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
@@ -83,7 +83,7 @@ func (fx *fixture) watch() {
 	})
 }
 
-// An IPv6 frame to ::ffff:a.b.c.d is not for the IPv4 service there.
+// An IPv6 frame to ::ffff:a.b.c.d is not for the IPv4 service at a.b.c.d.
 func TestMappedDestination(t *testing.T) {
 	t.Parallel()
 	for _, h := range []hookName{hookXDP, hookTC} {
@@ -114,7 +114,7 @@ func TestRefusedPacketWithOptions(t *testing.T) {
 	})
 }
 
-// Nobody has a broadcast or multicast address: an answer would go to all hosts of a link.
+// No host has a broadcast or multicast address. An answer to one would go to all hosts on a link.
 func TestBroadcastSourcesGetNoAnswer(t *testing.T) {
 	t.Parallel()
 	for _, h := range []hookName{hookXDP, hookTC} {
@@ -137,8 +137,8 @@ func TestBroadcastSourcesGetNoAnswer(t *testing.T) {
 	}
 }
 
-// Nothing on this node but our programs sends packets to the tunnel port: at another node they would have the address
-// of this one.
+// No packet to the tunnel port leaves this node unless our programs sent it. It would reach another node with this
+// node's address.
 func TestSpoofedTunnelPacketsDoNotLeave(t *testing.T) {
 	t.Parallel()
 	for _, v6 := range []bool{false, true} {
@@ -168,7 +168,7 @@ func TestSpoofedTunnelPacketsDoNotLeave(t *testing.T) {
 	}
 }
 
-// The socket of a pod may make a packet whose headers are longer than what the kernel has in one piece.
+// A pod's socket may send a packet whose headers are longer than the linear part of the skb.
 func TestSpoofedTunnelPacketsInPiecesDoNotLeave(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, true, func(o *Options) { o.Delivers = true })
@@ -176,7 +176,7 @@ func TestSpoofedTunnelPacketsInPiecesDoNotLeave(t *testing.T) {
 		Payload: dptest.GUE(fx.fromClient(dptest.TCP, dptest.SYN))}.Frame()[14+40:]
 	for _, size := range []int{8, 248, 256, 400} {
 		options := []byte{unix.IPPROTO_UDP, byte(size/8 - 1)}
-		for rest := size - len(options); rest > 0; { // of padding (RFC 8200, 4.2)
+		for rest := size - len(options); rest > 0; { // padding (RFC 8200, 4.2)
 			n := min(rest, 255)
 			options = append(append(options, 1, byte(n-2)), make([]byte, n-2)...)
 			if rest -= n; rest == 1 {
@@ -200,13 +200,13 @@ func sendPieces(to netip.Addr, proto int, first, rest []byte) error {
 	defer unix.Close(socket)
 	err = errors.Join(unix.Connect(socket, &unix.SockaddrInet6{Addr: to.As16()}),
 		unix.Send(socket, first, unix.MSG_MORE))
-	if last := unix.Send(socket, rest, 0); last != unix.ENOBUFS { // the packet is dropped here
+	if last := unix.Send(socket, rest, 0); last != unix.ENOBUFS { // the packet is dropped on this node
 		return errors.Join(err, last)
 	}
 	return err
 }
 
-// A server that had no route and was in no table gets packets again when it has a route and is back.
+// A server that had no route and was in no table receives packets again when it has a route and is back.
 func TestSourcesOfAServerThatIsBack(t *testing.T) {
 	t.Parallel()
 	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
@@ -226,7 +226,7 @@ func TestSourcesOfAServerThatIsBack(t *testing.T) {
 	})
 }
 
-// A change of allow applies to new flows: an open connection continues, except where packets are forwarded by their
+// A change of allow applies to new flows. An open connection continues, except where packets are forwarded by their
 // hash alone, and ends when its client has no route (docs/security.md).
 func TestAllowIsForNewFlows(t *testing.T) {
 	t.Parallel()
@@ -281,13 +281,14 @@ func TestAllowIsForNewFlows(t *testing.T) {
 	}
 }
 
-// answer is a packet of the server that p was sent to.
+// answer is a packet from the server to which p was sent.
 func answer(p dptest.Packet, flags uint8, seq uint32) dptest.Packet {
 	return dptest.Packet{Src: p.Dst, Dst: p.Src, Proto: p.Proto, Flags: flags, Seq: seq, Ack: p.Seq + 1,
 		Payload: []byte("answer")}
 }
 
-// A frame with a VLAN tag leaves with it, only by the interface that it came in by. A tag with VID 0 is removed.
+// A frame with a VLAN tag leaves with the tag, and only through the interface on which it arrived. A tag with VID 0 is
+// removed.
 func TestVLANTags(t *testing.T) {
 	t.Parallel()
 	for _, h := range []hookName{hookXDP, hookTC} {
@@ -313,7 +314,7 @@ func TestVLANTags(t *testing.T) {
 	}
 }
 
-// The answer to a datagram may be longer than it, with little room behind the frame.
+// The answer to a datagram may be longer than the datagram, with little space behind the frame.
 func TestShortDatagramsAreRefused(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookXDP, false, nil)

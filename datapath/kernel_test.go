@@ -10,8 +10,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// A kernel that lacks a feature is refused by name, with what it lacks; one that only is not tested, unless the options
-// allow it.
+// A kernel that lacks features is refused by version, with their names. An untested kernel is refused unless the
+// options allow it.
 func TestOldKernelsAreRefused(t *testing.T) {
 	const tested = " is too old: Steelyard is tested on Linux 6.1 and newer; "
 	lacks := []string{"bpf_check_mtu", "bpf_redirect_neigh"}
@@ -39,7 +39,7 @@ func TestOldKernelsAreRefused(t *testing.T) {
 	}
 }
 
-// The missing capabilities are named. CAP_SYS_ADMIN includes CAP_BPF and CAP_PERFMON.
+// Missing capabilities are named. CAP_SYS_ADMIN includes CAP_BPF and CAP_PERFMON.
 func TestMissingCapabilitiesAreNamed(t *testing.T) {
 	const (
 		bpf, perfmon = 1 << unix.CAP_BPF, 1 << unix.CAP_PERFMON

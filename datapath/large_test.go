@@ -14,7 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// onHost is a datapath whose calls are made in the namespace of its host.
+// onHost is a datapath that is called in its host's namespace.
 type onHost struct{ fx *fixture }
 
 func (o onHost) Held() ([]lb.Frontend, error) { return o.fx.d.Held() }
@@ -26,9 +26,9 @@ func (o onHost) Apply(ctx context.Context, d lb.Delta) (failed map[lb.Frontend]e
 	return failed
 }
 
-// One service that takes the room of all others, 140,000 pairs of endpoint and port, is refused before any of it is
-// written. While one with 40,000 pairs is written, the engine answers, and a failed server of another service is taken
-// out.
+// A service that would use up all entries, with 140,000 pairs of endpoint and port, is refused before any of it is
+// written. While a service with 40,000 pairs is written, the engine answers, and removes another service's failed
+// server.
 func TestServiceThatNeedsAllRoom(t *testing.T) {
 	fx := newFixture(t, hookTC, false, nil)
 	fake := lbtest.New()
@@ -61,7 +61,7 @@ func TestServiceThatNeedsAllRoom(t *testing.T) {
 		}
 		return len(f.Plan.Targets)
 	}
-	fail := func() { // one more server of the small one
+	fail := func() { // another of the small service's servers
 		next := *small
 		next.Ports = []lb.ServicePort{small.Ports[0]}
 		next.Ports[0].Backends = next.Ports[0].Backends[1:]
@@ -80,7 +80,7 @@ func TestServiceThatNeedsAllRoom(t *testing.T) {
 	e.Put(restricted)
 	await("too many sources are refused", time.Minute, func() bool { return reasonOf(t, e, "restricted") != "" })
 	must.Row(t, "backends, none of the refused services", 3, backends())
-	await("nothing is behind", time.Minute, func() bool { return e.Progress().Behind.IsZero() }) // after all calls
+	await("nothing is behind", time.Minute, func() bool { return e.Progress().Behind.IsZero() }) // all calls are done
 	must.True(t, !e.InForce("too large") && e.InForce("small"),
 		"in force %t and %t; only the refused service is not", e.InForce("too large"), e.InForce("small"))
 
@@ -116,7 +116,7 @@ func reasonOf(t *testing.T, e *lb.Engine, name string) string {
 	return ""
 }
 
-// pairs is a service with this number of ports and of backends.
+// pairs is a service with this many ports and backends.
 func pairs(name, vip string, ports uint16, backends int) *lb.Service {
 	s := &lb.Service{
 		Name: name, Source: "file", VIPs: []netip.Addr{netip.MustParseAddr(vip)}, Method: lb.MethodNAT, MinHealthy: 1,
@@ -135,7 +135,7 @@ func pairs(name, vip string, ports uint16, backends int) *lb.Service {
 	return s
 }
 
-// A table that cannot be computed refuses its frontend before anything of it is written; others are put.
+// If a table cannot be computed, its frontend is refused before any of it is written. Other frontends are applied.
 func TestPanicOfATable(t *testing.T) {
 	on := true
 	b := &lb.Boundary{Log: slog.New(slog.DiscardHandler), Before: func(part lb.Part, object string) {

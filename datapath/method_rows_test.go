@@ -8,7 +8,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// methodRows are the rows for dsr and tunnel, for allow lists and affinity, and for edge cases of protocols.
+// methodRows has the rows for dsr and tunnel, for allow lists and affinity, and for edge cases of protocols.
 var methodRows = []row{
 	{name: "dsr", state: dsr, in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: untouched},
 	{name: "dsr, UDP", state: func(fx *fixture) {

@@ -22,7 +22,7 @@ func tunnel(e lb.Encap) func(*lb.Service) {
 	return func(s *lb.Service) { s.Method, s.Encap = lb.MethodTunnel, e }
 }
 
-// crossed is a tunnel whose servers have addresses of the other family only.
+// crossed is a tunnel whose servers have only addresses of the other family.
 func crossed(e lb.Encap) func(*fixture) {
 	return func(fx *fixture) {
 		fx.serve(func(s *lb.Service) {
@@ -53,7 +53,7 @@ func untouched(_ *fixture, in, out dptest.Packet) error {
 	return wrong(fmt.Sprintf("%+v", in) != fmt.Sprintf("%+v", out), "became\n%+v; want\n%+v", out, in)
 }
 
-// tunnelled checks that the packet is encapsulated, from our address to a backend.
+// tunnelled checks that the packet is encapsulated and goes from our address to a backend.
 func tunnelled(proto ...uint8) checkFunc {
 	return func(fx *fixture, in, out dptest.Packet) error {
 		src, dst := out.Src.Addr(), out.Dst.Addr()
@@ -76,7 +76,7 @@ func tunnelled(proto ...uint8) checkFunc {
 	}
 }
 
-// after sends a packet, whose server sameServer compares with that of the next one.
+// after sends a packet in a state. sameServer compares its server with the next packet's.
 func after(state func(*fixture), first func(*fixture) dptest.Packet) func(*fixture) {
 	return func(fx *fixture) {
 		state(fx)
@@ -91,7 +91,7 @@ func sameServer(fx *fixture, in, out dptest.Packet) error {
 	return wrong(!bytes.Equal(fx.server, server(r)), "went to %x; want %x", server(r), fx.server)
 }
 
-// server returns the destination of a frame: the address of the server, or its MAC.
+// server returns a frame's destination: the server's address or MAC address.
 func server(r result) []byte {
 	if r.out.Inner != nil || r.out.Src.Port() >= 61000 {
 		return r.out.Dst.Addr().AsSlice()
@@ -111,7 +111,7 @@ func tunnelFor(to, from string) func(*fixture) dptest.Packet {
 	}
 }
 
-// tunnelOfOtherFamily carries a packet that is shorter than an IPv6 header if it is of IPv4.
+// tunnelOfOtherFamily carries a packet that, with IPv4, is shorter than an IPv6 header.
 func tunnelOfOtherFamily(fx *fixture) dptest.Packet {
 	p := tunnelFrom("router")(fx)
 	other := fixture{v6: !fx.v6}
@@ -119,7 +119,7 @@ func tunnelOfOtherFamily(fx *fixture) dptest.Packet {
 	return p
 }
 
-// reported is a tunnel whose path MTU was reported some time ago.
+// reported is a tunnel whose path MTU was reported this long ago.
 func reported(ago time.Duration) func(*fixture) {
 	return func(fx *fixture) {
 		gue(fx)
@@ -129,7 +129,7 @@ func reported(ago time.Duration) func(*fixture) {
 	}
 }
 
-// data is a segment with this many bytes.
+// data is a segment with n bytes.
 func data(n int) func(*fixture) dptest.Packet {
 	return change(tcp(dptest.ACK), func(_ *fixture, p *dptest.Packet) { p.Payload = make([]byte, n) })
 }
@@ -147,7 +147,7 @@ func acceptTunnels(o *Options) {
 	o.TunnelSources = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")}
 }
 
-// tooBig checks for the ICMP error with this MTU.
+// tooBig checks for an ICMP error with this MTU.
 func tooBig(mtu uint32) checkFunc {
 	return func(fx *fixture, in, out dptest.Packet) error {
 		wantType, wantCode, n := uint8(3), uint8(4), 28
@@ -178,19 +178,19 @@ func icmpError(from string, about func(fx *fixture) dptest.Packet) func(*fixture
 
 func lastSent(fx *fixture) dptest.Packet { return fx.last }
 
-// toTheClient is a packet of a server to the client, as the client receives it.
+// toTheClient is a server's packet as the client receives it.
 func toTheClient(fx *fixture) dptest.Packet {
 	return dptest.Packet{Src: fx.at("vip", 80), Dst: fx.at("client", 40000), Proto: dptest.TCP, Flags: dptest.ACK,
 		Seq: 5001, Ack: 1001, Payload: []byte("answer")}
 }
 
-// reportToServer is a path MTU about a datagram of a server to the client.
+// reportToServer reports a path MTU for a server's datagram to the client.
 func reportToServer(mtu uint32) func(*fixture) dptest.Packet {
 	return change(icmpError("router", change(toTheClient, func(_ *fixture, p *dptest.Packet) { p.Proto = dptest.UDP })),
 		func(_ *fixture, p *dptest.Packet) { p.Rest = mtu })
 }
 
-// errorFor checks that an ICMP error was translated, with what it quotes.
+// errorFor checks that an ICMP error and the packet that it quotes were translated.
 func errorFor(
 	from, to string, about func(*fixture) dptest.Packet, quoted func(fx *fixture) (src, dst netip.AddrPort),
 ) checkFunc {
@@ -205,7 +205,7 @@ func errorFor(
 func toVIP(fx *fixture) (src, dst netip.AddrPort)    { return fx.at("client", 40000), fx.at("vip", 80) }
 func asServer(fx *fixture) (src, dst netip.AddrPort) { return fx.last.Dst, fx.last.Src }
 
-// sctp is a packet of the client with one chunk.
+// sctp is a packet from the client with one chunk.
 func sctp(chunk uint8, tag uint32) func(*fixture) dptest.Packet {
 	return func(fx *fixture) dptest.Packet {
 		p := fx.fromClient(dptest.SCTP, 0)
@@ -268,7 +268,7 @@ func atPort(port uint16) checkFunc {
 	}
 }
 
-// connect opens a connection through the service of the state.
+// connect opens a connection through the state's service.
 func connect(fx *fixture) {
 	with(func(*fixture) {}, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK), tcp(dptest.ACK))(fx)
 }

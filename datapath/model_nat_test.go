@@ -9,10 +9,11 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// This file has what the model knows about NAT flows.
+// This file contains the model of NAT flows.
 
-// opened: the table selects the server of a new flow; no other flow to that server has its source port. The source is
-// one of snatTries that follow from the hash, and each of them may rest after an earlier flow of the client.
+// opened predicts that a packet opens a flow. The table selects the flow's server, and no other flow to that server has
+// its source port. The source is one of snatTries that the hash determines, and each of them may be resting after a
+// previous flow of the client.
 func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) prediction {
 	const snatTries = 6
 	server := m.server(s.way, f)
@@ -55,16 +56,16 @@ func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) predictio
 	})
 }
 
-// gives reports whether the server of an ended flow keeps nothing of it, or has it in TIME_WAIT and accepts a SYN from
-// its source port (RFC 1122, 4.2.2.13; there are no timestamps here). Another client gets the port only when the server
-// has nothing to send again.
+// gives reports whether the server of an ended flow has forgotten the flow, or has it in TIME_WAIT and accepts a SYN
+// from its source port (RFC 1122, 4.2.2.13; there are no timestamps here). Another client gets the port only if the
+// server has nothing to resend.
 func (m *model) gives(e *entry, s segment) bool {
 	rests := e.fin == bpf.FinAcknowledged || e.fin == bpf.FinFirst && e.to.back() == s.way
 	return s.proto == dptest.TCP && e.state == bpf.FlowClosed &&
 		(e.fin == bpf.FinOver || int32(s.seq-e.ack) > 0 && rests)
 }
 
-// knownHalfOpen is for packets of the client of a half-open flow.
+// knownHalfOpen is for the client's packets of a half-open flow.
 func (m *model) knownHalfOpen(p dptest.Packet, s segment, e *entry) prediction {
 	var key way
 	for x, other := range m.half {
@@ -111,7 +112,7 @@ func (m *model) confirms(s segment, e *entry) bool {
 	return s.number-e.end >= 1 && s.number-e.end <= 0x10000 || e.again && s.number == e.last+1
 }
 
-// known is for packets of the client of any other flow.
+// known is for the client's packets of any other flow.
 func (m *model) known(p dptest.Packet, s segment, e *entry) prediction {
 	return became(p, func(dptest.Packet) (way, error) { return e.to, nil }, func() {
 		other := m.servers[e.to.back()]
@@ -127,7 +128,7 @@ func (m *model) known(p dptest.Packet, s segment, e *entry) prediction {
 	})
 }
 
-// acknowledge records that the client of an ended flow has all that its server sent.
+// acknowledge records that the client of an ended flow has everything that its server sent.
 func acknowledge(server, client *entry) {
 	if server == nil || client == nil || server.state != bpf.FlowClosed || client.ack != server.end {
 		return
@@ -144,7 +145,7 @@ func (m *model) replied(p dptest.Packet, s segment, e *entry) prediction {
 	return became(p, func(dptest.Packet) (way, error) { return e.to, nil }, func() {
 		other := m.clients[e.to.back()]
 		if other != nil && other.to != s.way.back() {
-			other = nil // a newer flow of the client
+			other = nil // the client has a newer flow
 		}
 		if s.stream {
 			m.follows(s, e, other)
@@ -177,18 +178,18 @@ func (m *model) repliedHalfOpen(p dptest.Packet, s segment, e *entry) prediction
 // inWindow reports whether a sequence number is within 8 MiB of another.
 func inWindow(seq, of uint32) bool { return seq-of+1<<23 <= 1<<24 }
 
-// near reports whether the numbers of a segment of TCP are not far from the last ones of its side.
+// near reports whether a TCP segment's numbers are close to the last ones of its side.
 func (s segment) near(e *entry) bool {
 	return s.proto == dptest.TCP && s.ack && inWindow(s.last(), e.end) && inWindow(s.number, e.ack)
 }
 
-// isAfter reports whether a packet is not of a closed flow, but of the next one.
+// isAfter reports whether a packet belongs not to a closed flow but to the next one.
 func (s segment) isAfter(e *entry) bool {
 	beyond := int32(s.last()-e.end) > 0
 	return s.opens() || s.proto == dptest.TCP && s.ack && (beyond || !s.near(e))
 }
 
-// endedBy reports whether the server of a half-open flow must accept a RST or ABORT of the client.
+// endedBy reports whether the server of a half-open flow must accept a RST or ABORT from the client.
 func (e *entry) endedBy(s segment) bool {
 	switch {
 	case !e.answered:
@@ -200,7 +201,7 @@ func (e *entry) endedBy(s segment) bool {
 	}
 }
 
-// refusedBy reports whether the client of a half-open flow must accept a RST or ABORT of the server.
+// refusedBy reports whether the client of a half-open flow must accept a RST or ABORT from the server.
 func (e *entry) refusedBy(s segment) bool {
 	switch {
 	case s.proto == dptest.SCTP && e.answered:
@@ -214,7 +215,7 @@ func (e *entry) refusedBy(s segment) bool {
 	}
 }
 
-// resets returns what a RST does to a flow: it ends it, or it may be challenged.
+// resets returns whether a RST ends a flow, or may be challenged.
 func (e *entry) resets(s segment, other *entry) (ends, doubted bool) {
 	if s.proto == dptest.SCTP {
 		return s.number == e.ack, false
@@ -227,7 +228,7 @@ func (e *entry) resets(s segment, other *entry) (ends, doubted bool) {
 	return ahead == 0 || last && ahead <= 1<<20, last || ahead <= 0xffff
 }
 
-// follows updates one side of an established flow of TCP or SCTP by its packet.
+// follows updates one side of an established TCP or SCTP flow with its packet.
 func (m *model) follows(s segment, e, other *entry) {
 	sctp := s.proto == dptest.SCTP
 	both := func(set func(*entry)) {

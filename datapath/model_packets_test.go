@@ -14,7 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// newModel makes a fixture with services of every kind, and its model.
+// newModel creates a fixture with services of every kind, and its model.
 func newModel(t *testing.T, h hookName, v6 bool) *model {
 	fx := shared(t, h, v6, func(o *Options) {
 		acceptTunnels(o)
@@ -46,7 +46,7 @@ func newModel(t *testing.T, h hookName, v6 bool) *model {
 	return m
 }
 
-// packet makes a random packet that is likely to match the state of the datapath.
+// packet returns a random packet that is likely to match the datapath's state.
 func (m *model) packet(rnd *rand.Rand) dptest.Packet {
 	fx := m.fx
 	one := func(ports ...uint16) uint16 { return ports[rnd.IntN(len(ports))] }
@@ -99,7 +99,7 @@ func (m *model) packet(rnd *rand.Rand) dptest.Packet {
 	return p
 }
 
-// number gives a packet numbers that fit its flow, or nearly.
+// number gives a packet sequence numbers that fit its flow, or nearly.
 func (m *model) number(rnd *rand.Rand, p *dptest.Packet) {
 	x := way{p.Src, p.Dst, p.Proto}
 	near := func(n uint32) uint32 {
@@ -153,7 +153,7 @@ func (m *model) vary(rnd *rand.Rand, p *dptest.Packet) {
 	case 10:
 		*p = icmp(13, 127)(fx)
 	case 11:
-		if p.Dst.Port() != 90 || segmentOf(*p).opens() { // of others to that port, a sample is checked
+		if p.Dst.Port() != 90 || segmentOf(*p).opens() { // only a sample of others is checked
 			p.Src = fx.at([]string{"vip", "self"}[rnd.IntN(2)], p.Src.Port())
 		}
 	case 12:
@@ -179,7 +179,7 @@ func (m *model) replies() (keys []way) {
 
 var seed = flag.Uint64("seed", 0, "makes a random test the same as one that printed it; 0: any")
 
-// seeded returns random numbers. A test that fails prints how to have them again.
+// seeded returns a random number generator. A failed test prints how to repeat its numbers.
 func seeded(t *testing.T) *rand.Rand {
 	used := *seed
 	if used == 0 {
@@ -195,7 +195,7 @@ func seeded(t *testing.T) *rand.Rand {
 
 var modelPackets = flag.Int("packets", 6000, "how many packets the model predicts, for each hook and family")
 
-// The model and the programs agree about every packet: the action, the reason, and every field of the output.
+// The model and the programs agree on every packet: on the action, the reason, and every field of the output.
 func TestModel(t *testing.T) {
 	t.Parallel()
 	packets := *modelPackets
@@ -209,7 +209,7 @@ func TestModel(t *testing.T) {
 			want := m.predict(p)
 			got := m.fx.run(p.Frame())
 			if want.reason == leftAlone.reason {
-				want.reason = got.reason // that of explain, which takes packets without a MAC address
+				want.reason = got.reason // explain's reason, because it ignores MAC addresses
 				others++
 			}
 			if got.did != want.did || got.reason != want.reason {

@@ -11,17 +11,17 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// model predicts the result of a packet, in Go, from the documentation and not from the C code: which of the tables a
-// flow is in, what confirms it, what ends it, and how each packet is translated.
+// model predicts, in Go, what happens to a packet. It is written from the documentation, not from the C code. It knows
+// which table a flow is in, what confirms and ends the flow, and how each packet is translated.
 type model struct {
 	fx       *fixture
 	services []*lb.FrontendPlan
-	half     map[way]*entry // half-open flows, by the tuple of the server's packets
-	clients  map[way]*entry // all others, by the tuples of both sides
+	half     map[way]*entry // half-open flows by the tuple of the server's packets
+	clients  map[way]*entry // all other flows by the tuples of both sides
 	servers  map[way]*entry
 }
 
-// way is the tuple of packets of one direction.
+// way is the tuple of the packets in one direction.
 type way struct {
 	src, dst netip.AddrPort
 	proto    uint8
@@ -31,17 +31,17 @@ func (x way) back() way { return way{x.dst, x.src, x.proto} }
 
 // entry is one side of a NAT flow.
 type entry struct {
-	to              way // the tuple after translation
+	to              way // tuple after translation
 	end, ack        uint32
 	state           bpf.FlowState
 	reset, answered bool
-	// again: a half-open flow with several answers of the server; last is the number of the last one.
+	// again: the server of a half-open flow has answered several times; last is the number of its last answer.
 	again bool
 	last  uint32
-	// unknown: of a server, its numbers follow from its next packet.
+	// unknown: the server's next packet will determine its numbers.
 	unknown   bool
 	fin       bpf.Fin
-	clientEnd uint32 // half-open: the number after the SYN
+	clientEnd uint32 // half-open: number after the SYN
 }
 
 // prediction is the expected result of a packet.
@@ -54,11 +54,10 @@ func drop(reason string) prediction { return prediction{did: "dropped", reason: 
 
 var notOurs = prediction{did: "passed", reason: "not_ours"}
 
-// leftAlone is the prediction for frames to another MAC address: no program counts them.
+// leftAlone is the prediction for frames to another MAC address, which no program counts.
 var leftAlone = prediction{did: "passed", reason: "left alone"}
 
-// halfOpen returns the half-open flow of a client's packet. One that has ended may be there beside it, at another
-// source port.
+// halfOpen returns the half-open flow of a client's packet. An ended one may exist as well, with another source port.
 func (m *model) halfOpen(x way) (found *entry) {
 	for _, e := range m.half {
 		if e.to == x.back() && (found == nil || found.state == bpf.FlowClosed) {
@@ -72,7 +71,7 @@ func (m *model) halfOpen(x way) (found *entry) {
 type segment struct {
 	way
 	syn, ack, fin, rst bool
-	seq, number        uint32 // number is what it acknowledges: TCP's, or the tag of SCTP
+	seq, number        uint32 // number is what the packet acknowledges (TCP), or its tag (SCTP)
 	payload            uint32
 	stream             bool
 }
@@ -92,7 +91,7 @@ func segmentOf(p dptest.Packet) segment {
 	return s
 }
 
-// last is the sequence number after the last byte.
+// last returns the sequence number after the last byte.
 func (s segment) last() uint32 {
 	if s.proto != dptest.TCP {
 		return 0
@@ -105,7 +104,7 @@ func (s segment) last() uint32 {
 
 func (s segment) opens() bool { return !s.stream || s.syn && !s.ack && !s.rst }
 
-// predict drops what nobody may send, before it opens a flow or is answered.
+// predict drops packets that nobody may send before they open a flow or are answered.
 func (m *model) predict(p dptest.Packet) prediction {
 	src := p.Src.Addr()
 	switch {
@@ -192,7 +191,7 @@ func (m *model) refused(s segment, reason string) prediction {
 	return prediction{"sent", reason, check}
 }
 
-// became predicts that a packet is sent with other addresses and one hop less; then updates the model.
+// became predicts that a packet is sent with other addresses and one hop less. It calls then to update the model.
 func became(p dptest.Packet, to func(out dptest.Packet) (way, error), then func()) prediction {
 	if p.TTL == 1 {
 		return drop("ttl_expired")
@@ -239,7 +238,8 @@ func (m *model) dsr(p dptest.Packet, f *lb.FrontendPlan) prediction {
 	}}
 }
 
-// server is the target that a frontend's table selects for a new flow: by NH of the key, as in the programs.
+// server returns the target that a frontend's table selects for a new flow, by the NH hash of its key, as the programs
+// do.
 func (m *model) server(x way, f *lb.FrontendPlan) netip.AddrPort {
 	k := bpf.HashKeys(m.fx.o.HashSeed)
 	word := func(a netip.Addr, i int) uint32 {

@@ -14,7 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// runMany runs frames without explain and without reading the counters, and returns what was done with each.
+// runMany runs frames without explain and without reading the counters, and counts what was done with them.
 func (fx *fixture) runMany(frames [][]byte) (did map[string]int) {
 	fx.t.Helper()
 	did = map[string]int{}
@@ -27,13 +27,13 @@ func (fx *fixture) runMany(frames [][]byte) (did map[string]int) {
 	return did
 }
 
-// invented are packets to VIP:80 from random addresses and ports.
+// invented returns packets to VIP:80 from random addresses and ports.
 func (fx *fixture) invented(rnd *rand.Rand, n int, proto, flags uint8) (frames [][]byte) {
 	for range n {
 		p := fx.fromClient(proto, flags)
 		a := p.Src.Addr().AsSlice()
 		a[len(a)-2], a[len(a)-1] = byte(1+rnd.IntN(250)), byte(rnd.Uint32())
-		a[1] ^= 1 // another network
+		a[1] ^= 1 // in another network
 		addr, _ := netip.AddrFromSlice(a)
 		p.Src = netip.AddrPortFrom(addr, uint16(rnd.Uint32()))
 		p.Seq = rnd.Uint32()
@@ -45,8 +45,8 @@ func (fx *fixture) invented(rnd *rand.Rand, n int, proto, flags uint8) (frames [
 // defaultPorts is the default of snat_ports.
 func defaultPorts(o *Options) { o.SNATPorts = []PortRange{{1024, 32767}, {61000, 65535}} }
 
-// At 200,000 forged SYNs a second and a round-trip time of 50 ms, 10,000 of them arrive between the packets of a
-// handshake. All handshakes succeed, with one backend, even when all source ports are taken.
+// With 200,000 forged SYNs per second and a round-trip time of 50 ms, 10,000 of them arrive between two packets of a
+// handshake. All handshakes with one backend succeed, even when all source ports are in use.
 func TestHandshakesDuringASYNFlood(t *testing.T) {
 	t.Parallel()
 	const between, clients = 10_000, 12
@@ -56,7 +56,7 @@ func TestHandshakesDuringASYNFlood(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(1, 1))
 		flood := func() { fx.runMany(fx.invented(rnd, between, dptest.TCP, dptest.SYN)) }
 		for range 4 {
-			flood() // so that no port is free
+			flood() // use up all ports
 		}
 		var sent [clients]dptest.Packet
 		for step, flags := range []uint8{dptest.SYN, dptest.SYN | dptest.ACK, dptest.ACK} {
@@ -88,7 +88,7 @@ func TestHandshakesDuringASYNFlood(t *testing.T) {
 	}
 }
 
-// While an answer may come, a source port of UDP belongs to the client that asked.
+// While an answer may come, a UDP source port belongs to the client that asked.
 func TestUDPSourcePortsAreNotTakenOver(t *testing.T) {
 	t.Parallel()
 	eachOf(t, func(o *Options) {
@@ -103,7 +103,7 @@ func TestUDPSourcePortsAreNotTakenOver(t *testing.T) {
 	})
 }
 
-// Datagrams of invented sources, with answers and more datagrams, leave room for TCP and for other UDP services.
+// Datagrams from forged sources, with answers and further datagrams, leave entries for TCP and for other UDP services.
 func TestUDPFloodLeavesOthersAlone(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookXDP, false, func(o *Options) { defaultPorts(o); o.MaxFlows = 400 })
@@ -116,7 +116,7 @@ func TestUDPFloodLeavesOthersAlone(t *testing.T) {
 	for i := range 500 {
 		fx.runMany([][]byte{fx.on(1000+i, dptest.UDP, 0).Frame()})
 	}
-	for k, f := range fx.flows().servers { // all of them are answered and send again
+	for k, f := range fx.flows().servers { // all are answered and send again
 		from := netip.AddrPortFrom(bpf.FromAddr(f.Client.Client), bpf.Swap(f.Client.Sport))
 		answer := dptest.Packet{Src: fx.at("b1", 8080), Dst: netip.AddrPortFrom(bpf.FromAddr(k.To), bpf.Swap(k.Dport)),
 			Proto: dptest.UDP, Payload: []byte("answer")}
@@ -124,17 +124,17 @@ func TestUDPFloodLeavesOthersAlone(t *testing.T) {
 		again.Src = from
 		fx.runMany([][]byte{answer.Frame(), again.Frame()})
 	}
-	must.Row(t, "flows of the flooded service", 100, len(fx.confirmed().servers)) // its share
+	must.Row(t, "flows of the flooded service", 100, len(fx.confirmed().servers)) // the service's share
 	other := udp(fx)
 	other.Dst = fx.at("vip", 81)
 	fx.wantReason("another UDP service", other, forwarded)
 	must.Row(t, "a connection by TCP", "", fx.openFlow(lb.TCP, 0))
 }
 
-// age makes the last packet of one side of all flows older.
+// age backdates the last packet of each side of all flows.
 func (fx *fixture) age(clients, servers time.Duration) {
 	fx.t.Helper()
-	fx.clear("sy_snat_used") // programs believe the hints for a second
+	fx.clear("sy_snat_used") // programs rely on hints for a second
 	for _, table := range fx.d.objects.FlowTables() {
 		all := fx.flowsIn(table)
 		for k, f := range all.clients {
@@ -148,7 +148,7 @@ func (fx *fixture) age(clients, servers time.Duration) {
 	}
 }
 
-// A handshake is completed on the server of its SYN when the table changes in between, also its size.
+// A handshake completes with its SYN's server even if the table, or its size, changes in between.
 func TestHandshakeAcrossAChange(t *testing.T) {
 	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
@@ -166,7 +166,7 @@ func TestHandshakeAcrossAChange(t *testing.T) {
 	})
 }
 
-// Floods of datagrams to several services leave room for one that is not flooded.
+// UDP floods of several services leave entries for one that is not flooded.
 func TestUDPFloodsOfSeveralServicesLeaveOthersAlone(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookXDP, false, func(o *Options) { defaultPorts(o); o.MaxFlows = 400 })
@@ -190,7 +190,7 @@ func TestUDPFloodsOfSeveralServicesLeaveOthersAlone(t *testing.T) {
 	}
 }
 
-// Two blind packets in the name of a client, before or after the server has answered, end no handshake.
+// Two blind packets with a client's address, before or after the server has answered, end no handshake.
 func TestForgedSYNAndRSTOfAClient(t *testing.T) {
 	t.Parallel()
 	for _, h := range []hookName{hookTC, hookXDP} {

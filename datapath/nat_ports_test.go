@@ -12,13 +12,13 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// stamped is a packet with a sequence number and a timestamp.
+// stamped returns the packet with a sequence number and a timestamp.
 func stamped(p dptest.Packet, seq, timestamp uint32) dptest.Packet {
 	p.Seq, p.Timestamp = seq, timestamp
 	return p
 }
 
-// closedBy closes the connection of the fixture: each of the two sides sends FIN, in this order.
+// closedBy closes the fixture's connection: each side sends FIN, the server first or last.
 func (fx *fixture) closedBy(server bool) {
 	fx.t.Helper()
 	fins := []dptest.Packet{fx.reply(dptest.FIN | dptest.ACK),
@@ -33,7 +33,7 @@ func (fx *fixture) closedBy(server bool) {
 }
 
 // A source port rests while the server may have its connection in TIME_WAIT, unless the server must accept the SYN (RFC
-// 6191). There is one port here.
+// 6191). There is only one port.
 func TestSourcePortsRest(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -59,7 +59,7 @@ func TestSourcePortsRest(t *testing.T) {
 			fx.service(lb.TCP, "b1")
 			connect(fx)
 			fx.closedBy(tt.serverFirst)
-			if tt.age < 0 { // the server keeps nothing
+			if tt.age < 0 { // the server has forgotten the connection
 				last := stamped(fx.fromClient(dptest.TCP, dptest.ACK), 1011, 0)
 				last.Ack, last.Payload = 5008, nil
 				fx.run(last.Frame())
@@ -72,7 +72,7 @@ func TestSourcePortsRest(t *testing.T) {
 	}
 }
 
-// Flows keep their source ports when snat_ports changes, and answers reach the client; new flows get one of the new
+// When snat_ports changes, flows keep their source ports, and answers reach the client. New flows get one of the new
 // ports.
 func TestSNATPortsChange(t *testing.T) {
 	t.Parallel()
@@ -91,8 +91,8 @@ func TestSNATPortsChange(t *testing.T) {
 	})
 }
 
-// What a server resends after both sides have sent FIN goes to its client, and not to one that got the source port.
-// There is one port here.
+// Data that a server resends after both sides have sent FIN goes to its client, not to a client that claimed the source
+// port. There is only one port.
 func TestUnacknowledgedDataGoesToNoOtherClient(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, onePort)
@@ -100,7 +100,7 @@ func TestUnacknowledgedDataGoesToNoOtherClient(t *testing.T) {
 	connect(fx)
 	answer := fx.reply(dptest.FIN | dptest.ACK)
 	answer.Seq, answer.Ack = 5001, 1001
-	fin := fx.fromClient(dptest.TCP, dptest.FIN|dptest.ACK) // has not received the answer
+	fin := fx.fromClient(dptest.TCP, dptest.FIN|dptest.ACK) // sent before the answer arrived
 	fin.Payload = nil
 	fx.went(answer)
 	fx.went(fin)
@@ -110,8 +110,8 @@ func TestUnacknowledgedDataGoesToNoOtherClient(t *testing.T) {
 	must.Row(t, "the answer, sent again, went to", fx.fromClient(dptest.TCP, 0).Src, fx.run(answer.Frame()).out.Dst)
 }
 
-// The source port of a connection whose client had all does not rest longer because that client has a newer connection
-// from the same port by now, whose entry has replaced that of the older one. There is one port here.
+// If a client has received everything, the source port of its connection does not rest longer because a newer
+// connection from the same client port has replaced the client's entry. There is only one port.
 func TestSourcePortOfAClientThatCameBack(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, onePort)
@@ -125,8 +125,8 @@ func TestSourcePortOfAClientThatCameBack(t *testing.T) {
 	fx.wantReason("the SYN of another client", syn, forwarded)
 }
 
-// A client whose first choices of a source port are all in use gets another one: even the last free port is found. When
-// a server has none, the flow goes to another server. The handshake continues with it.
+// If a client's first choices of a source port are all in use, it gets another one, and even the last free port is
+// found. If a server has none, the flow goes to another server, with which the handshake continues.
 func TestEverySourcePortIsUsed(t *testing.T) {
 	t.Parallel()
 	const ports = 20
@@ -153,8 +153,9 @@ func TestEverySourcePortIsUsed(t *testing.T) {
 	})
 }
 
-// A server that sends SYN cookies answers each SYN with another number. Forged SYNs, before the client's and after it,
-// do not keep the client's ACK from its server, and a RST with the number of a forged one does not end the handshake.
+// A server that sends SYN cookies answers each SYN with another sequence number. Forged SYNs before and after the
+// client's SYN do not keep the client's ACK from its server. A RST with the number of a forged SYN does not end the
+// handshake.
 func TestForgedSYNsAndSYNCookies(t *testing.T) {
 	t.Parallel()
 	for _, h := range []hookName{hookTC, hookXDP} {
@@ -191,8 +192,8 @@ func TestForgedSYNsAndSYNCookies(t *testing.T) {
 	}
 }
 
-// A client that finds the table of flows full is reset. Its reset of the SYN-ACK that the server repeats, which knows
-// nothing of that, ends the connection there. Later connections find room that has become free.
+// A client that finds the flow table full is reset. The server does not know this and repeats its SYN-ACK, and the
+// client's reset in response ends the connection there. Later connections find entries that have become free.
 func TestHandshakeWithAFullTable(t *testing.T) {
 	t.Parallel()
 	eachOf(t, func(o *Options) { o.MaxFlows = 1 }, func(t *testing.T, fx *fixture) {
@@ -254,7 +255,7 @@ func TestForgedINITs(t *testing.T) {
 	}
 }
 
-// every returns frames with sequence numbers at this distance, so that one of them is near any number.
+// every returns frames whose sequence numbers are this far apart, so that one of them is near any number.
 func every(distance uint32, p dptest.Packet) (frames [][]byte) {
 	for seq := uint64(0); seq < 1<<32; seq += uint64(distance) {
 		p.Seq = uint32(seq) + 1<<20
@@ -264,7 +265,7 @@ func every(distance uint32, p dptest.Packet) (frames [][]byte) {
 }
 
 // An attacker who knows the addresses and ports of an idle connection, but no sequence numbers, cannot end it with a
-// few hundred packets: their numbers are outside the window of the receiver, which is silent.
+// few hundred packets. Their numbers are outside the window of the receiver, which stays silent.
 func TestBlindPacketsEndNoIdleConnection(t *testing.T) {
 	t.Parallel()
 	for name, flags := range map[string]uint8{"RST": dptest.RST, "FIN": dptest.FIN | dptest.ACK} {
@@ -278,14 +279,14 @@ func TestBlindPacketsEndNoIdleConnection(t *testing.T) {
 	}
 }
 
-// A RST ends no flow by a number that an invented packet has made the last one.
+// A RST does not end a flow just because its number is the last one, if that number comes from a forged packet.
 func TestBlindDataDoesNotChooseTheNumberOfARST(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, nil)
 	established(fx)
 	data := fx.fromClient(dptest.TCP, dptest.ACK)
-	data.Seq += 1 << 22 // one of 512 has such a number
-	data.Ack += 1 << 22 // and one of 256 that
+	data.Seq += 1 << 22 // 1 in 512 numbers is this close
+	data.Ack += 1 << 22 // and 1 in 256 this close
 	reset := fx.fromClient(dptest.TCP, dptest.RST)
 	reset.Seq = data.Seq + uint32(len(data.Payload))
 	fx.runMany([][]byte{data.Frame(), reset.Frame()})
@@ -294,7 +295,7 @@ func TestBlindDataDoesNotChooseTheNumberOfARST(t *testing.T) {
 	}
 }
 
-// An ABORT ends the handshake of an association only with the tag of the server.
+// An ABORT ends an association's handshake only with the server's tag.
 func TestBlindAbortEndsNoHandshake(t *testing.T) {
 	t.Parallel()
 	const chunkInit, chunkInitAck, chunkAbort, chunkCookieEcho = 1, 2, 6, 10

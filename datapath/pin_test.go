@@ -24,8 +24,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// failures are the ways in which the tests below make Open fail: by an interface that has no Ethernet header, behind
-// one that has, and by a fault after each step.
+// failures are the ways in which the tests below make Open fail: with an interface that has no Ethernet header, after
+// one that has, and with a fault after each step.
 func failures() map[string]func(*Options) {
 	all := map[string]func(*Options){
 		"no Ethernet header": func(o *Options) {
@@ -46,7 +46,7 @@ func failures() map[string]func(*Options) {
 	return all
 }
 
-// A first start that fails leaves no pin, no attached program and no changed sysctl; the next one succeeds.
+// A first start that fails leaves no pin, no attached program and no changed sysctl. The next one succeeds.
 func TestFailedFirstStartLeavesNothing(t *testing.T) {
 	t.Parallel()
 	for name, fail := range failures() {
@@ -69,7 +69,7 @@ func TestFailedFirstStartLeavesNothing(t *testing.T) {
 	}
 }
 
-// A takeover that fails leaves every map, link and program of the earlier agent, and packets are forwarded.
+// A takeover that fails leaves all of the previous agent's maps, links and programs, and packets are forwarded.
 func TestFailedTakeoverLeavesPins(t *testing.T) {
 	t.Parallel()
 	for name, fail := range failures() {
@@ -102,8 +102,8 @@ func TestUnpublishedPinsAreRemoved(t *testing.T) {
 	}
 }
 
-// Directories that no version takes over do not keep the agent from starting: those of a killed first start of another
-// version, and empty ones.
+// Directories that no version takes over do not keep the agent from starting: another version's killed first start, and
+// empty ones.
 func TestUnusedDirectoriesAreRemoved(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookXDP, false, nil)
@@ -139,7 +139,7 @@ func TestOtherSchemaIsRefused(t *testing.T) {
 	must.Equal(t, before, fx.inForce())
 }
 
-// pinArray pins a map of one entry.
+// pinArray pins a map with one entry.
 func pinArray(path string) error {
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	if err != nil {
@@ -149,8 +149,8 @@ func pinArray(path string) error {
 	return m.Pin(path)
 }
 
-// inForce is all that a failed Open could leave or take away: each pin with the id of its object and, for links, of
-// their program; the chained program; the filters of eth0 and its sysctls.
+// inForce returns everything that a failed Open could leave or remove: each pin with its object's id and, for links,
+// their program's id; the tail-called program; and eth0's filters and sysctls.
 func (fx *fixture) inForce() map[string]string {
 	fx.t.Helper()
 	s := map[string]string{}
@@ -199,7 +199,7 @@ func (fx *fixture) inForce() map[string]string {
 	return s
 }
 
-// describePin returns the ids of what is pinned at path.
+// describePin returns the ids of the object pinned at path.
 func describePin(path string) (string, error) {
 	if l, err := link.LoadPinnedLink(path, nil); err == nil {
 		defer l.Close()
@@ -227,7 +227,7 @@ func describePin(path string) (string, error) {
 	return fmt.Sprintf("map %d, program %d", id, prog), err
 }
 
-// runAttached runs a frame through the program that is attached to eth0 as XDP.
+// runAttached runs a frame through the XDP program attached to eth0.
 func (fx *fixture) runAttached(frame []byte) (did string) {
 	fx.t.Helper()
 	fx.do(func() error {
@@ -253,11 +253,12 @@ func (fx *fixture) runAttached(frame []byte) (did string) {
 	return did
 }
 
-// An agent whose pins another mount hides takes over the links of the one before, and serves. Cleanup detaches them.
+// An agent whose pins are hidden by another mount takes over the previous agent's links, and serves. Cleanup detaches
+// them.
 func TestHiddenPins(t *testing.T) {
 	t.Parallel()
 	if labtest.TCHook(t) != "tcx" {
-		return // filters of clsact have no pins
+		return // clsact filters have no pins
 	}
 	for _, mode := range []Mode{ModeTC, ModeXDP} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -300,7 +301,7 @@ func TestHiddenPins(t *testing.T) {
 	}
 }
 
-// Pins that were hidden are in force again when they are shown, and locked.
+// Hidden pins are used and locked again when they reappear.
 func TestHiddenPinsAreShownAgain(t *testing.T) {
 	t.Parallel()
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})

@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A client that reuses its port for another server has the same source port there: it follows from a hash. What happens
-// to the earlier flow must not concern the live one.
+// A client that reuses its port with another server has the same source port there, because the hash determines it.
+// Events of the previous flow must not affect the live one.
 
-// reopened lets a client close a connection, the server first, and open another one from the same port, to another
+// reopened lets a client close a connection, the server first, and open another one from the same port to another
 // server. It returns a packet of the new connection.
 func reopened(t *testing.T, fx *fixture) (ack dptest.Packet) {
 	t.Helper()
@@ -27,7 +27,7 @@ func reopened(t *testing.T, fx *fixture) (ack dptest.Packet) {
 	return opensAgain(t, fx, first)
 }
 
-// opensAgain lets a client open another connection from the same port, to b2, and returns a packet of it.
+// opensAgain lets a client open another connection from the same port to b2, and returns a packet of it.
 func opensAgain(t *testing.T, fx *fixture, first dptest.Packet) (ack dptest.Packet) {
 	t.Helper()
 	fx.service(lb.TCP, "b2")
@@ -41,8 +41,8 @@ func opensAgain(t *testing.T, fx *fixture, first dptest.Packet) (ack dptest.Pack
 	return ack
 }
 
-// The SYN of another client, which takes the rested source port at the first server, must not end the live connection,
-// whether the closed one has expired or not.
+// Another client's SYN, which takes the rested source port at the first server, must not end the live connection,
+// whether or not the closed one has expired.
 func TestAClaimedPortEndsNoOtherFlow(t *testing.T) {
 	t.Parallel()
 	eachOf(t, onePort, func(t *testing.T, fx *fixture) {
@@ -53,7 +53,7 @@ func TestAClaimedPortEndsNoOtherFlow(t *testing.T) {
 			if expired {
 				fx.closedHaveRested()
 			}
-			fx.clear("sy_snat_used") // programs believe the hints for a second
+			fx.clear("sy_snat_used") // programs rely on hints for a second
 			fx.service(lb.TCP, "b1") // the first server is back
 			fx.run(bare(fx.on(1, dptest.TCP, dptest.SYN), seq, 0).Frame())
 			r := fx.run(ack.Frame())
@@ -83,7 +83,7 @@ func TestReclaimEndsNoOtherFlow(t *testing.T) {
 		live := fx.last.Dst.Addr()
 		fx.closedHaveRested()
 		before := len(fx.confirmed().servers)
-		for i := range 30 { // other clients, to any server
+		for i := range 30 { // other clients, with any server
 			syn := fx.on(i, dptest.TCP, dptest.SYN)
 			syn.Payload = nil
 			if r := fx.run(syn.Frame()); r.did != "sent" {
@@ -100,7 +100,7 @@ func TestReclaimEndsNoOtherFlow(t *testing.T) {
 	})
 }
 
-// hungAndReopened lets the client close its side of a flow, which expires, and open another one from the same port, to
+// hungAndReopened lets the client close its side of a flow, which expires, and open another one from the same port to
 // another server. It returns packets of both.
 func hungAndReopened(t *testing.T, fx *fixture) (hung, ack dptest.Packet) {
 	t.Helper()
@@ -112,7 +112,7 @@ func hungAndReopened(t *testing.T, fx *fixture) (hung, ack dptest.Packet) {
 	return hung, opensAgain(t, fx, hung)
 }
 
-// The agent keeps the expired flow as long as the newer connection of the client lives.
+// The agent keeps the expired flow as long as the client's newer connection lives.
 func TestAnExpiredFlowIsRemovedBesideAnotherOne(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, onePort)
@@ -128,7 +128,7 @@ func TestNoResetOfAnotherFlow(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		fx := newFixture(t, hookTC, v6, onePort)
 		hung, ack := hungAndReopened(t, fx)
-		fx.collect() // more than once while the client's connection lives
+		fx.collect() // several times while the client's connection lives
 		plan := fx.service(lb.TCP, "b1", "b2")
 		fx.goDown(plan, hung.Dst)
 		var s int
@@ -156,7 +156,7 @@ func TestNoResetOfAnotherFlow(t *testing.T) {
 	}
 }
 
-// Datagrams of other clients, which take the source port at the first server, do not move a live UDP flow.
+// Other clients' datagrams, which take the source port at the first server, do not move a live UDP flow.
 func TestAnExpiredUDPFlowMovesNoOtherOne(t *testing.T) {
 	t.Parallel()
 	few := func(o *Options) { o.MaxFlows = 10_000; o.SNATPorts = []PortRange{{61000, 61007}} }
@@ -166,14 +166,14 @@ func TestAnExpiredUDPFlowMovesNoOtherOne(t *testing.T) {
 		first := fx.last
 		fx.went(fx.reply(0))
 		fx.went(udp(fx))
-		fx.age(4*time.Minute, 4*time.Minute) // idle, not yet collected
+		fx.age(4*time.Minute, 4*time.Minute) // idle, but not yet collected
 		fx.service(lb.UDP, "b2")
 		fx.went(udp(fx))
 		live := fx.last
 		fx.went(fx.reply(0))
 		fx.went(udp(fx))
 		must.Equal(t, first.Src, live.Src)
-		fx.service(lb.UDP, "b1") // back; b2 is drained: the live flow keeps it
+		fx.service(lb.UDP, "b1") // b1 is back and b2 drains, but the live flow keeps b2
 		must.Equal(t, live.Dst, fx.run(udp(fx).Frame()).out.Dst)
 		for i := range 16 {
 			fx.run(fx.on(i, dptest.UDP, 0).Frame())
@@ -185,7 +185,7 @@ func TestAnExpiredUDPFlowMovesNoOtherOne(t *testing.T) {
 	})
 }
 
-// The ACK that ends a connection frees its source port, including on the fast path of XDP.
+// The ACK that ends a connection frees its source port, even on XDP's fast path.
 func TestLastACKAfterASimultaneousClose(t *testing.T) {
 	t.Parallel()
 	eachOf(t, onePort, func(t *testing.T, fx *fixture) {
@@ -193,7 +193,7 @@ func TestLastACKAfterASimultaneousClose(t *testing.T) {
 		connect(fx)
 		answer := fx.reply(dptest.FIN | dptest.ACK)
 		answer.Seq, answer.Ack = 5001, 1001
-		fin := fx.fromClient(dptest.TCP, dptest.FIN|dptest.ACK) // has not received the answer
+		fin := fx.fromClient(dptest.TCP, dptest.FIN|dptest.ACK) // sent before the answer arrived
 		fin.Payload = nil
 		fx.went(answer)
 		fx.went(fin)

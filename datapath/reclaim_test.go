@@ -22,7 +22,7 @@ func (fx *fixture) agentGone() {
 	}
 }
 
-// ageFlows makes the client's flows on these ports look idle for this long.
+// ageFlows backdates the client's flows on these ports.
 func (fx *fixture) ageFlows(by time.Duration, first, last int) {
 	fx.t.Helper()
 	of := func(k bpf.ClientKey) bool {
@@ -50,7 +50,7 @@ func (fx *fixture) put(m *ebpf.Map, k, v any) {
 	must.Do(fx.t, m.Put(k, v))
 }
 
-// openFlow opens the i-th flow of the client, and returns why it could not be.
+// openFlow opens the client's i-th flow. It returns the reason if it cannot.
 func (fx *fixture) openFlow(proto lb.Protocol, i int) string {
 	fx.t.Helper()
 	if proto == lb.UDP {
@@ -75,14 +75,14 @@ func (fx *fixture) goesOn(proto lb.Protocol, i int) {
 	fx.went(fx.reply(flags))
 }
 
-// Without an agent, flows that have ended and flows that are silent make room for new ones, many times the size of the
-// table. Live flows stay.
+// Without an agent, ended and silent flows make space for many times as many new flows as the table has entries. Live
+// flows stay.
 func TestFlowsEndWithoutAnAgent(t *testing.T) {
 	t.Parallel()
 	const size, rounds = 96, 6
 	for name, x := range map[string]struct {
 		proto lb.Protocol
-		ends  func(fx *fixture, i int) // makes a flow end, which is then idle for this long
+		ends  func(fx *fixture, i int) // ends a flow, which is then idle for this long
 		idle  time.Duration
 	}{
 		"ended": {lb.TCP, func(fx *fixture, i int) {
@@ -99,7 +99,7 @@ func TestFlowsEndWithoutAnAgent(t *testing.T) {
 				fx.service(x.proto, "b1", "b2")
 				room := size
 				if x.proto == lb.UDP {
-					room = size / udpPart / 2 // the share of a frontend
+					room = size / udpPart / 2 // a frontend's share
 				}
 				fx.agentGone()
 				const live = 4
@@ -131,9 +131,9 @@ func TestFlowsEndWithoutAnAgent(t *testing.T) {
 	}
 }
 
-// Without an agent a flow is stored only with a place. When the agent ends while the table is full, half of the flows
-// have a place, and as many are served without one. Live flows are never removed, and flows that find no room are
-// refused.
+// Without an agent, a flow is stored only with a place. If the agent ends while the table is full, half of the flows
+// have a place, and the other half are served without one. Live flows are never removed, and flows for which there is
+// no entry are refused.
 func TestFullTableWithoutAnAgent(t *testing.T) {
 	t.Parallel()
 	const size = 96
@@ -166,7 +166,7 @@ func TestFullTableWithoutAnAgent(t *testing.T) {
 	for i := range size {
 		why := fx.openFlow(lb.TCP, i)
 		must.Need(t, why == "", "flow %d: %s", i, why)
-		if i == size/4 { // what was stored before also counts
+		if i == size/4 { // flows that were stored before count as well
 			fx.collect()
 		}
 		n := places()
@@ -194,8 +194,8 @@ func TestFullTableWithoutAnAgent(t *testing.T) {
 	must.True(t, n <= 30, "%d flows are left when the agent is back", n)
 }
 
-// The tables of DSR flows are LRU maps, which need no agent: entries of ended flows give way, and flows with packets
-// stay.
+// The tables of DSR flows are LRU maps, which need no agent: entries of ended flows are replaced, and flows with
+// packets stay.
 func TestDirectReturnFlowsEndWithoutAnAgent(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookXDP, false, nil)

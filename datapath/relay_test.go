@@ -15,7 +15,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// sources sets the tunnel sources that follow from the nodes.
+// sources sets these nodes as tunnel sources.
 func (fx *fixture) sources(names ...string) error {
 	var all []netip.Addr
 	for _, name := range names {
@@ -24,7 +24,7 @@ func (fx *fixture) sources(names ...string) error {
 	return fx.d.SetTunnelSources(all)
 }
 
-// received runs a tunnel packet of another node.
+// received runs a tunnel packet from another node.
 func (fx *fixture) received(sender string, in dptest.Packet, private ...byte) result {
 	fx.t.Helper()
 	p := dptest.Packet{Src: fx.at(sender, 50000), Dst: fx.at("self", 6090), Proto: dptest.UDP,
@@ -69,7 +69,7 @@ func TestDecapsulatedPackets(t *testing.T) {
 		}
 		fx.reset()
 		n := -1
-		on := func(proto, flags uint8) dptest.Packet { // a new flow, in a slot of this node
+		on := func(proto, flags uint8) dptest.Packet { // a new flow whose slot belongs to this node
 			n++
 			p := ours[n]
 			p.Proto, p.Flags = proto, flags
@@ -126,8 +126,8 @@ func TestDecapsulatedPackets(t *testing.T) {
 	}
 }
 
-// After timeout_udp, datagrams of new flows ask no earlier node. Live flows are still relayed to the node that has
-// them, as long as it has backends and knows them.
+// After timeout_udp, previous nodes are not asked about new UDP flows. Live flows are still relayed to the node that
+// has them, as long as that node has backends and knows the flows.
 func TestDatagramsStopAskingEarlierNodes(t *testing.T) {
 	t.Parallel()
 	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
@@ -169,8 +169,8 @@ func TestDatagramsStopAskingEarlierNodes(t *testing.T) {
 	})
 }
 
-// A node without a serving endpoint may be down: datagrams are no longer relayed through it, and datagrams of another
-// node's flow still get there.
+// A node without a serving endpoint may be down. Datagrams are no longer relayed through it, and datagrams of another
+// node's flow still arrive there.
 func TestDatagramsAvoidNodesThatMayBeDown(t *testing.T) {
 	t.Parallel()
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
@@ -194,7 +194,7 @@ func TestDatagramsAvoidNodesThatMayBeDown(t *testing.T) {
 	})
 }
 
-// by returns a SYN of another client for each n, from one of its ports.
+// by returns a SYN from one of a client's ports, with another client for each n.
 func (fx *fixture) by(n int, port uint16) dptest.Packet {
 	p := fx.on(int(port), dptest.TCP, dptest.SYN)
 	b := p.Src.Addr().AsSlice()
@@ -204,9 +204,9 @@ func (fx *fixture) by(n int, port uint16) dptest.Packet {
 	return p
 }
 
-// With affinity all connections of a client go to one node, which follows from its address. A client that has a backend
-// of an earlier node of its slot stays there for as long as that node accepts new flows; any other is asked for once.
-// Every node asks that of the slot first: two may have a client.
+// With affinity, all of a client's connections go to one node, which its address determines. A client with a backend of
+// a previous node of its slot stays there as long as that node accepts new flows. For any other client, the previous
+// node is asked once. Every node asks the slot's node first, because two nodes may know a client.
 func TestAffinityThroughChangesOfNodes(t *testing.T) {
 	t.Parallel()
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
@@ -279,7 +279,7 @@ func TestAffinityThroughChangesOfNodes(t *testing.T) {
 		fx.reset()
 		fx.change(func(s *lb.Service) { s.Affinity = 0 }, "self", "b2")
 		nodes("self", "b2")
-		for port := range uint16(20) { // as many slots of the table by flows, which has no clients
+		for port := range uint16(20) { // slots by flow hash, whose nodes know no clients
 			opened("affinity is switched on", fx.run(fx.by(here, port).Frame()))
 			syn = fx.by(there, port)
 			fx.sentTo("affinity is switched on", fx.run(syn.Frame()), syn, false, "b2")
@@ -287,8 +287,8 @@ func TestAffinityThroughChangesOfNodes(t *testing.T) {
 	})
 }
 
-// After a change of affinity, datagrams of unknown flows go to the nodes of two tables, and to none of them twice:
-// it would send them to itself.
+// After a change of affinity, datagrams of unknown flows go to the nodes of two tables, but never twice to the same
+// node, which would send them to itself.
 func TestNodesAreListedOnce(t *testing.T) {
 	t.Parallel()
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
@@ -312,7 +312,7 @@ func TestNodesAreListedOnce(t *testing.T) {
 	})
 }
 
-// relays returns how many entries of sy_relays a port has, and how many its frontend has by its share.
+// relays returns the number of a port's entries in sy_relays, and its frontend's number in sy_relay_share.
 func (fx *fixture) relays(port uint16) (entriesOf, share uint32) {
 	fx.t.Helper()
 	for k := range entries[bpf.FlowKey, bpf.Relay](fx.t, fx.d.objects.SyRelays) {
@@ -325,7 +325,7 @@ func (fx *fixture) relays(port uint16) (entriesOf, share uint32) {
 	return entriesOf, share
 }
 
-// on81 is nodes for another service of UDP, on port 81.
+// on81 serves another UDP service, on port 81, with these nodes.
 func (fx *fixture) on81(names ...string) {
 	fx.t.Helper()
 	fx.change(func(s *lb.Service) {
@@ -333,8 +333,8 @@ func (fx *fixture) on81(names ...string) {
 	}, names...)
 }
 
-// Datagrams of invented sources, which an earlier node of their slot never returns, leave room for the flows of other
-// services that are relayed: these stay with their node.
+// Datagrams from forged sources that a previous node of their slot never returns leave entries for other services'
+// relayed flows, which stay with their node.
 func TestAFloodOfRelayedDatagramsLeavesOthersAlone(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, func(o *Options) { o.Delivers = true })
@@ -361,8 +361,8 @@ func TestAFloodOfRelayedDatagramsLeavesOthersAlone(t *testing.T) {
 	must.True(t, err == nil && all == flooded+1, "after a walk: %d entries (%v); want %d", all, err, flooded+1)
 }
 
-// A datagram of a service that has its share of flows comes back from the earlier node and is dropped. Nothing of it is
-// left, so the flows of that service that the earlier node has are relayed on.
+// A datagram of a service that has used its share of flows comes back from the previous node and is dropped. It leaves
+// no entry, so the service's flows on the previous node are still relayed.
 func TestRefusedDatagramsLeaveNoRelays(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, func(o *Options) { o.Delivers, o.MaxFlows = true, 20 })

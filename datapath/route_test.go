@@ -17,7 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// nextHop is the destination MAC address of what is sent for a packet.
+// nextHop returns the destination MAC address that a packet is sent with.
 func (fx *fixture) nextHop(p dptest.Packet) string {
 	fx.t.Helper()
 	r := fx.run(p.Frame())
@@ -25,7 +25,7 @@ func (fx *fixture) nextHop(p dptest.Packet) string {
 	return net.HardwareAddr(r.frame[:6]).String()
 }
 
-// neighbour sets the MAC address of a neighbour.
+// neighbour sets a neighbour's MAC address.
 func (fx *fixture) neighbour(addr netip.Addr, mac ...byte) {
 	fx.t.Helper()
 	fx.do(func() error {
@@ -34,7 +34,7 @@ func (fx *fixture) neighbour(addr netip.Addr, mac ...byte) {
 	})
 }
 
-// A route with several next hops spreads the flows, and all packets of a flow take the same one (D15).
+// A route with several next hops spreads the flows, and all packets of a flow take the same next hop (D15).
 func TestRouteWithSeveralNextHops(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, h hookName, v6 bool) {
@@ -64,7 +64,7 @@ func TestRouteWithSeveralNextHops(t *testing.T) {
 				must.Need(t, mac == first[i], "flow %d took %s and takes %s", i, first[i], mac)
 				count[mac]++
 			}
-			if round == 1 { // the results of the first lookups are no longer used
+			if round == 1 { // the first lookups are no longer cached
 				time.Sleep(300 * time.Millisecond)
 			}
 		}
@@ -74,7 +74,7 @@ func TestRouteWithSeveralNextHops(t *testing.T) {
 	})
 }
 
-// A neighbour that changes its MAC address gets its packets at the new one.
+// A neighbour whose MAC address changes receives its packets at the new one.
 func TestNeighbourChanges(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, h hookName, v6 bool) {
@@ -89,7 +89,7 @@ func TestNeighbourChanges(t *testing.T) {
 	})
 }
 
-// behind returns a client and a server on two links of a balancer, which is the gateway of both. The server answers
+// behind returns a client and a server on two links of a balancer, which is the gateway for both. The server answers
 // HTTP at 10.0.0.2.
 func behind(t *testing.T) (client, balancer, server *lab.Host) {
 	t.Helper()
@@ -145,12 +145,12 @@ func serveBehind(t *testing.T, balancer *lab.Host, mode Mode, change func(*lb.Se
 	must.Do(t, balancer.Do(func() error { return Cleanup(o.PinPath, o.StateDir, quiet) }))
 }
 
-// The balancer forwards to servers behind it and does not route for its clients: packets for other addresses than VIPs
-// take the same path as before the datapath was opened (D6). A router stays one.
+// The balancer forwards to the servers behind it and does not route for its clients. Packets to other addresses than
+// VIPs take the same path as before the datapath was opened (D6). A router stays a router.
 func TestBalancerIsNoRouter(t *testing.T) {
 	t.Parallel()
 	client, balancer, _ := behind(t)
-	// Whether the client gets an answer of the server, of each family, and of the balancer itself.
+	// Whether the client gets an answer from the server, with each family, and from the balancer itself.
 	reached := func() (got [3]bool) {
 		for i, to := range []string{"10.0.0.2", "2001:db8:2::2", "192.0.2.1"} {
 			got[i] = traffic.From(client).Ping(t.Context(), netip.MustParseAddr(to)) == nil
@@ -173,7 +173,7 @@ func TestBalancerIsNoRouter(t *testing.T) {
 	}
 }
 
-// With KeepSource, connections of a client work through the balancer, and the server sees the client's address.
+// With KeepSource, a client's connections work through the balancer, and the server sees the client's address.
 func TestKeepSourceOfConnections(t *testing.T) {
 	t.Parallel()
 	client, balancer, _ := behind(t)
@@ -190,8 +190,8 @@ func TestKeepSourceOfConnections(t *testing.T) {
 	}
 }
 
-// With KeepSource a server receives the address and port of the client, and its replies, which are to the client, come
-// from the VIP. Packets of the server to others are left alone.
+// With KeepSource, a server receives the client's address and port. Its replies to the client come from the VIP. The
+// server's packets to others are left alone.
 func TestKeepSource(t *testing.T) {
 	t.Parallel()
 	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {

@@ -10,7 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// Rows that need other options have their own host; rows that change the host have one for every hook and family.
+// Rows that need other options have their own host. Rows that change the host have one for every hook and family.
 func TestRows(t *testing.T) {
 	t.Parallel()
 	t.Run("together", func(t *testing.T) {
@@ -59,9 +59,9 @@ func (r row) run(t *testing.T, fx *fixture) {
 	}
 }
 
-// wholeFrame is the frame that a packet becomes. Of the packet that was sent it takes what the datapath may choose,
-// which the checks of rows cover: the addresses and ports, the method, what an ICMP error quotes, and the flow label of
-// a tunnel.
+// wholeFrame returns the frame that a packet should become. It takes some fields from the packet that was sent, because
+// the datapath may choose them and the checks of rows cover them: addresses and ports, the method, the packet that an
+// ICMP error quotes, and a tunnel's flow label.
 func wholeFrame(in, out dptest.Packet) []byte {
 	want := in
 	want.TTL = 63
@@ -76,7 +76,7 @@ func wholeFrame(in, out dptest.Packet) []byte {
 			NoSum: true, Inner: &inner, Payload: dptest.GUE(inner)}
 	}
 	frame := want.Frame()
-	copy(frame, []byte{2, 0, 0, 0, 0, 9}) // of all neighbours of the fixture
+	copy(frame, []byte{2, 0, 0, 0, 0, 9}) // the MAC address of all neighbours in the fixture
 	copy(frame[6:], dptest.MAC)
 	return frame
 }
@@ -84,7 +84,7 @@ func wholeFrame(in, out dptest.Packet) []byte {
 // Every reason has a row.
 func TestEveryReasonHasARow(t *testing.T) {
 	names := must.Get(bpf.ReadNames())(t)
-	// icmp_ratelimited and the tunnel keys have their own tests, and no packet causes internal_error.
+	// icmp_ratelimited and the tunnel keys have their own tests. No packet causes internal_error.
 	have := []string{"none", "max", "internal_error", "icmp_ratelimited", "tunnel_key_mismatch", "tunnel_spoofed"}
 	for _, r := range rows {
 		have = append(have, r.reason)

@@ -18,16 +18,16 @@ import (
 // and IPv6.
 type row struct {
 	name   string
-	state  func(fx *fixture) // before the packet
+	state  func(fx *fixture) // run before the packet
 	in     func(fx *fixture) dptest.Packet
 	did    string
 	reason string
 	check  checkFunc
 	option func(*Options)
-	alone  bool // it changes the node, or what reset leaves
+	alone  bool // it changes the node, or state that reset keeps
 }
 
-// checkFunc checks what was sent for a packet.
+// checkFunc checks the packet that was sent for another one.
 type checkFunc func(fx *fixture, in, out dptest.Packet) error
 
 func tcp(flags uint8) func(*fixture) dptest.Packet {
@@ -40,7 +40,7 @@ func web(fx *fixture)      { fx.service(lb.TCP, "b1", "b2") }
 func dns(fx *fixture)      { fx.service(lb.UDP, "b1", "b2") }
 func noServer(fx *fixture) { fx.service(lb.TCP) }
 
-// with returns a state in which packets have been run after another state; each must have been sent.
+// with returns a state in which these packets were run, and sent, after another state.
 func with(state func(*fixture), packets ...func(*fixture) dptest.Packet) func(*fixture) {
 	return func(fx *fixture) {
 		fx.t.Helper()
@@ -56,7 +56,7 @@ func replies(flags uint8) func(*fixture) dptest.Packet {
 	return func(fx *fixture) dptest.Packet { return fx.reply(flags) }
 }
 
-// established is a TCP connection; answered is a UDP flow with an answer.
+// established is a TCP connection, and answered a UDP flow with an answer.
 var (
 	established = with(web, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK), tcp(dptest.ACK))
 	answered    = with(dns, udp, replies(0), udp)
@@ -75,7 +75,7 @@ func toClient(fx *fixture, in, out dptest.Packet) error {
 	return wrong(!ok, "sent back as %+v", out)
 }
 
-// aReset is the answer that RFC 9293, 3.10.7.1 has for a segment of no connection.
+// aReset checks for the answer that RFC 9293, 3.10.7.1 requires for a segment without a connection.
 func aReset(fx *fixture, in, out dptest.Packet) error {
 	want := dptest.Packet{Src: in.Dst, Dst: in.Src, Proto: dptest.TCP, TTL: 64, Flags: dptest.RST}
 	if in.Flags&dptest.ACK != 0 {
@@ -120,7 +120,7 @@ func wrong(bad bool, format string, args ...any) error {
 	return fmt.Errorf(format, args...)
 }
 
-// icmp is an echo request (or, with another type for IPv6, that) to the VIP.
+// icmp is an ICMP packet to the VIP with type t4 or, with IPv6, t6.
 func icmp(t4, t6 uint8) func(fx *fixture) dptest.Packet {
 	return func(fx *fixture) dptest.Packet {
 		p := dptest.Packet{Src: fx.at("client", 0), Dst: fx.at("vip", 0), Proto: dptest.ICMP, Type: t4,
@@ -265,7 +265,7 @@ func samePort(fx *fixture, in, out dptest.Packet) error {
 	return fmt.Errorf("sent from %s, which is in no flow", out.Src)
 }
 
-// otherFlow checks that the packet opened a flow beside the one that had ended, whose port rests.
+// otherFlow checks that the packet opened a flow beside the ended one, whose port rests.
 func otherFlow(fx *fixture, in, out dptest.Packet) error {
 	if half := fx.flowsIn(fx.d.objects.FlowTables()[0]); len(half.servers) != 1 {
 		return fmt.Errorf("%d half-open flows; want 1", len(half.servers))
@@ -277,7 +277,7 @@ func isEstablished(fx *fixture, in, out dptest.Packet) error {
 	return errors.Join(fx.confirmed().want(1, 1), fx.flows().want(1, 1))
 }
 
-// isIn checks the state of both entries of the one flow, and whether a RST marked the sender's.
+// isIn checks the state of both entries of the only flow, and whether a RST marked the sender's entry.
 func isIn(state bpf.FlowState, reset uint8) checkFunc {
 	return func(fx *fixture, in, out dptest.Packet) error {
 		flows := fx.confirmed()
@@ -316,7 +316,7 @@ func (fx *fixture) stopForwarding() {
 	must.Do(fx.t, fx.host.Sysctl(off))
 }
 
-// shrinkMTU sets an MTU on the routes to backends and to the client.
+// shrinkMTU sets an MTU on the routes to the backends and to the client.
 func (fx *fixture) shrinkMTU(mtu int) {
 	fx.do(func() error {
 		nic, err := netlink.LinkByName("eth0")

@@ -10,22 +10,21 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// result is the result of a packet.
 type result struct {
 	did    string // sent, dropped or passed
 	reason string
 	frame  []byte
-	out    dptest.Packet // of frame, when it was sent or decapsulated, and is no fragment
+	out    dptest.Packet // decoded frame, if it was sent or decapsulated and is not a fragment
 }
 
-// run runs a frame through explain and through the hook, and checks that they agree. Packets that XDP passes are run
+// run runs a frame through explain and through the hook, and checks that they agree. It runs packets that XDP passes
 // through tc.
 func (fx *fixture) run(frame []byte) result {
 	fx.t.Helper()
 	r := result{reason: fx.explain(frame), frame: frame}
 	before := fx.counts()
 	r.did, r.frame = fx.through(frame)
-	// The counted reason is the final one; sending may fail for another reason than explain returns.
+	// The final reason is counted; sending may fail for a reason that explain does not return.
 	for v, n := range fx.counts() {
 		if n > before[v] {
 			r.reason = v.Reason
@@ -47,7 +46,7 @@ func (fx *fixture) run(frame []byte) result {
 	return r
 }
 
-// through runs a frame through the hook, and through tc when XDP passes it.
+// through runs a frame through the hook, and through tc if XDP passes it.
 func (fx *fixture) through(frame []byte) (did string, out []byte) {
 	fx.t.Helper()
 	if did, out = fx.first(frame); fx.hook == hookXDP && did == "passed" {
@@ -56,7 +55,7 @@ func (fx *fixture) through(frame []byte) (did string, out []byte) {
 	return did, out
 }
 
-// first runs a frame through the hook alone.
+// first runs a frame through the hook only.
 func (fx *fixture) first(frame []byte) (did string, out []byte) {
 	fx.t.Helper()
 	if fx.hook == hookXDP {
@@ -65,7 +64,7 @@ func (fx *fixture) first(frame []byte) (did string, out []byte) {
 	return fx.runTC(frame)
 }
 
-// payload returns n bytes that are not alike.
+// payload returns n bytes that differ.
 func payload(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -91,15 +90,14 @@ func (fx *fixture) runTC(frame []byte) (did string, out []byte) {
 	return fx.runProgram(fx.d.objects.SyTcIn, frame, fx.skb(0), hookTC.verdicts())
 }
 
-// xdpMd is struct xdp_md.
 type xdpMd struct{ Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32 }
 
-// xdp is the context of a frame on the uplink.
+// xdp returns the context of a frame on the uplink.
 func (fx *fixture) xdp(frame []byte) xdpMd {
 	return xdpMd{DataEnd: uint32(len(frame)), Ingress: fx.nic}
 }
 
-// verdicts are what the programs of a hook may return.
+// verdicts returns the possible results of a hook's programs.
 func (h hookName) verdicts() map[uint32]string {
 	if h == hookXDP {
 		return map[uint32]string{1: "dropped", 2: "passed", 3: "sent", 4: "sent"}
@@ -107,8 +105,8 @@ func (h hookName) verdicts() map[uint32]string {
 	return map[uint32]string{2: "dropped", 0xffffffff: "passed", 7: "sent"}
 }
 
-// skb is the context of a packet on the uplink: struct __sk_buff, of which mark is the third word and ifindex the
-// eleventh.
+// skb returns the context of a packet on the uplink: struct __sk_buff, whose third word is mark and whose eleventh is
+// ifindex.
 func (fx *fixture) skb(mark uint32) []byte {
 	skb := make([]byte, 192)
 	binary.NativeEndian.PutUint32(skb[8:], mark)
@@ -136,16 +134,16 @@ func (fx *fixture) counts() map[Verdict]uint64 {
 	return must.Get(fx.d.Stats())(fx.t).Packets
 }
 
-// explain returns the reason that sy_explain gives.
+// explain returns the reason from sy_explain.
 func (fx *fixture) explain(frame []byte) string {
 	fx.t.Helper()
 	return fx.d.names.Reasons[fx.explained(frame).V.Reason]
 }
 
-// explained is the result of sy_explain for a frame.
+// explained returns the result of sy_explain for a frame.
 func (fx *fixture) explained(frame []byte) (e bpf.Explained) {
 	fx.t.Helper()
-	padded := append(frame[:len(frame):len(frame)], make([]byte, 256)...) // room for the result
+	padded := append(frame[:len(frame):len(frame)], make([]byte, 256)...) // space for the result
 	fx.do(func() (err error) {
 		e, err = fx.d.verifier.ExplainFrame(padded)
 		return err
@@ -153,7 +151,7 @@ func (fx *fixture) explained(frame []byte) (e bpf.Explained) {
 	return e
 }
 
-// wantDid runs a packet and checks what was done with it.
+// wantDid runs a packet and checks what happened to it.
 func (fx *fixture) wantDid(when string, p dptest.Packet, did string) {
 	fx.t.Helper()
 	r := fx.run(p.Frame())

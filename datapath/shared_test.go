@@ -25,14 +25,14 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// pool has the fixtures that tests share: the verifier takes a second for each.
+// pool holds the fixtures that tests share, because the verifier takes a second for each fixture.
 var pool = struct {
 	sync.Mutex
-	free map[string][]*fixture // that no test uses, by their options
+	free map[string][]*fixture // unused ones, by their options
 	labs []*lab.Lab
 }{free: map[string][]*fixture{}}
 
-// Tests run in parallel, each with its own hosts. Many wait, so there are two for each processor.
+// Tests run in parallel, each with its own hosts. Many of them wait, so two run per processor.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	given := false
@@ -61,8 +61,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// shared returns a fixture without services and flows, which the test has for itself. Tests that change the host, or
-// close its datapath, take newFixture.
+// shared returns a fixture without services and flows for the exclusive use of the test. Tests that change the host or
+// close its datapath need newFixture.
 func shared(t *testing.T, h hookName, isV6 bool, change func(*Options)) *fixture {
 	t.Helper()
 	labtest.Root(t)
@@ -110,7 +110,7 @@ func fromPool(t *testing.T, change func(*Options)) *fixture {
 	return fx
 }
 
-// begin brings the datapath to the state after Open.
+// begin restores the state of the datapath after Open.
 func (fx *fixture) begin(t *testing.T, h hookName, isV6 bool) {
 	t.Helper()
 	fx.t, fx.hook, fx.v6 = t, h, isV6
@@ -124,7 +124,7 @@ func (fx *fixture) begin(t *testing.T, h hookName, isV6 bool) {
 	fx.do(func() error { return errors.Join(fx.d.SetTunnelSources(nil), fx.d.SetTunnelKeys(keys)) })
 }
 
-// hostState is what tests may change of a host.
+// hostState returns the state of a host that tests may change.
 func (fx *fixture) hostState() (lines []string) {
 	fx.t.Helper()
 	fx.do(func() error {
@@ -163,7 +163,7 @@ func (fx *fixture) hostState() (lines []string) {
 		return nil
 	})
 	for _, pin := range fx.pinned() {
-		if !strings.Contains(pin, "/chunks/") { // services add some
+		if !strings.Contains(pin, "/chunks/") { // services add chunks
 			lines = append(lines, pin)
 		}
 	}
@@ -173,18 +173,18 @@ func (fx *fixture) hostState() (lines []string) {
 
 // Maps that reset does not clear.
 var (
-	// The services have put entries into these, and remove them.
+	// Services add entries to these and remove them.
 	serviceMaps = []string{"sy_frontends", "sy_port_ranges", "sy_src_allow", "sy_weights", "sy_ended", "sy_vips"}
-	// The entries of these follow from the host, from the options, or from ids that the services keep. Those of
-	// sy_snat_later cost a lookup, and change no verdict.
+	// The host, the options, or ids that the services keep determine the entries of these. An entry in sy_snat_later
+	// costs a lookup but changes no verdict.
 	keptMaps = []string{"sy_addr_filter", "sy_backends", "sy_be_counters", "sy_fe_counters", "sy_frontend_vips",
 		"sy_local_addrs", "sy_next_hops", "sy_progs", "sy_scratch", "sy_servers", "sy_slots", "sy_snat_later",
 		"sy_snat_ports", "sy_tunnel_keys", "sy_tunnel_src", "sy_uplinks"}
-	// Arrays by id, of which tests use the first ones. The last entry is the sum.
+	// Arrays indexed by id, of which tests use the first elements. The last element is the sum.
 	idMaps = []string{"sy_backend_load", "sy_relay_share", "sy_udp_share"}
 )
 
-// reset removes all services, flows, counters and hints. Each map is cleared unless it is named above.
+// reset removes all services, flows, counters and hints. It clears each map that is not named above.
 func (fx *fixture) reset() {
 	fx.t.Helper()
 	held := must.Get(fx.d.Held())(fx.t)
@@ -205,7 +205,6 @@ func (fx *fixture) reset() {
 	fx.do(func() error { return errors.Join(fx.d.flows.Resume(true), fx.d.services.SetLoads(nil)) })
 }
 
-// clear clears maps.
 func (fx *fixture) clear(names ...string) {
 	fx.t.Helper()
 	for _, m := range fx.maps() {
@@ -215,7 +214,6 @@ func (fx *fixture) clear(names ...string) {
 	}
 }
 
-// namedMap is a map of the programs.
 type namedMap struct {
 	*ebpf.Map
 	name string
@@ -231,7 +229,7 @@ func (fx *fixture) maps() (all []namedMap) {
 	return all
 }
 
-// clear deletes the entries of a hash table, and zeroes the entries of an array.
+// clear deletes the entries of a hash table, and zeroes the elements of an array.
 func (m namedMap) clear(t *testing.T) {
 	t.Helper()
 	switch m.Type() {
@@ -259,7 +257,7 @@ func (m namedMap) clear(t *testing.T) {
 		}
 	default:
 		for _, k := range m.keys(t) {
-			if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) { // an LRU evicts
+			if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) { // LRU maps evict
 				t.Fatalf("clear %s: %v", m.name, err)
 			}
 		}

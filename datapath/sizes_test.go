@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IPv4 packets without DF that are larger than the path to a server, or back to a client, are fragmented, as a router
-// does; with DF the sender gets an error. The packets go over the wire, because the kernel makes the fragments.
+// IPv4 packets without DF that are too large for the path to a server, or back to a client, are fragmented as by a
+// router. With DF, the sender receives an error. The packets are sent over the wire, because the kernel fragments them.
 func TestPacketsWithoutDFAreFragmented(t *testing.T) {
 	t.Parallel()
 	for _, h := range []hookName{hookXDP, hookTC} {
@@ -58,11 +58,11 @@ func TestPacketsWithoutDFAreFragmented(t *testing.T) {
 	}
 }
 
-// wire sends to the uplink of the fixture, and receives what leaves there.
+// wire sends to the fixture's uplink, and receives what leaves there.
 type wire struct {
 	fx  *fixture
 	fd  int
-	tag uint16 // of the last frame that was received; 0: none
+	tag uint16 // VLAN tag of the last received frame; 0: none
 }
 
 func (fx *fixture) wire() *wire {
@@ -90,7 +90,7 @@ func (w *wire) send(frame []byte) {
 	must.Get(unix.Write(w.fd, frame))(w.fx.t)
 }
 
-// next returns the next frame with IPv4 from the fixture.
+// next returns the next IP frame from the fixture.
 func (w *wire) next() []byte {
 	w.fx.t.Helper()
 	b, aux := make([]byte, 4096), make([]byte, unix.CmsgSpace(20)) // struct tpacket_auxdata
@@ -105,13 +105,13 @@ func (w *wire) next() []byte {
 	}
 }
 
-// joined returns the packet that the next two frames are the fragments of.
+// joined returns the packet whose fragments are the next two frames.
 func (w *wire) joined() dptest.Packet {
 	w.fx.t.Helper()
 	return must.Get(dptest.Join([][]byte{w.next(), w.next()}))(w.fx.t)
 }
 
-// A VIP answers no ping in fragments, which only a stack could put together (docs/forwarding.md).
+// A VIP does not answer fragmented pings, which only a stack could reassemble (docs/forwarding.md).
 func TestPingInFragments(t *testing.T) {
 	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
@@ -126,7 +126,7 @@ func TestPingInFragments(t *testing.T) {
 	})
 }
 
-// With an MTU of 9000 XDP is attached natively, and frames of several buffers are forwarded and answered.
+// With an MTU of 9000, XDP is attached natively, and frames in several buffers are forwarded and answered.
 func TestJumboFrames(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, h hookName, v6 bool) {
@@ -139,7 +139,7 @@ func TestJumboFrames(t *testing.T) {
 			}
 		})
 		established(fx)
-		// BPF_PROG_TEST_RUN gives XDP one buffer for up to 3520 bytes, and takes up to about 3700 for tc.
+		// BPF_PROG_TEST_RUN passes up to 3520 bytes to XDP in one buffer, and accepts up to about 3700 bytes for tc.
 		const size = 3560
 		run := func(p dptest.Packet) dptest.Packet {
 			did, out := fx.through(p.Frame())
@@ -150,7 +150,7 @@ func TestJumboFrames(t *testing.T) {
 		big := tcp(dptest.ACK | dptest.PSH)(fx)
 		big.Payload = payload(size)
 		was := fx.bytes()
-		// The errors have all contents.
+		// The errors would contain the whole packets.
 		must.True(t, sentOn(fx, big, run(big)) == nil, "forwarded with other contents or headers")
 		must.Row(t, "bytes counted", uint64(len(big.Frame())), fx.bytes()-was)
 		big.Src = fx.at("client", 40001)
@@ -161,7 +161,7 @@ func TestJumboFrames(t *testing.T) {
 	})
 }
 
-// Where XDP sends out of the ingress interface, frames of several buffers do not pass tc.
+// If XDP sends from the ingress interface, frames in several buffers do not pass tc.
 func TestJumboFramesByXDP(t *testing.T) {
 	t.Parallel()
 	for _, v6 := range []bool{false, true} {
@@ -170,7 +170,7 @@ func TestJumboFramesByXDP(t *testing.T) {
 		var objects *bpf.Objects
 		fx.do(func() (err error) {
 			o := fx.o
-			o.Interfaces = []string{"lo"} // has a large MTU and is no veth
+			o.Interfaces = []string{"lo"} // has a large MTU and is not veth
 			objects, _, err = load(o, fx.d.pins.Dir)
 			return err
 		})
@@ -192,7 +192,7 @@ func TestJumboFramesByXDP(t *testing.T) {
 	}
 }
 
-// Packets of servers count as replies, including on the fast path.
+// Servers' packets count as replies, even on the fast path.
 func TestRepliesAreCounted(t *testing.T) {
 	t.Parallel()
 	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
@@ -211,7 +211,7 @@ func TestRepliesAreCounted(t *testing.T) {
 	})
 }
 
-// bytes are those counted for the frontend.
+// bytes returns the number of bytes counted for the frontend.
 func (fx *fixture) bytes() (n uint64) {
 	fx.t.Helper()
 	for _, f := range must.Get(fx.d.Stats())(fx.t).Frontends {
@@ -220,7 +220,7 @@ func (fx *fixture) bytes() (n uint64) {
 	return n
 }
 
-// sentByTunnel runs a packet of 1380 bytes of payload and returns what was sent, from the IP header on.
+// sentByTunnel runs a packet with 1380 bytes of payload and returns what was sent, starting at the IP header.
 func (fx *fixture) sentByTunnel() []byte {
 	fx.t.Helper()
 	p := tcp(dptest.ACK)(fx)
@@ -230,7 +230,7 @@ func (fx *fixture) sentByTunnel() []byte {
 	return r.frame[14:]
 }
 
-// report is an ICMP error of a router with a path MTU, which quotes these bytes.
+// report is a router's ICMP error with a path MTU that quotes these bytes.
 func (fx *fixture) report(mtu uint32, quoted []byte) dptest.Packet {
 	to, _ := netip.AddrFromSlice(quoted[12:16])
 	p := dptest.Packet{Src: fx.at("router", 0), Proto: dptest.ICMP, Type: 3, Code: 4, Rest: mtu, Payload: quoted}
@@ -242,7 +242,7 @@ func (fx *fixture) report(mtu uint32, quoted []byte) dptest.Packet {
 	return p
 }
 
-// A path MTU is believed when the quoted packet may be one of ours, and never below what the family demands.
+// A path MTU is believed only if the quoted packet may be one of ours, and never below the family's minimum.
 func TestForgedPathMTU(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, h hookName, v6 bool) {
@@ -264,7 +264,7 @@ func TestForgedPathMTU(t *testing.T) {
 			if encap == lb.EncapGUE {
 				inner += 12
 			}
-			vipAt := inner + 19 // the last byte of the inner destination
+			vipAt := inner + 19 // last byte of the inner destination
 			if v6 {
 				vipAt = inner + 39
 			}
@@ -304,7 +304,7 @@ func TestForgedPathMTU(t *testing.T) {
 				r := fx.run(fx.report(c.mtu, c.quote).Frame())
 				want := map[bool]string{false: "not_ours", true: "pmtu_learned"}[c.believed]
 				now := learned()
-				if r.reason == "unsupported_protocol" { // dropped: its destination is a VIP
+				if r.reason == "unsupported_protocol" { // dropped, because its destination is a VIP
 					want = r.reason
 				}
 				must.True(t, r.reason == want && c.believed == (now.Mtu == c.mtu) && (c.believed || now == was),
@@ -314,7 +314,7 @@ func TestForgedPathMTU(t *testing.T) {
 	})
 }
 
-// A path MTU never makes an IPv6 packet of 1280 bytes too big: its sender cannot make it smaller.
+// An IPv6 packet of 1280 bytes is never too big for a path MTU, because its sender cannot make it smaller.
 func TestSmallestPacketIsNeverTooBig(t *testing.T) {
 	t.Parallel()
 	for _, h := range []hookName{hookXDP, hookTC} {

@@ -19,7 +19,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// A table is read as it was written, also across chunks; its words are assigned again after collect, not before.
+// A table is read as it was written, even across chunks. Its words are reused after collect, not before.
 func TestTablesAreStored(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)
@@ -44,8 +44,8 @@ func TestTablesAreStored(t *testing.T) {
 	must.True(t, g.Table.First < top, "words of a retired table were not assigned again: %d", g.Table.First)
 }
 
-// The arrays grow once for all plans of a delta, because each time takes a grace period. Room for the next tables is
-// made apart from Apply.
+// The arrays grow once for all plans of a delta, because each time takes a grace period. Words for the next tables are
+// added outside Apply.
 func TestArraysGrowOnce(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)
@@ -62,7 +62,7 @@ func TestArraysGrowOnce(t *testing.T) {
 		must.True(t, c.Grown == 1, "%s grew %d times for one delta; want once", c.Name(), c.Grown)
 	}
 	s := fx.d.services.Slots
-	s.Space.Top = s.Words.Len() * table.LineWords // full
+	s.Space.Top = s.Words.Len() * table.LineWords // all chunks are full
 	fx.do(func() error { return s.Reserve(table.SpareWords) })
 	grown := slots.Grown
 	fx.apply(lb.Delta{Put: delta.Put[:1]})
@@ -71,8 +71,8 @@ func TestArraysGrowOnce(t *testing.T) {
 
 const slotsPerChunk = 65536 // SLOT_CHUNK of bpf/maps.h
 
-// Chunks have the BTF of their template: Linux before 6.2 compares them when a chunk is added, and returns EINVAL for a
-// map without BTF (D1). An array has one size, so that the verifier inlines its lookups.
+// Chunks have their template's BTF. Linux before 6.2 compares it when a chunk is added, and returns EINVAL for a map
+// without BTF (D1). An array has a fixed size, so that the verifier inlines its lookups.
 func TestChunksHaveTheTypesOfTheirTemplate(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)
@@ -85,7 +85,7 @@ func TestChunksHaveTheTypesOfTheirTemplate(t *testing.T) {
 	}
 }
 
-// An agent that takes over finds the tables and assigns none of their words.
+// An agent that takes over finds the tables and does not reuse their words.
 func TestTablesSurviveARestart(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookXDP, false, nil)
@@ -110,7 +110,8 @@ func TestTablesSurviveARestart(t *testing.T) {
 	must.Row(t, "the server of a flow", to, fx.went(fx.on(1, dptest.TCP, dptest.SYN)))
 }
 
-// Memory follows the configuration: without services there is no chunk, with one service one chunk of each kind.
+// Memory follows the configuration: without services there is no chunk, and with one service there is one chunk of each
+// kind.
 func TestMemoryFollowsTheConfiguration(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)
@@ -133,7 +134,7 @@ func TestMemoryFollowsTheConfiguration(t *testing.T) {
 	}
 }
 
-// However many plans are in force, the datapath has the same number of files open (D26).
+// The number of active plans does not change the datapath's number of open files (D26).
 func TestPlansOpenNoFiles(t *testing.T) {
 	fx := newFixture(t, hookTC, false, nil)
 	open := func() int {
@@ -143,17 +144,18 @@ func TestPlansOpenNoFiles(t *testing.T) {
 	fx.service(lb.TCP, "b1", "b2")
 	before := open()
 	var delta lb.Delta
-	const plans = 900 // of 1,024 in a chunk
+	const plans = 900 // out of 1,024 in a chunk
 	for i := range plans {
 		delta.Put = append(delta.Put, lb.Build(sizedService(i, 2, true), nil, lb.Drains{}).Frontends...)
 	}
 	fx.apply(delta)
-	const some = plans / 10 // a chunk of slots; the runtime also opens some
+	const some = plans / 10 // a chunk of slots, and files that the runtime opens
 	after := open()
 	must.True(t, after <= before+some, "%d files with one plan, %d with %d more", before, after, plans)
 }
 
-// Room is made before the first change, and again after frontends were put: no change waits for a grace period.
+// Words are added before the first change, and again after frontends were applied, so no change waits for a grace
+// period.
 func TestRoomIsMadeAheadOfChanges(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)
@@ -174,8 +176,8 @@ func TestRoomIsMadeAheadOfChanges(t *testing.T) {
 	labtest.Until(t, 5*time.Second, "there is room again", room)
 }
 
-// The servers of flows follow from the seed: who does not know it cannot compute which flows go to one server (D23).
-// Balancers with the same seed choose the same server.
+// The seed determines the flows' servers. Nobody without the seed can compute which flows go to the same server (D23).
+// Balancers with the same seed select the same server.
 func TestServersFollowFromTheSeed(t *testing.T) {
 	t.Parallel()
 	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
@@ -201,7 +203,7 @@ func TestServersFollowFromTheSeed(t *testing.T) {
 	})
 }
 
-// filtered returns the bits of the filter that are set in the kernel.
+// filtered returns the number of bits set in the kernel's filter.
 func (fx *fixture) filtered() (n int) {
 	fx.t.Helper()
 	f := fx.d.services.Filter
@@ -215,7 +217,7 @@ func (fx *fixture) filtered() (n int) {
 	return n
 }
 
-// The filter has the addresses in use and no others: after services came and went, and after a takeover by an agent
+// The filter has only the addresses in use: after services were added and removed, and after a takeover by an agent
 // with another seed.
 func TestFilterHasTheAddressesInUse(t *testing.T) {
 	t.Parallel()
@@ -235,7 +237,7 @@ func TestFilterHasTheAddressesInUse(t *testing.T) {
 	})
 }
 
-// Two addresses with one bit: the bit stays until both are removed.
+// If two addresses have the same bit, the bit stays until both are removed.
 func TestFilterCounts(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, nil)

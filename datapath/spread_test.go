@@ -13,14 +13,14 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// nodes puts VIP:80 to pods on these nodes: "self" is this node, its pod is b1; the pods of the others are "far". A
-// node with "-" before its name gets no new flows.
+// nodes serves VIP:80 with pods on these nodes. "self" is this node with pod b1; the other nodes' pods are "far". A
+// node whose name begins with "-" receives no new flows.
 func (fx *fixture) nodes(proto lb.Protocol, names ...string) {
 	fx.t.Helper()
 	fx.spread(proto, false, names...)
 }
 
-// spread is nodes, for a Service whose packets a router may send to any node (AnyNode).
+// spread is nodes for a Service whose packets routers may send to any node (AnyNode).
 func (fx *fixture) spread(proto lb.Protocol, anyNode bool, names ...string) {
 	fx.t.Helper()
 	fx.spreadAllowed(proto, anyNode, nil, names...)
@@ -28,7 +28,7 @@ func (fx *fixture) spread(proto lb.Protocol, anyNode bool, names ...string) {
 
 var bothFamilies = []lb.Family{lb.IPv4, lb.IPv6}
 
-// spreadAllowed is spread, with the sources that may open flows.
+// spreadAllowed is spread with the sources that may open flows.
 func (fx *fixture) spreadAllowed(proto lb.Protocol, anyNode bool, allow []netip.Prefix, names ...string) {
 	fx.t.Helper()
 	fx.change(func(s *lb.Service) {
@@ -40,7 +40,7 @@ func (fx *fixture) spreadAllowed(proto lb.Protocol, anyNode bool, allow []netip.
 	}, names...)
 }
 
-// change is nodes, for a service over TCP as modified by change.
+// change is nodes for a TCP service as modified by change.
 func (fx *fixture) change(change func(*lb.Service), names ...string) {
 	fx.t.Helper()
 	s := &lb.Service{
@@ -68,7 +68,7 @@ func (fx *fixture) change(change func(*lb.Service), names ...string) {
 	fx.apply(lb.Delta{Put: lb.Build(s, nil, lb.Drains{}).Frontends})
 }
 
-// nodeAddr is the address of a node: one of the fixture's hosts, or "192.0.2.N" or "2001:db8::N" for a number.
+// nodeAddr returns a node's address. The name is a host of the fixture, or a number N for 192.0.2.N or 2001:db8::N.
 func (fx *fixture) nodeAddr(name string) netip.Addr {
 	if _, ok := v4[name]; ok {
 		return fx.addr(name)
@@ -79,8 +79,7 @@ func (fx *fixture) nodeAddr(name string) netip.Addr {
 	return netip.MustParseAddr("192.0.2." + name)
 }
 
-// flowOf returns the first packet of a flow that is delivered here, or that is sent to another node. It keeps no
-// entries.
+// flowOf returns the first packet of a flow that is delivered here or sent to another node. It leaves no entries.
 func (fx *fixture) flowOf(here bool) dptest.Packet {
 	fx.t.Helper()
 	for i := range 100 {
@@ -121,7 +120,7 @@ func nodesOf(out dptest.Packet) (a nodeList, err error) {
 // relayed the packet, padding, and the token (bpf/encap.h).
 const privateHead = 4 + 8
 
-// chained is GUE's private data with these nodes.
+// chained returns GUE private data with these nodes.
 func (fx *fixture) chained(passed bool, next ...string) []byte {
 	size := len(fx.addr("self").AsSlice())
 	b := make([]byte, privateHead, privateHead+3*size)
@@ -135,7 +134,7 @@ func (fx *fixture) chained(passed bool, next ...string) []byte {
 	return b[:cap(b)]
 }
 
-// sentTo checks the nodes that a packet is sent to.
+// sentTo checks which nodes a packet is sent to.
 func (fx *fixture) sentTo(when string, r result, in dptest.Packet, passed bool, nodes ...string) {
 	fx.t.Helper()
 	want := nodeList{passed: passed}
@@ -155,9 +154,9 @@ func (fx *fixture) sentTo(when string, r result, in dptest.Packet, passed bool, 
 	}
 }
 
-// A node delivers the flows whose slot has its own id, sends other packets unchanged to the node in their slot, and
-// keeps no entries for those. Flows survive each change of the table: packets are passed to the earlier nodes of their
-// slot.
+// A node delivers flows whose slot has its own id. It sends other packets unchanged to the node in their slot, and
+// stores no entries for them. Flows survive each change of the table, because packets are passed to the previous nodes
+// of their slot.
 func TestSpread(t *testing.T) {
 	t.Parallel()
 	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
@@ -209,8 +208,8 @@ func TestSpread(t *testing.T) {
 	})
 }
 
-// A client uses the port of a closed connection of this node again after the slot moved. This node did not look up the
-// SYN, so packets with the numbers of the new connection must not go to the server of the closed one.
+// A client reuses the port of a closed connection on this node after the slot has moved to another node. This node has
+// not looked up the SYN, so packets with the new connection's numbers must not go to the closed one's server.
 func TestSpreadUsesPortsAgain(t *testing.T) {
 	t.Parallel()
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
@@ -246,8 +245,8 @@ func TestSpreadUsesPortsAgain(t *testing.T) {
 	})
 }
 
-// The first datagram of a flow has no mark: the earlier nodes of the slot are asked first, then the current one opens
-// the flow.
+// Nothing marks the first datagram of a flow. So the slot's previous nodes are asked first, and then the current one
+// opens the flow.
 func TestSpreadDatagrams(t *testing.T) {
 	t.Parallel()
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {

@@ -15,13 +15,13 @@ import (
 )
 
 // The verifier allows 512 bytes of stack for a program and the functions that it calls, each rounded up to 32. Some
-// must stay free: a small change should not be at the limit.
+// must stay free, so that a small change does not reach the limit.
 func TestStackHasRoom(t *testing.T) {
 	t.Parallel()
 	labtest.Root(t)
 	const limit, room = 512, 48
 	spec := must.Get(bpf.LoadSy())(t)
-	for _, name := range []string{"tunnel_decap", "local_delivery", "no_xdp_tx"} { // all branches
+	for _, name := range []string{"tunnel_decap", "local_delivery", "no_xdp_tx"} { // enables all branches
 		must.Do(t, spec.Variables[name].Set(uint8(1)))
 	}
 	for _, m := range spec.Maps {
@@ -42,8 +42,8 @@ func TestStackHasRoom(t *testing.T) {
 	}
 }
 
-// deepest returns the stack of the deepest calls in a program for which the verifier logged the stack of each function,
-// in the order of the instructions.
+// deepest returns the stack size of a program's deepest chain of calls, given the verifier's log with the stack size of
+// each function in the order of the instructions.
 func deepest(t *testing.T, program asm.Instructions, log string) (bytes int, path string) {
 	t.Helper()
 	var functions []string

@@ -16,10 +16,10 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// key returns one of the keys of the tests.
+// key returns a key for tests.
 func key(name string) []byte { return []byte("a key for tests: " + name) }
 
-// keys sets the keys: the first is sent, all are accepted.
+// keys sets the keys: the first is for sending, and all are accepted.
 func (fx *fixture) keys(required bool, names ...string) {
 	fx.t.Helper()
 	k := TunnelKeys{Required: required}
@@ -32,21 +32,21 @@ func (fx *fixture) keys(required bool, names ...string) {
 	must.Do(fx.t, fx.d.SetTunnelKeys(k))
 }
 
-// withToken is private data without a list of nodes, with the token of a key.
+// withToken returns private data without a list of nodes, with a key's token.
 func (fx *fixture) withToken(name string) []byte {
 	b := fx.chained(false)
 	binary.LittleEndian.PutUint64(b[4:], table.TunnelToken(key(name)))
 	return b
 }
 
-// fromNode is what node b2 sends through a tunnel.
+// fromNode is a packet that node b2 sends through a tunnel.
 func (fx *fixture) fromNode(in dptest.Packet, private ...byte) dptest.Packet {
 	return dptest.Packet{Src: fx.at("b2", 50000), Dst: fx.at("self", 6090), Proto: dptest.UDP,
 		Payload: dptest.GUE(in, private...)}
 }
 
-// A packet from the address of a node need not come from the node: pods behind masquerade also have that address. Both
-// kinds of destination require the key, a VIP and an address of this node.
+// A packet from a node's address need not come from the node, because masqueraded pods also have that address. Both
+// kinds of destination, a VIP and an address of this node, require the key.
 func TestTunnelPacketsNeedTheKey(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, h hookName, v6 bool) {
@@ -124,7 +124,7 @@ func (fx *fixture) counted(reason string, f func()) uint64 {
 	return fx.counts()[v] - before
 }
 
-// Packets between nodes carry the first key, on the way to the first node and to the next one.
+// Packets between nodes carry the first key's token, to the first node and to the next one.
 func TestTunnelPacketsCarryTheKey(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, h hookName, v6 bool) {
@@ -159,8 +159,8 @@ func TestTunnelPacketsCarryTheKey(t *testing.T) {
 	})
 }
 
-// A server behind a GUE tunnel gets the token when it is one of tunnel_sources, and so runs Steelyard. Others get plain
-// GUE and no secret of ours.
+// A server behind a GUE tunnel receives the token if it is one of tunnel_sources, and so runs Steelyard. Others receive
+// plain GUE without a secret of ours.
 func TestServersGetTheKeyWhenTheyAreTunnelSources(t *testing.T) {
 	t.Parallel()
 	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
@@ -199,8 +199,7 @@ func TestProbesCarryTheKey(t *testing.T) {
 	}
 }
 
-// The delivering node also checks the allowed sources, because a packet from a tunnel need not come from a node that
-// did.
+// The delivering node also checks the allowed sources, because a tunnel packet need not come from a node that did.
 func TestDecapsulatedPacketsAreFromAllowedSources(t *testing.T) {
 	t.Parallel()
 	for _, v6 := range []bool{false, true} {
@@ -233,7 +232,7 @@ func TestDecapsulatedPacketsAreFromAllowedSources(t *testing.T) {
 	}
 }
 
-// Tunnel packets of the tc programs have the mark with which sy_tc_out lets them pass, and sy_tc_out removes it.
+// The tc programs mark their tunnel packets. sy_tc_out lets marked packets pass, and removes the mark.
 func TestTunnelPacketsAreMarked(t *testing.T) {
 	t.Parallel()
 	for _, v6 := range []bool{false, true} {

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// warns waits until the warnings are one with this text, or with "" none.
+// warns waits until the only warning contains this text or, with "", until there is none.
 func (fx *fixture) warns(want string) {
 	fx.t.Helper()
 	labtest.Until(fx.t, 3*time.Second, "warning: "+want, func() error {
@@ -29,12 +29,12 @@ func (fx *fixture) warns(want string) {
 	})
 }
 
-// toRouter adds the default route.
 func toRouter(fx *fixture) {
 	fx.do(func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(v4["router"])}) })
 }
 
-// A route that takes replies from clients that were served is warned of; others are served, so nothing is withdrawn.
+// A route that diverts replies from clients that were served causes a warning. Other clients are served, so nothing is
+// withdrawn.
 func TestLostClients(t *testing.T) {
 	t.Parallel()
 	blackhole := &netlink.Route{Dst: prefix(v4["client"] + "/32"), Type: unix.RTN_BLACKHOLE}
@@ -58,7 +58,7 @@ func TestLostClients(t *testing.T) {
 	})
 }
 
-// Clients with short connections are watched for a while, and lost ones for longer.
+// Clients with short connections are checked for a while, and lost clients for longer.
 func TestClientsOfShortConnections(t *testing.T) {
 	t.Parallel()
 	blackhole := &netlink.Route{Dst: prefix(v4["client"] + "/32"), Type: unix.RTN_BLACKHOLE}
@@ -91,7 +91,7 @@ func TestClientsOfShortConnections(t *testing.T) {
 	must.Row(t, "at the end", "", look(flow.KeepClients, nil))
 }
 
-// There is a warning when packets from other nodes are not delivered here. This node still announces, because its
+// Packets from other nodes that are not delivered here cause a warning. This node continues to announce, because its
 // announcement does not depend on them.
 func TestInboundFaults(t *testing.T) {
 	t.Parallel()
@@ -131,8 +131,8 @@ func TestInboundFaults(t *testing.T) {
 	}
 }
 
-// Forged packets open flows of the synthetic client on all ports. When their server is removed, nothing is withdrawn:
-// such flows continue, and say nothing about new ones. A fault is still found when there are many of them.
+// Forged packets open flows of the synthetic client on all ports. If their server is removed, nothing is withdrawn,
+// because such flows continue and say nothing about new ones. A fault is found even if there are many such flows.
 func TestForgedFlowsWithdrawNothing(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, func(o *Options) { o.MaxFlows = 300_000 })
@@ -175,7 +175,7 @@ func TestForgedFlowsWithdrawNothing(t *testing.T) {
 		fx.runMany(frames)
 		return fx.went(p)
 	}
-	// removed forges flows from one of this many ports, and removes their server, including from the table's list.
+	// removed forges flows from every step-th port, and removes their server, even from the table's list.
 	removed := func(step int) (left string) {
 		fx.reset()
 		put(time.Hour, "b1", "b2")

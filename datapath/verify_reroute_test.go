@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// When the way to the servers is lost, the default route leads on: that is a fault within a second, unless the servers
-// answer by it.
+// If the path to the servers is lost, the default route still leads somewhere. This is a fault within a second unless
+// the servers answer over it.
 func TestWayToServersIsLost(t *testing.T) {
 	t.Parallel()
 	eth1 := func(f func(netlink.Link) error) func(*fixture) error {
@@ -38,7 +38,7 @@ func TestWayToServersIsLost(t *testing.T) {
 	toPeer := &netlink.Route{Dst: prefix("0.0.0.0/0"), Gw: net.ParseIP(v4["peer"])}
 	for _, tt := range []struct {
 		name       string
-		break_, it func(*fixture) error // it ends the state
+		break_, it func(*fixture) error // it undoes break_
 	}{
 		{"address removed", eth1(func(nic netlink.Link) error { return netlink.AddrDel(nic, ours) }),
 			eth1(func(nic netlink.Link) error { return netlink.AddrAdd(nic, ours) })},
@@ -69,7 +69,7 @@ func TestWayToServersIsLost(t *testing.T) {
 				must.True(t, proto != lb.TCP || strings.Contains(e.Fault, want), "explain: fault %q", e.Fault)
 				fx.do(func() error { return tt.it(fx) })
 				x.becomes("", 3*time.Second)
-				// By another router they answer: that change is none of our business.
+				// If they answer through another router, the change is not a fault.
 				fx.do(func() error { return netlink.RouteReplace(toPeer) })
 				fx.do(func() error { return tt.break_(fx) })
 				x.staysAway(2 * time.Second)
@@ -111,8 +111,8 @@ func TestUnreachableIsNoAnswer(t *testing.T) {
 	}
 }
 
-// An interface that leads to clients and was set down, or does not ask for MAC addresses, is named by the fault. One
-// that is down is so in the status, and explain says it.
+// If an interface towards clients was set down, or does not ask for MAC addresses, the fault names it. If it is down,
+// the status and explain say so.
 func TestInterfaceThatLeadsToClientsIsNamed(t *testing.T) {
 	t.Parallel()
 	router := &netlink.Neigh{
@@ -121,7 +121,7 @@ func TestInterfaceThatLeadsToClientsIsNamed(t *testing.T) {
 	route := func(*fixture) error { return netlink.RouteReplace(&netlink.Route{Gw: net.ParseIP(v4["router"])}) }
 	for _, tt := range []struct {
 		name       string
-		break_, it func(*fixture) error // it ends the state
+		break_, it func(*fixture) error // it undoes break_
 		want       string
 		down       bool
 	}{
@@ -153,7 +153,8 @@ func TestInterfaceThatLeadsToClientsIsNamed(t *testing.T) {
 	}
 }
 
-// An interface towards the servers that was set down is named, whether another route leads on or none does.
+// If an interface towards the servers was set down, the fault names it, whether or not another route still leads
+// somewhere.
 func TestInterfaceThatLeadsToServersIsNamed(t *testing.T) {
 	t.Parallel()
 	for want, dst := range map[string]string{
@@ -175,7 +176,8 @@ func TestInterfaceThatLeadsToServersIsNamed(t *testing.T) {
 	}
 }
 
-// A program of others that drops packets was not looked at while no frontend had backends. It is when one gets them.
+// While no frontend has backends, another program that drops packets is not examined. It is examined when a frontend
+// gets a backend.
 func TestFaultOfTheNodeIsReportedWithTheFirstBackend(t *testing.T) {
 	t.Parallel()
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
@@ -184,7 +186,7 @@ func TestFaultOfTheNodeIsReportedWithTheFirstBackend(t *testing.T) {
 	x.is("does not pass packets on")
 }
 
-// problems waits until these are the only ones.
+// problems waits until these are the only findings.
 func (fx *fixture) problems(want ...string) {
 	fx.t.Helper()
 	labtest.Until(fx.t, 10*time.Second, "the problems are reported", func() error {
@@ -193,7 +195,7 @@ func (fx *fixture) problems(want ...string) {
 	})
 }
 
-// One backend of several that cannot be reached withdraws no address, and is a problem of this node.
+// One unreachable backend of several does not withdraw an address, and is a finding of this node.
 func TestOneUnreachedBackend(t *testing.T) {
 	t.Parallel()
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
@@ -215,8 +217,8 @@ func TestOneUnreachedBackend(t *testing.T) {
 	fx.problems()
 }
 
-// A frontend that gets backends again is verified before Apply returns: a fault that was forgotten while it had none
-// must not let its VIP be announced.
+// A frontend that has backends again is verified before Apply returns. Otherwise its VIP could be announced with a
+// fault that was forgotten while it had none.
 func TestFaultsOfAFrontendWithBackendsAgainAreReportedAtOnce(t *testing.T) {
 	t.Parallel()
 	route := &netlink.Route{Gw: net.ParseIP(v4["router"])}

@@ -17,8 +17,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// A next hop that does not answer ARP makes replies vanish although there is a route. With another one that answers,
-// nothing is wrong.
+// If a next hop does not answer ARP, replies are lost although there is a route. If there is another next hop that
+// answers, this is not a fault.
 func TestDeadRouter(t *testing.T) {
 	t.Parallel()
 	via := func(names ...string) *netlink.Route {
@@ -39,13 +39,13 @@ func TestDeadRouter(t *testing.T) {
 		return wrong(x.of(vip) != want, "fault %q", x.of(vip))
 	})
 	must.Row(t, "the fault of explain", "", fx.explainClient().Fault) // this client is on the link
-	time.Sleep(4 * time.Second)                                       // the kernel asks it again
+	time.Sleep(4 * time.Second)                                       // until the kernel asks it again
 	must.Row(t, "then the fault is", want, x.of(vip))
 	fx.do(func() error { return netlink.RouteReplace(via("down", "router")) })
 	x.becomes("", 3*time.Second)
 }
 
-// So it is with the next hop towards the servers, while health checks are sent to it.
+// The same holds for the next hop towards the servers while health checks are sent to it.
 func TestDeadRouterOfServers(t *testing.T) {
 	t.Parallel()
 	way := func(to string) func() error {
@@ -64,7 +64,7 @@ func TestDeadRouterOfServers(t *testing.T) {
 	})
 }
 
-// send sends a datagram of the node.
+// send sends a datagram from the node.
 func (fx *fixture) send(to string) {
 	fx.t.Helper()
 	fx.do(func() error {
@@ -77,8 +77,8 @@ func (fx *fixture) send(to string) {
 	})
 }
 
-// The loss of the default route is a fault, even if the servers' network has an address that a client could have, on
-// the link or behind a router.
+// The loss of the default route is a fault, even if a client could have an address in the servers' network, on the link
+// or behind a router.
 func TestDefaultRouteIsLost(t *testing.T) {
 	t.Parallel()
 	for name, network := range map[string]string{
@@ -103,7 +103,7 @@ func TestDefaultRouteIsLost(t *testing.T) {
 	}
 }
 
-// A table of the Internet replaces the default route, and where clients are in private networks only, none is needed.
+// No default route is needed with a full Internet table, or if clients are only in private networks.
 func TestNoDefaultRouteIsNeeded(t *testing.T) {
 	t.Parallel()
 	routes := func(names ...string) func(*fixture) {
@@ -140,7 +140,8 @@ func TestNoDefaultRouteIsNeeded(t *testing.T) {
 	}
 }
 
-// behindRouter is a node that serves b1 and whose default route leads to a router that answers, the other end of eth0.
+// behindRouter returns a node that serves b1 and whose default route leads to a router that answers, at the other end
+// of eth0.
 func behindRouter(t *testing.T, isV6 bool) (fx *fixture, x *faults, router netip.Prefix) {
 	t.Helper()
 	router, all := netip.MustParsePrefix("192.0.2.253/24"), "0.0.0.0/0"
@@ -160,7 +161,7 @@ func behindRouter(t *testing.T, isV6 bool) (fx *fixture, x *faults, router netip
 	return fx, x, router
 }
 
-// neighbourEntry returns an entry of the kernel, zero when there is none.
+// neighbourEntry returns a kernel neighbour entry, or zero if there is none.
 func (fx *fixture) neighbourEntry(of netip.Addr) (n netlink.Neigh) {
 	fx.t.Helper()
 	fx.do(func() error {
@@ -175,7 +176,7 @@ func (fx *fixture) neighbourEntry(of netip.Addr) (n netlink.Neigh) {
 	return n
 }
 
-// A router that has just answered is asked again at once, and not when the kernel does, after up to a minute.
+// A router that has just answered is asked again after a second. The kernel would ask it only after up to a minute.
 func TestRouterBecomesSilent(t *testing.T) {
 	t.Parallel()
 	for name, isV6 := range map[string]bool{"IPv4": false, "IPv6": true} {
@@ -191,7 +192,7 @@ func TestRouterBecomesSilent(t *testing.T) {
 	}
 }
 
-// A program that drops packets also drops the answers of routers: it is the reason.
+// A program that drops packets also drops routers' answers. The fault names the program.
 func TestDroppedAnswersHaveAReason(t *testing.T) {
 	t.Parallel()
 	fx, x, router := behindRouter(t, false)
@@ -211,7 +212,8 @@ func TestDroppedAnswersHaveAReason(t *testing.T) {
 	must.Row(t, "explain", x.of(fx.addr("vip")), fx.answer(fx.at("unknown", 40000), fx.at("vip", 80), lb.TCP).Fault)
 }
 
-// A server on the link whose MAC address changes is found, although the kernel sends it nothing.
+// If the MAC address of a server on the link changes, the new one is found, although the kernel sends the server
+// nothing.
 func TestServerGetsAnotherMAC(t *testing.T) {
 	t.Parallel()
 	for _, server := range []string{"192.0.2.253/24", "2001:db8::253/64"} {
@@ -237,7 +239,7 @@ func TestServerGetsAnotherMAC(t *testing.T) {
 	}
 }
 
-// A router that answers requests to all hosts, and none to its own MAC address, stays known all the time.
+// A router that answers requests to all hosts, but not to its own MAC address, never becomes unknown.
 func TestRouterIgnoresUnicastRequests(t *testing.T) {
 	t.Parallel()
 	fx, x, router := behindRouter(t, false)
@@ -254,7 +256,7 @@ func TestRouterIgnoresUnicastRequests(t *testing.T) {
 	must.True(t, n.Confirmed <= 300, "confirmed %d ms ago", 10*n.Confirmed)
 }
 
-// watched is a verified service of b1 with a default route, whose answers about routes do not expire.
+// watchedRoutes returns a verified service of b1 with a default route, whose cached routes do not expire.
 func watchedRoutes(t *testing.T, to string) *fixture {
 	t.Helper()
 	fx, _ := verified(t, ModeTC, false, func(o *Options) { o.FollowRoutes = true }, func(fx *fixture) {
@@ -266,7 +268,7 @@ func watchedRoutes(t *testing.T, to string) *fixture {
 	return fx
 }
 
-// ticks verifies again and again, each time also the routers.
+// ticks runs n verifications, each of which checks the routers as well.
 func (fx *fixture) ticks(n int) {
 	fx.t.Helper()
 	fx.do(func() error {
@@ -278,7 +280,8 @@ func (fx *fixture) ticks(n int) {
 	})
 }
 
-// While a router does not answer, routes are asked for again: the kernel may use another one without a report.
+// While a router does not answer, routes are looked up again, because the kernel may use another router without a
+// report.
 func TestRoutesAreAskedForAgainWhileARouterIsSilent(t *testing.T) {
 	t.Parallel()
 	fx := watchedRoutes(t, "192.0.2.99")
@@ -287,7 +290,7 @@ func TestRoutesAreAskedForAgainWhileARouterIsSilent(t *testing.T) {
 	must.True(t, fx.d.verifier.Routes.Since.After(since), "the answers are kept")
 }
 
-// While nothing changes the kernel is not asked again. A change that is not reported is found when the answers expire.
+// While nothing changes, the kernel is not asked again. A change that is not reported is found when the cache expires.
 func TestRoutesExpire(t *testing.T) {
 	t.Parallel()
 	fx := watchedRoutes(t, v4["router"])
@@ -308,7 +311,7 @@ func TestRoutesExpire(t *testing.T) {
 	must.True(t, !routed() && v.Clients.Chosen == v.Routes.Since, "the kernel was not asked again")
 }
 
-// There may be many backends behind one router: while it answers, the kernel is not asked for the route to each.
+// Many backends may be behind one router. While it answers, the kernel is not asked for the route to each backend.
 func TestRoutesToBackendsAreNotAskedFor(t *testing.T) {
 	t.Parallel()
 	fx := watchedRoutes(t, v4["router"])

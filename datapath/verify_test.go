@@ -28,7 +28,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// faults are the ones that a datapath has reported and not withdrawn.
+// faults holds the faults that a datapath has reported and not withdrawn.
 type faults struct {
 	fx  *fixture
 	mu  sync.Mutex // guards now
@@ -53,7 +53,7 @@ func (x *faults) of(addr netip.Addr) string {
 	return x.now[addr]
 }
 
-// is checks the fault of the VIP: that it has this text, or with "" that there is none.
+// is checks that the VIP's fault contains this text or, with "", that there is none.
 func (x *faults) is(want string) {
 	x.fx.t.Helper()
 	got := x.of(x.fx.addr("vip"))
@@ -68,7 +68,7 @@ func (x *faults) staysAway(d time.Duration) {
 	}
 }
 
-// becomes waits until the VIP has a fault with this text, or with "" none.
+// becomes waits until the VIP's fault contains this text or, with "", until there is none.
 func (x *faults) becomes(want string, within time.Duration) {
 	x.fx.t.Helper()
 	labtest.Until(x.fx.t, within, "the fault is "+want, func() error {
@@ -77,7 +77,7 @@ func (x *faults) becomes(want string, within time.Duration) {
 	})
 }
 
-// verified is newFixture with a watched datapath, and with the faults that it reports.
+// verified is newFixture with a watched datapath, and returns the faults that it reports.
 func verified(t *testing.T, mode Mode, isV6 bool, change func(*Options), prepare func(*fixture)) (*fixture, *faults) {
 	t.Helper()
 	fx := newFixtureWith(t, hookTC, isV6, func(o *Options) {
@@ -91,10 +91,10 @@ func verified(t *testing.T, mode Mode, isV6 bool, change func(*Options), prepare
 	return fx, x
 }
 
-// noticed is the time in which a state is repaired or reported.
+// noticed is the time within which a state is repaired or reported.
 const noticed = time.Second
 
-// repaired returns nil when all programs are in force, and the kernel permits what they need.
+// repaired returns nil if all programs are active and the kernel permits what they need.
 func (fx *fixture) repaired() error {
 	fx.t.Helper()
 	var out []InterfaceStatus
@@ -108,7 +108,7 @@ func (fx *fixture) repaired() error {
 	return wrong(missing != "", "%s", missing)
 }
 
-// repairs returns how many repairs are counted.
+// repairs returns the number of counted repairs.
 func (fx *fixture) repairs() (sum uint64) {
 	for _, n := range fx.d.hooks.Repairs() {
 		sum += n
@@ -116,7 +116,7 @@ func (fx *fixture) repairs() (sum uint64) {
 	return sum
 }
 
-// explainClient explains the first packet of the client to VIP:80.
+// explainClient explains the client's first packet to VIP:80.
 func (fx *fixture) explainClient() lb.Explanation {
 	fx.t.Helper()
 	return fx.answer(fx.at("client", 40000), fx.at("vip", 80), lb.TCP)
@@ -153,7 +153,7 @@ func detach(kind string) func(*fixture) error {
 	}
 }
 
-// Whatever others change on the node is restored within a second.
+// Changes by other software on the node are undone within a second.
 func TestRepairs(t *testing.T) {
 	t.Parallel()
 	tcx := labtest.TCHook(t) == "tcx"
@@ -188,7 +188,7 @@ func TestRepairs(t *testing.T) {
 			return fx.d.objects.SyUplinks.Put(fx.nic%hook.UplinkSlots, bpf.Uplink{})
 		}},
 	} {
-		if !tt.needs { // this kernel has another hook
+		if !tt.needs { // the kernel has another hook
 			continue
 		}
 		t.Run(tt.name, func(t *testing.T) {
@@ -239,15 +239,15 @@ func prefix(text string) *net.IPNet {
 	return n
 }
 
-// A state in which clients get no answer is reported within a second, explain says so, and the report is withdrawn when
-// the state ends.
+// A state in which clients receive no answer is reported within a second, and explain describes it. The report is
+// withdrawn when the state ends.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	defaultRoute := &netlink.Route{Gw: net.ParseIP(v4["router"])}
 	blackhole := &netlink.Route{Dst: prefix(v4["b1"] + "/32"), Type: unix.RTN_BLACKHOLE}
 	for _, tt := range []struct {
 		name       string
-		break_, it func(*fixture) error // it ends the state
+		break_, it func(*fixture) error // it undoes break_
 		want       string
 	}{
 		{"link down", ip(netlink.LinkSetDown), steps(ip(netlink.LinkSetUp),
@@ -277,7 +277,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// The faults of a new frontend are reported before Apply returns: until then its VIP is not announced.
+// A new frontend's faults are reported before Apply returns, so its VIP is not announced.
 func TestFaultsOfANewFrontendAreReportedAtOnce(t *testing.T) {
 	t.Parallel()
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
@@ -288,7 +288,7 @@ func TestFaultsOfANewFrontendAreReportedAtOnce(t *testing.T) {
 		"explain: %s, %s, fault %q", e.Action, e.Reason, e.Fault)
 }
 
-// A packet that this node delivers itself names a backend of the frontend for delivery, not a node.
+// The verdict on a packet that this node delivers itself names a backend of the delivering frontend, not a node.
 func TestDeliveryHereIsNoFault(t *testing.T) {
 	t.Parallel()
 	fx, x := verified(t, ModeTC, false, func(o *Options) { acceptTunnels(o); o.Delivers = true }, func(*fixture) {})
@@ -310,7 +310,7 @@ func (fx *fixture) secondNIC() {
 		lab.LinkOptions{}))
 }
 
-// The interface that leads to a backend gets the programs, at once and when the route changes later.
+// The interface towards a backend gets the programs immediately, and when the route changes later.
 func TestInterfacesFollowRoutes(t *testing.T) {
 	t.Parallel()
 	names := func(fx *fixture) map[string]Mode {
@@ -327,7 +327,7 @@ func TestInterfacesFollowRoutes(t *testing.T) {
 		must.Row(t, "attached to", want, names(fx))
 		x.is("")
 		fx.close()
-		fx.open() // the next agent keeps it, before it has any plan
+		fx.open() // the next agent keeps it before it has any plan
 		must.Row(t, "the next agent is attached to", want, names(fx))
 	})
 	t.Run("a new interface", func(t *testing.T) {
@@ -343,8 +343,7 @@ func TestInterfacesFollowRoutes(t *testing.T) {
 	})
 }
 
-// When nothing works, a round takes about as many synthetic packets as when everything works, not many for each
-// frontend.
+// If nothing works, a round takes about as many synthetic packets as if everything works, not many for each frontend.
 func TestARoundOfManyFaultsIsShort(t *testing.T) {
 	t.Parallel()
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})

@@ -21,8 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// looks returns a function that looks for warnings, each time later by the interval of counters, and returns them. It
-// keeps the present time in now.
+// looks returns a function that runs the checks for warnings and returns the warnings. Each call advances now by the
+// interval at which counters are read.
 func (fx *fixture) looks(now *time.Time) func() string {
 	return func() string {
 		*now = now.Add(verify.WarnEvery)
@@ -38,7 +38,7 @@ func (fx *fixture) looks(now *time.Time) func() string {
 	}
 }
 
-// New connections that are dropped because of a limit are warned of, as long as they are.
+// New connections that are dropped because of a limit cause a warning as long as this happens.
 func TestExhaustedCapacityIsWarnedOf(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, onePort)
@@ -92,7 +92,7 @@ func TestLostRepliesOfAServerAreFound(t *testing.T) {
 	}
 }
 
-// A service that has its share of UDP flows is named.
+// A service that has used its share of UDP flows is named.
 func TestServiceWithItsShareIsNamed(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, func(o *Options) { o.MaxFlows = 4 })
@@ -107,7 +107,7 @@ func TestServiceWithItsShareIsNamed(t *testing.T) {
 	must.Row(t, "with its share", map[string]bool{"web": true}, owners)
 }
 
-// A takeover keeps the tables with their flows, and so their size; another max_flows is warned of.
+// A takeover keeps the tables with their flows, and so their size. A different max_flows causes a warning.
 func TestKeptSizeIsWarnedOf(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = 100 })
@@ -130,7 +130,7 @@ func TestKeptSizeIsWarnedOf(t *testing.T) {
 	}
 }
 
-// Tunnel packets that are dropped for lack of the key are warned of, as long as they arrive.
+// Tunnel packets that are dropped because they lack the key cause a warning as long as they arrive.
 func TestTunnelPacketsWithoutTheKeyAreWarnedOf(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, func(o *Options) {
@@ -162,8 +162,8 @@ func TestVerificationThatDoesNotRun(t *testing.T) {
 	x.is("")
 }
 
-// Without descriptors nothing is known of the network: interfaces are not taken for deleted, no address gets a fault,
-// and that is said.
+// Without descriptors, the state of the network is unknown. Then interfaces are not considered deleted, no address gets
+// a fault, and a warning says so.
 func TestShortageIsNoFault(t *testing.T) {
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
 	fx.service(lb.TCP, "b1")
@@ -177,7 +177,7 @@ func TestShortageIsNoFault(t *testing.T) {
 	var limit unix.Rlimit
 	must.Do(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	none := limit
-	none.Cur = 0 // those that are open stay
+	none.Cur = 0 // open descriptors stay open
 	set := func(limit unix.Rlimit) { must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }
 	defer set(limit)
 	set(none)
@@ -192,8 +192,8 @@ func TestShortageIsNoFault(t *testing.T) {
 	}
 }
 
-// A program of others before ours is run on a synthetic packet where that is permitted; elsewhere a warning says that
-// it is not.
+// Another program that runs before ours is run on a synthetic packet if this is permitted. Otherwise a warning says
+// that it is not.
 func TestProgramsThatMayNotBeExamined(t *testing.T) {
 	t.Parallel()
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
@@ -204,7 +204,7 @@ func TestProgramsThatMayNotBeExamined(t *testing.T) {
 		return strings.Join(lbtest.Texts(fx.d.Findings()), "; ")
 	}
 	must.Row(t, "warnings with all capabilities", "", look())
-	fx.d.hooks.Foreign = map[string]hook.Foreign{} // what was found is not asked again for a while
+	fx.d.hooks.Foreign = map[string]hook.Foreign{} // forget the result, which would be used for a while
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var all [2]unix.CapUserData
 	fx.do(func() error { return unix.Capget(&header, &all[0]) })
@@ -223,7 +223,7 @@ func TestProgramsThatMayNotBeExamined(t *testing.T) {
 	x.is("")
 }
 
-// Where routers know the VIPs, it is said that clients behind them get no replies for lack of a route.
+// If routers know the VIPs, a warning says that clients behind them receive no replies because there is no route.
 func TestNoRouteToClientsIsWarnedOf(t *testing.T) {
 	t.Parallel()
 	fx, x := verified(t, ModeTC, false, func(o *Options) { o.Routers = true }, func(*fixture) {})
@@ -235,7 +235,7 @@ func TestNoRouteToClientsIsWarnedOf(t *testing.T) {
 	x.is("")
 }
 
-// numbered returns the plan of the ith of many services of one backend, with this weight.
+// numbered returns the plan of the i-th of many services with one backend, which has this weight.
 func (fx *fixture) numbered(i, weight int) *lb.FrontendPlan {
 	return lb.Build(&lb.Service{
 		Name: fmt.Sprint(i), VIPs: []netip.Addr{netip.AddrFrom4([4]byte{203, 1, byte(i >> 8), byte(i)})},
@@ -245,7 +245,7 @@ func (fx *fixture) numbered(i, weight int) *lb.FrontendPlan {
 	}, nil, lb.Drains{}).Frontends[0]
 }
 
-// A change of one frontend leaves as much garbage when thousands have a fault as when a few do.
+// A change of one frontend allocates as much memory when thousands have a fault as when a few do.
 func TestAChangeIsIndependentOfOtherFaults(t *testing.T) {
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
 	put := func(from, to int) {
@@ -273,7 +273,7 @@ func TestAChangeIsIndependentOfOtherFaults(t *testing.T) {
 	must.True(t, many <= few+few/2, "a change leaves %d bytes of garbage with 4096 faults, and %d with 16", many, few)
 }
 
-// While this node has a fault, each VIP has it, also one that is put then, and not long one that is removed.
+// While this node has a fault, each VIP has it, including a new one. A removed VIP soon has it no longer.
 func TestFaultsOfTheNodeFollowChanges(t *testing.T) {
 	t.Parallel()
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})

@@ -8,7 +8,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// The sample contains only clients that have proved their address, and at most a fixed number.
+// The sample has at most a fixed number of clients, all of which have proved their address.
 func TestClientSample(t *testing.T) {
 	var s sample
 	vip := func(uint32) netip.Addr { return netip.MustParseAddr("203.0.113.10") }

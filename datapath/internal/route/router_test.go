@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// If there are more routers than are asked at a time, the ones that have not answered are asked each time, and the
-// others in turn.
+// If there are more routers than are asked per round, those that have not answered are asked each time, and the others
+// take turns.
 func TestManyRouters(t *testing.T) {
 	var all []Router
 	r := Routers{Known: map[Router]Asked{}}

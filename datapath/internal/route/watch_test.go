@@ -12,7 +12,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// After an overrun of its socket the Watcher reports that everything may have changed, counts it, and continues.
+// After an overrun of its socket, the Watcher reports that everything may have changed, counts the overrun, and
+// continues.
 func TestWatcherSurvivesAnOverrun(t *testing.T) {
 	t.Parallel()
 	h := labtest.Host(t, labtest.New(t), "h")
@@ -55,7 +56,7 @@ func TestWatcherSurvivesAnOverrun(t *testing.T) {
 		}
 		return err
 	})
-	do(change(200)) // nobody receives
+	do(change(200)) // nobody is receiving
 	must.Run(t, w.Run)
 	found := func(want Changes, what string) {
 		t.Helper()

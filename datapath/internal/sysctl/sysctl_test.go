@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// A state folder that cannot be written does not keep the datapath from forwarding; the value to restore is logged.
+// If the state directory cannot be written, the datapath still forwards, and the value to restore is logged.
 func TestSysctlWithoutAStateFolder(t *testing.T) {
 	dir := t.TempDir()
 	file, setting := filepath.Join(dir, "file"), filepath.Join(dir, "forwarding")
@@ -26,15 +26,16 @@ func TestSysctlWithoutAStateFolder(t *testing.T) {
 	must.True(t, strings.Contains(log.String(), "was=0"), "log %s", log.String())
 }
 
-// In a container settings cannot be written. Cleanup then has none to restore, and an unchanged one is not an error.
+// In a container, settings cannot be written. Then Cleanup has nothing to restore, and an unchanged setting is not an
+// error.
 func TestSysctlThatCannotBeWritten(t *testing.T) {
-	const path = "/proc/sys/kernel/ostype" // nobody may write it
+	const path = "/proc/sys/kernel/ostype" // not writable by anybody
 	dir := t.TempDir()
 	s := must.Get(Open(dir, nil))(t)
 	if err := s.change(path, func(string) string { return "x" }); err == nil || !strings.Contains(err.Error(), path) {
 		t.Fatalf("changed: %v", err)
 	}
-	for _, was := range []map[string]string{{}, {path: "Linux"}} { // recorded before, by an earlier version
+	for _, was := range []map[string]string{{}, {path: "Linux"}} { // recorded by a previous version
 		maps.Copy(s.old, was)
 		must.Do(t, s.save())
 		again, err := Open(dir, nil)

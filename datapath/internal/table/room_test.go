@@ -8,7 +8,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// The last tenth of a table is for services with fewer places than the average, and for those that do not grow.
+// The last tenth of a table is for services with fewer entries than the average, and for those that do not grow.
 func TestRoom(t *testing.T) {
 	services := map[string]lb.Places{"large": {Backends: 700}, "small": {Backends: 5}}
 	for _, tt := range []struct {

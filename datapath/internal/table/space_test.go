@@ -8,7 +8,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// Random tables come and go: no word is assigned twice, and what was released is assigned again.
+// With random tables, no word is assigned twice, and released words are assigned again.
 func TestSpaceAssignsNoWordTwice(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 7))
 	s := newSpace(1<<16, nil)
