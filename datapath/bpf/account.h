@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Counters, and what is kept per backend and client when a flow opens. */
+/* Counters, and state per backend and client that is stored when a flow opens. */
 #pragma once
 #include "decide.h"
 
-/* flow_is_new reports whether the packet opens a flow. */
 static __always_inline int flow_is_new(const struct pkt *p, const struct verdict *v)
 {
 	return (v->commit == COMMIT_OPEN || v->commit == COMMIT_DSR_MARK || v->commit == COMMIT_DSR_OPEN) &&
@@ -44,7 +43,7 @@ static __always_inline void backend_load_add(__u32 backend, int n)
 		__sync_fetch_and_add(l, n);
 }
 
-/* flow_opened stores what is kept per client and frontend when a flow opens. */
+/* flow_opened counts the flow for its backend, and stores the backend for the client if the frontend has affinity. */
 static __always_inline void flow_opened(const struct pkt *p, const struct verdict *v, __u64 now)
 {
 	if (!pkt_opens_flow(p))

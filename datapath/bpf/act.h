@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What XDP and tc share of rewriting, encapsulating and answering a packet. hook is a constant in each caller, so the
- * compiler keeps one branch. */
+/* Rewriting, encapsulating and answering packets, for XDP and tc. hook is a constant in each caller, so the compiler
+ * keeps one branch. */
 #pragma once
 #include "answer.h"
 #include "hook_tc.h"
@@ -107,7 +107,8 @@ static __always_inline int act_reset(void *ctx, enum hook hook, const struct pkt
 }
 
 /* An ICMP error that quotes a packet with an incomplete checksum is correct as long as no device completes the
- * sum: receivers on this host accept it, but a network card could corrupt it. Sending no error is not better. */
+ * checksum. Receivers on this host accept it, but a network card could corrupt it. That is still better than sending no
+ * error. */
 static __always_inline int act_error4(void *ctx, enum hook hook, struct scratch *s)
 {
 	struct error4 *e = (void *)s->headers;
@@ -154,7 +155,7 @@ static __always_inline int act_transform(void *ctx, enum hook hook)
 	return v->method == METHOD_DSR || act_encap(ctx, hook, s);
 }
 
-/* act_answer turns the packet into the answer to it. */
+/* act_answer turns the packet into its answer. */
 static __always_inline int act_answer(void *ctx, enum hook hook)
 {
 	struct scratch *s = scratch_get();

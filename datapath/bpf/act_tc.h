@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* The tc hook. The kernel resolves a next hop without a neighbour entry. */
+/* The tc hook. If a next hop has no neighbour entry, the kernel resolves it. */
 #pragma once
 #include "act.h"
 #include "commit.h"
 #include "route.h"
 
-/* Index of the program that handles a packet after its tunnel headers were removed. */
+/* Index of the program that continues with a packet after its tunnel headers were removed. */
 #define PROG_TC_DECAP 0
 
 /* Programs for tail calls. */
@@ -16,8 +16,8 @@ struct {
 	__uint(max_entries, 1);
 } sy_progs SEC(".maps");
 
-/* Marks a tunnel packet from a redirect until sy_tc_out, which drops other packets to the tunnel port. The kernel
- * clears marks between network namespaces, so pods cannot set it. */
+/* Marks a tunnel packet from its redirect until sy_tc_out, which drops other packets to the tunnel port. The kernel
+ * clears marks between network namespaces, so pods cannot set this one. */
 #define TUNNEL_MARK 0x53580000
 
 /* tc_redirect_neigh sends a packet whose next hop has no neighbour entry. With METHOD_DSR the next hop is the
@@ -41,7 +41,7 @@ __noinline int tc_transform(struct __sk_buff *skb)
 	return act_transform(skb, HOOK_TC);
 }
 
-/* tc_answer turns the packet into the answer to it. */
+/* tc_answer turns the packet into its answer. */
 __noinline int tc_answer(struct __sk_buff *skb)
 {
 	return act_answer(skb, HOOK_TC);
@@ -60,8 +60,8 @@ static __always_inline int tc_deliver(struct __sk_buff *skb, struct scratch *s)
 	return tc_transform(skb) ? TC_ACT_UNSPEC : tc_internal_error();
 }
 
-/* tc_fragment hands a packet to the kernel as if it had arrived on the loopback interface, with its address of zeros.
- * The kernel forwards it, and fragments it as a router does. */
+/* tc_fragment hands a packet to the kernel as if it had arrived on lo, whose MAC address is all zeros. The kernel
+ * forwards and fragments it like a router. */
 static __always_inline int tc_fragment(struct __sk_buff *skb)
 {
 	const __u8 macs[2 * ETH_ALEN] = {};
@@ -92,7 +92,7 @@ static __always_inline int tc_forward(struct __sk_buff *skb, const struct verdic
 	return bpf_redirect(fib->ifindex, 0);
 }
 
-/* tc_segment_len returns the length on the wire of one segment, from the IP header on. */
+/* tc_segment_len returns the length of one segment on the wire, starting at the IP header. */
 static __always_inline __u32 tc_segment_len(struct __sk_buff *skb, const struct pkt *p)
 {
 	if (!skb->gso_size)
@@ -102,7 +102,7 @@ static __always_inline __u32 tc_segment_len(struct __sk_buff *skb, const struct 
 	return p->l4 - p->l3 + sizeof(struct udphdr) + skb->gso_size;
 }
 
-/* tc_decap_vip removes the tunnel headers of a packet for a VIP and continues in sy_tc_decap. */
+/* tc_decap_vip removes the tunnel headers of a packet to a VIP and continues in sy_tc_decap. */
 static __always_inline int tc_decap_vip(struct __sk_buff *skb, struct scratch *s, __u32 n, __be16 type)
 {
 	decap_read_chain((void *)(long)skb->data, (void *)(long)skb->data_end, &s->p, &s->in);
@@ -111,8 +111,8 @@ static __always_inline int tc_decap_vip(struct __sk_buff *skb, struct scratch *s
 	return tc_internal_error();
 }
 
-/* tc_send_back sends an answer to the sender of the packet. A decapsulated packet has its sender behind a route,
- * not on the link. */
+/* tc_send_back sends an answer to the packet's sender. The sender of a decapsulated packet is behind a route, not on
+ * the link. */
 static __always_inline int tc_send_back(struct __sk_buff *skb, const struct decap_ctx *in)
 {
 	return in ? bpf_redirect_neigh(skb->ifindex, 0, 0, 0) : bpf_redirect(skb->ifindex, 0);
@@ -126,14 +126,14 @@ static __always_inline int act_tc(struct __sk_buff *skb, struct scratch *s, stru
 	__be16 type = 0;
 	__u32 n = 0;
 
-	/* The kernel moves one VLAN tag out of the frame before tc, so this is a second one. */
+	/* Before tc, the kernel moves one VLAN tag out of the frame, so this is a second one. */
 	if (p->l3 != sizeof(struct ethhdr) && v->action != ACTION_PASS && v->action != ACTION_DROP)
 		route_drop(v, REASON_VLAN_TAGGED);
 	if (v->action == ACTION_FORWARD && v->local)
 		r = ROUTE_OK;
 	else if (v->action == ACTION_FORWARD)
 		r = route_lookup(skb, tc_segment_len(skb, p), p, v, &s->fib);
-	/* On another link, the tag would be of another network. The kernel forwards fragments without it. */
+	/* On another link, the tag would denote another network. The kernel forwards fragments without the tag. */
 	if (r != ROUTE_NONE && skb->vlan_present && !v->local &&
 	    (r == ROUTE_FRAGMENT || s->fib.ifindex != skb->ifindex))
 		r = route_drop(v, REASON_VLAN_TAGGED);
@@ -155,7 +155,7 @@ static __always_inline int act_tc(struct __sk_buff *skb, struct scratch *s, stru
 			return tc_decap_vip(skb, s, n, type);
 		return tc_decap(skb, n, n, type) ? TC_ACT_UNSPEC : tc_internal_error();
 	case ACTION_PASS:
-		return TC_ACT_UNSPEC; /* the next program on this interface runs */
+		return TC_ACT_UNSPEC; /* run the next program on this interface */
 	case ACTION_DROP:
 		return TC_ACT_SHOT;
 	default:

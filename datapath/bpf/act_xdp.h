@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* The XDP hook: the fast path. XDP passes packets that it cannot send itself unchanged to tc on the same interface. */
+/* The XDP hook, which is the fast path. It passes packets that it cannot send unchanged to tc on the same interface. */
 #pragma once
 #include "act.h"
 #include "commit.h"
@@ -7,21 +7,22 @@
 
 #define XDP_TO_TC XDP_PASS
 
-/* xdp_can_answer reports whether XDP may turn the frame into an answer, and send it out of the ingress interface. */
+/* xdp_can_answer reports whether XDP may turn the frame into an answer and send it from the ingress interface. */
 static __always_inline int xdp_can_answer(struct xdp_md *ctx, const struct pkt *p)
 {
 	return !xdp_has_frags(ctx, p) && (!no_xdp_tx || uplink_xmits(ctx->ingress_ifindex));
 }
 
-/* xdp_can_forward reports whether XDP may send out of the interface of a route. Not every driver sends frames of
- * several buffers that another one has received. */
+/* xdp_can_forward reports whether XDP may send from a route's interface. Not every driver sends frames in several
+ * buffers that another interface has received. */
 static __always_inline int xdp_can_forward(struct xdp_md *ctx, const struct scratch *s)
 {
 	return (s->fib.ifindex == ctx->ingress_ifindex && !no_xdp_tx) || (s->v.to_uplink && !xdp_has_frags(ctx, &s->p));
 }
 
-/* xdp_is_addressed reports whether a frame has the MAC address of the uplink. A switch may flood frames for others,
- * and a promiscuous interface receives them. If the address is unknown, tc decides: it has the kernel's answer. */
+/* xdp_is_addressed reports whether a frame is for the uplink's MAC address. A switch may flood frames for others, and a
+ * promiscuous interface receives them. If the uplink's address is unknown, tc decides, because it knows what the kernel
+ * has decided. */
 static __always_inline int xdp_is_addressed(struct xdp_md *ctx)
 {
 	struct ethhdr *eth = (void *)(long)ctx->data;
@@ -32,7 +33,7 @@ static __always_inline int xdp_is_addressed(struct xdp_md *ctx)
 	return mac_equal(eth->dst, up->mac);
 }
 
-/* xdp_send sends the packet unchanged out of an interface. */
+/* xdp_send sends the packet as it is from an interface. */
 static __always_inline int xdp_send(struct xdp_md *ctx, __u32 ifindex)
 {
 	if (ifindex == ctx->ingress_ifindex && !no_xdp_tx)
@@ -46,7 +47,7 @@ __noinline int xdp_transform(struct xdp_md *ctx)
 	return act_transform(ctx, HOOK_XDP);
 }
 
-/* xdp_answer turns the packet into the answer to it. */
+/* xdp_answer turns the packet into its answer. */
 __noinline int xdp_answer(struct xdp_md *ctx)
 {
 	return act_answer(ctx, HOOK_XDP);
@@ -75,7 +76,7 @@ static __always_inline int act_xdp(struct xdp_md *ctx, struct scratch *s, struct
 	__be16 type = 0;
 	__u32 n = 0;
 
-	/* Other traffic of this node, or a packet that tc handles and counts. */
+	/* Other traffic of this node, or packets that tc handles and counts. */
 	if (v->action == ACTION_PASS || v->local || (local_delivery && v->action == ACTION_DECAP) ||
 	    p->l3 != sizeof(struct ethhdr) || !xdp_is_addressed(ctx) ||
 	    (xdp_has_frags(ctx, p) && ctx->data_end - ctx->data < HEADERS_MAX))
@@ -92,12 +93,12 @@ static __always_inline int act_xdp(struct xdp_md *ctx, struct scratch *s, struct
 		return XDP_TO_TC;
 	if (v->action == ACTION_DECAP)
 		n = decap_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end, p, v, &type);
-	if (v->action == ACTION_DECAP && v->local) /* tc would take the inner packet for a client's */
+	if (v->action == ACTION_DECAP && v->local) /* tc would treat the inner packet as a client's */
 		return XDP_TO_TC;
 	if (v->action > ACTION_FORWARD)
 		answer_ratelimit();
 	if (v->action > ACTION_FORWARD && v->action < ACTION_DECAP && !xdp_answer(ctx))
-		return XDP_TO_TC; /* there is no room behind the frame for the answer; nothing has been changed */
+		return XDP_TO_TC; /* the answer does not fit behind the frame, which is still unchanged */
 	verdict_count(p, v);
 	switch (v->action) {
 	case ACTION_FORWARD:

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Answers sent in the name of a VIP: echo reply, TCP reset, ICMP errors. They leave by the ingress interface. */
+/* Answers on behalf of a VIP: echo replies, TCP resets, ICMP errors. They leave by the ingress interface. */
 #pragma once
 #include "decide.h"
 #include "rewrite.h"
 
-/* tcp_reset_header returns the RST for a packet without a flow (RFC 9293, 3.10.7.1), without its checksum. */
+/* tcp_reset_header returns the RST for a packet without a flow (RFC 9293, 3.10.7.1), without a checksum. */
 static __always_inline struct tcphdr tcp_reset_header(const struct pkt *p)
 {
 	struct tcphdr tcp = { .sport = p->key.t.dport, .dport = p->key.t.sport, .off = 5 << 4, .flags = TCP_RST };
@@ -18,8 +18,8 @@ static __always_inline struct tcphdr tcp_reset_header(const struct pkt *p)
 	return tcp;
 }
 
-/* Bytes of a packet that an ICMP error quotes after the IP header: the ports (the minimum of RFC 792). With IPv6 a
- * fragment header may precede them. */
+/* Number of bytes after the IP header that an ICMP error quotes, enough for the ports (the minimum of RFC 792). With
+ * IPv6 a fragment header may precede them. */
 #define QUOTE 8
 #define QUOTE_LONG 16
 
@@ -35,7 +35,7 @@ struct error6 {
 	__u8 quote[QUOTE_LONG];
 };
 
-/* icmp_strip_extensions makes the answer begin right after the IPv6 header. It returns how many bytes to quote. */
+/* icmp_strip_extensions makes the answer start right after the IPv6 header. It returns the number of bytes to quote. */
 static __always_inline __u32 icmp_strip_extensions(struct pkt *p)
 {
 	__u32 bare = p->l3 + sizeof(struct ip6hdr), quote = p->l4 == bare ? QUOTE : QUOTE_LONG;
@@ -44,7 +44,7 @@ static __always_inline __u32 icmp_strip_extensions(struct pkt *p)
 	return quote;
 }
 
-/* icmp_error_header returns the ICMP header for a verdict: port unreachable, or packet too big with the MTU. */
+/* icmp_error_header returns a verdict's ICMP header: port unreachable, or packet too big with the MTU. */
 static __always_inline struct icmphdr icmp_error_header(const struct pkt *p, const struct verdict *v)
 {
 	struct icmphdr icmp = {};
@@ -60,8 +60,8 @@ static __always_inline struct icmphdr icmp_error_header(const struct pkt *p, con
 	return icmp;
 }
 
-/* icmp_echo_reply turns an echo request into its reply in place. Swapping the addresses of the pseudo header does
- * not change the checksum; only the change of the type does. */
+/* icmp_echo_reply turns an echo request into its reply in place. Swapping the addresses of the pseudo-header does not
+ * change the checksum; changing the type does. */
 static __always_inline int icmp_echo_reply(void *data, void *end, const struct pkt *p)
 {
 	__u16 len = p->l3 + p->l3len - p->l4;
@@ -80,8 +80,8 @@ static __always_inline int icmp_echo_reply(void *data, void *end, const struct p
 	return 1;
 }
 
-/* What has a limit of its own: refusals; packet too big, without which connections hang; and resets for a fault of this
- * node, which may last. */
+/* Kinds of answers with separate rate limits: refusals; packet too big, without which connections hang; and resets
+ * because of a fault of this node, which may last. */
 enum answer_kind {
 	ANSWER_REFUSAL,
 	ANSWER_TOO_BIG,
@@ -101,9 +101,9 @@ static __always_inline enum answer_kind answer_kind(const struct verdict *v)
 					     ANSWER_UNLIMITED;
 }
 
-/* answer_ratelimit takes one token for an answer from this CPU's bucket for its kind. Without a token the verdict
- * becomes a drop, and so it does for IPv4 packets with options, which act_error4 does not quote. It is a global
- * function because of its stack. */
+/* answer_ratelimit takes a token from this CPU's bucket for the kind of answer. If there is none, the verdict becomes a
+ * drop. It also becomes a drop for IPv4 packets with options, which act_error4 does not quote. It is a global function,
+ * so its stack is in use only while it runs. */
 __noinline int answer_ratelimit(void)
 {
 	struct scratch *s = scratch_get();

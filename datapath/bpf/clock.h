@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Ages of entries. If another CPU has written an entry after this one read the clock, its age is 0. */
+/* Ages of entries. If another CPU wrote an entry after this one read the clock, its age is 0. */
 #pragma once
 #include "config.h"
 
-/* A unit of the flow clock is 4 ms, because thousands of half-open flows
- * a second are compared by age. The clock wraps after 208 days. */
+/* A unit of the flow clock is 4 ms, fine enough to compare the ages of half-open flows when thousands open per second.
+ * The clock wraps after 208 days. */
 #define FLOW_CLOCK_SHIFT 22
 
 static __always_inline __u32 flow_clock(void)
@@ -12,7 +12,7 @@ static __always_inline __u32 flow_clock(void)
 	return bpf_ktime_get_coarse_ns() >> FLOW_CLOCK_SHIFT;
 }
 
-/* flow_elapsed returns the time since then, in units of flow_clock. */
+/* flow_elapsed returns the time since then in units of flow_clock. */
 static __always_inline __u32 flow_elapsed(__u32 then, __u32 now)
 {
 	return (__s32)(now - then) > 0 ? now - then : 0;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* commit: the only writer. It runs when the packet can be sent, and before it is sent: a flow may only be opened
- * with a source port of its own, and claiming one is a write that can fail. The verdict then becomes a drop. */
+/* commit: the only writer. It runs once route has found that the packet can be sent, but before the packet is sent. The
+ * reason is that a new flow needs its own source port, and claiming a port is a write that may fail. If it fails, the
+ * verdict becomes a drop. */
 #pragma once
 #include "account.h"
 #include "dsr_commit.h"
@@ -18,7 +19,7 @@ static __always_inline void pmtu_learn(const struct pkt *p, __u64 now)
 	path->seen = now;
 }
 
-/* frag_learn stores the ports of a datagram, given its first fragment. */
+/* frag_learn stores a datagram's ports from its first fragment. */
 static __always_inline void frag_learn(const struct pkt *p)
 {
 	struct fragment_key k = { .src = p->key.t.src, .dst = p->key.t.dst, .id = p->frag_id, .proto = p->key.proto };
@@ -27,15 +28,15 @@ static __always_inline void frag_learn(const struct pkt *p)
 	bpf_map_update_elem(&sy_frags, &k, &f, BPF_ANY);
 }
 
-/* relay_forget removes what relay_learn has stored. */
+/* relay_forget removes the entry of relay_learn. */
 static __always_inline void relay_forget(const struct pkt *p, const struct verdict *v)
 {
 	if (!bpf_map_delete_elem(&sy_relays, &p->key))
 		share_add(&sy_relay_share, v->client.frontend, -1);
 }
 
-/* relay_learn stores the nodes that a datagram is sent to, except the last one, which is this
- * node. It does nothing if the entry would be new and the frontend has used its share. */
+/* relay_learn stores the nodes to which a datagram is sent, except the last one, which is this node. It adds no entry
+ * if the frontend has used its share. */
 static __always_inline void relay_learn(const struct pkt *p, const struct verdict *v)
 {
 	struct relay r = { .next = { v->t.dst, v->chain.next[0], v->chain.next[1] },
@@ -71,7 +72,7 @@ static __always_inline void flow_write(struct scratch *scratch, struct flow *f)
 		dsr_write(p, v, now);
 	if (v->commit == COMMIT_OPEN) {
 		nat_write_open(scratch);
-		if (local_delivery && !pkt_is_stream(p)) /* no earlier node has the flow */
+		if (local_delivery && !pkt_is_stream(p)) /* no previous node has the flow */
 			relay_forget(p, v);
 		if (v->commit == COMMIT_OPEN)
 			flow_opened(p, v, now);
@@ -82,13 +83,12 @@ static __always_inline void flow_write(struct scratch *scratch, struct flow *f)
 		nat_write(scratch, f);
 }
 
-/* commit_needed reports whether commit has anything to write. */
 static __always_inline int commit_needed(const struct scratch *s)
 {
 	return s->v.commit != COMMIT_NONE || s->p.fragment == FRAG_FIRST;
 }
 
-/* commit writes what the verdict requires; f is the flow that decide returned. */
+/* commit writes what the verdict requires. f is the flow that decide returned. */
 __noinline int commit(struct flow *f)
 {
 	struct scratch *s = scratch_get();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* decide: struct pkt → struct verdict. It accesses neither packet nor context and only reads maps, so XDP, tc and
- * explain run the same code. It returns the flow entry so that commit needs no second lookup: with a million flows
+ * explain run the same code. It returns the flow's entry so that commit needs no second lookup. With a million flows,
  * that lookup would be the largest cost of a packet. */
 #pragma once
 #include "spread.h"
@@ -11,14 +11,15 @@ static __always_inline int is_echo_request(const struct pkt *p)
 				(p->v6 && p->key.proto == IPPROTO_ICMPV6 && p->icmp_type == ICMP6_ECHO));
 }
 
-/* A packet to a VIP without a frontend for it. It is never passed to the stack, which would route it back. */
+/* decide_vip handles packets to a VIP without a matching frontend. It never passes them to the stack, which would route
+ * them back. */
 static __always_inline struct flow *decide_vip(const struct pkt *p, struct verdict *v, const struct vip *vip)
 {
 	if (p->fragment == FRAG_LATER)
 		return verdict_set(v, ACTION_DROP, REASON_FRAGMENT_NOT_FOUND);
 	if (proto_has_ports(p->key.proto))
 		return verdict_refuse(p, v, REASON_NO_FRONTEND);
-	/* The stack would also route back a packet from beyond the link (RFC 4861, 6.1 and 7.1). */
+	/* The stack would also route back a packet that was not sent on the link (RFC 4861, 6.1 and 7.1). */
 	if (p->v6 && p->key.proto == IPPROTO_ICMPV6 && p->icmp_type >= ND_FIRST && p->icmp_type <= ND_LAST &&
 	    p->ttl == 255)
 		return verdict_set(v, ACTION_PASS, REASON_NEIGHBOUR_DISCOVERY);
@@ -30,7 +31,7 @@ static __always_inline struct flow *decide_vip(const struct pkt *p, struct verdi
 	return verdict_set(v, ACTION_DROP, REASON_UNSUPPORTED_PROTOCOL);
 }
 
-/* frag_unresolved reports a later fragment whose ports are not known. */
+/* frag_unresolved reports whether a packet is a later fragment whose ports are unknown. */
 static __always_inline int frag_unresolved(const struct pkt *p)
 {
 	return p->fragment == FRAG_LATER && !(p->key.t.sport | p->key.t.dport);
@@ -51,9 +52,9 @@ static __always_inline struct flow *decide_service(const struct pkt *p, struct v
 	return fe->method == METHOD_NAT ? decide_nat(p, v, fe) : decide_dsr(p, v, fe);
 }
 
-/* decide_source drops a packet whose source is a VIP, an address of this node, or a broadcast address of its
- * links, before it opens a flow or is answered. Otherwise servers could answer each other through their VIPs
- * without end. It does not check packets of known flows again, nor stream packets that open no flow. */
+/* decide_source drops a packet that would open a flow or be answered if its source is a VIP, an address of this node,
+ * or a broadcast address of its links. Otherwise servers could answer each other endlessly through their VIPs. It
+ * checks neither packets of known flows nor stream packets that open no flow. */
 static __always_inline void decide_source(const struct pkt *p, struct verdict *v)
 {
 	if ((v->commit == COMMIT_NONE && v->action <= ACTION_FORWARD && pkt_is_stream(p)) ||
@@ -63,8 +64,8 @@ static __always_inline void decide_source(const struct pkt *p, struct verdict *v
 		verdict_drop(v, REASON_SOURCE_IS_LOCAL);
 }
 
-/* in: the context of a decapsulated packet, or NULL. leave_local: tc delivers packets to
- * backends on this node and looks up their flows; the verdict only says that they are local. */
+/* in is the context of a decapsulated packet, or NULL. With leave_local, the verdict for backends on this node only
+ * says that they are local, because tc looks up their flows and delivers the packets. */
 static __always_inline struct flow *decide(const struct pkt *p, enum reason parsed, struct verdict *v,
 					   const struct decap_ctx *in, const int leave_local)
 {
@@ -85,7 +86,7 @@ static __always_inline struct flow *decide(const struct pkt *p, enum reason pars
 				decide_source(p, v);
 			return f;
 		}
-		/* A reply that is not to an address of this node belongs to a frontend that keeps the source. */
+		/* A reply that is not for an address of this node belongs to a frontend that keeps the source. */
 		if ((!(to & ADDR_OWN) || snat_is_used(p->key.t.dport)) && addr_kinds(&p->key.t.src) & ADDR_BACKEND) {
 			struct flow *f = nat_find_reply(p, v);
 
@@ -104,8 +105,8 @@ static __always_inline struct flow *decide(const struct pkt *p, enum reason pars
 		return verdict_set(v, ACTION_PASS, REASON_NOT_OURS);
 	if (parsed != REASON_NONE)
 		return verdict_set(v, ACTION_DROP, parsed);
-	/* The sending node has a frontend that this node does not have yet; the client sends again. An echo request is a
-	 * probe of that node. */
+	/* The sending node has a frontend that this node does not have yet, and the client will send again. An echo request
+	 * is that node's probe. */
 	if (in && !is_echo_request(p))
 		return verdict_set(v, ACTION_DROP, frag_unresolved(p) ? REASON_FRAGMENT_NOT_FOUND : REASON_NO_FRONTEND);
 	decide_vip(p, v, vip);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* decide, for direct server return (DSR): METHOD_DSR and the tunnels. The server answers the client itself, so
- * only one direction passes here. */
+/* decide, for direct server return (DSR): METHOD_DSR and the tunnels. The server answers the client directly, so only
+ * the client's direction passes here. */
 #pragma once
 #include "nat.h"
 #include "pmtu.h"
 
-/* tunnel_set_ports derives the outer source port from the flow hash, for ECMP on the path. */
+/* tunnel_set_ports derives the outer source port from the flow hash, so that ECMP spreads flows. */
 static __always_inline void tunnel_set_ports(struct verdict *v)
 {
 	v->t.sport = bpf_htons(TUNNEL_SPORT_FIRST | (v->hash & 0x3fff));
@@ -28,8 +28,8 @@ static __always_inline struct dsr_flow *dsr_find(const struct flow_key *k)
 	return f ? f : bpf_map_lookup_elem(&sy_dsr_halfopen, k);
 }
 
-/* dsr_timeout_closing: replies do not pass here, so a flow whose client has sent FIN counts as ended until
- * a later packet shows that it continues. Many such entries would evict the entries of idle flows. */
+/* dsr_timeout_closing: replies do not pass here, so a flow whose client has sent FIN counts as ended until a later
+ * packet shows that it continues. With a longer timeout, many such entries would evict the entries of idle flows. */
 static __always_inline __u64 dsr_timeout_closing(const struct dsr_flow *f)
 {
 	return f->asked || timeout_closing < timeout_time_wait ? timeout_closing : timeout_time_wait;
@@ -37,7 +37,7 @@ static __always_inline __u64 dsr_timeout_closing(const struct dsr_flow *f)
 
 static __always_inline int dsr_expired(const struct dsr_flow *f, __u8 proto, __u64 now)
 {
-	/* Only a sample of the packets refreshes the entry. */
+	/* The last two are longer because only a sample of the packets refreshes the entry. */
 	__u64 t = f->state == FLOW_CLOSED    ? timeout_closed :
 		  f->state == FLOW_CLOSING   ? dsr_timeout_closing(f) :
 		  f->state == FLOW_HALF_OPEN ? timeout_half_open :
@@ -47,9 +47,9 @@ static __always_inline int dsr_expired(const struct dsr_flow *f, __u8 proto, __u
 	return elapsed(f->seen, now) > t;
 }
 
-/* dsr_is_over reports whether a SYN opens a new flow and replaces the one in an entry. The SYN may be forged, and
- * so may a FIN or RST before it: if the flow continues, its server gets the SYN and answers as it would without
- * us (RFC 5961, 4.2). A client that needs a new flow sends its third SYN 3 s after the first one (RFC 6298). */
+/* dsr_is_over reports whether a SYN opens a new flow that replaces the one in an entry. The SYN may be forged, and so
+ * may a FIN or RST before it. If the flow continues, its server receives the SYN and answers as it would without us
+ * (RFC 5961, 4.2). A client that needs a new flow sends its third SYN 3 s after the first (RFC 6298). */
 #define DSR_PATIENCE (SECOND * 5 / 2)
 
 static __always_inline int dsr_is_over(const struct dsr_flow *f, __u64 now)
@@ -58,7 +58,7 @@ static __always_inline int dsr_is_over(const struct dsr_flow *f, __u64 now)
 }
 
 /* dsr_valid reports whether an entry still determines the backend. A SYN may open a new connection at its server, so
- * its client must be allowed now. */
+ * its client must still be allowed. */
 static __always_inline int dsr_valid(const struct pkt *p, const struct dsr_flow *f, const struct frontend *fe)
 {
 	__u64 now = bpf_ktime_get_coarse_ns();
@@ -73,7 +73,7 @@ static __always_inline int dsr_valid(const struct pkt *p, const struct dsr_flow 
 	return !dsr_expired(f, p->key.proto, now);
 }
 
-/* dsr_forward sends a packet to the backend of the verdict by DSR. */
+/* dsr_forward sends a packet to the verdict's backend with direct return. */
 static __always_inline struct flow *dsr_forward(const struct pkt *p, struct verdict *v, __u8 method, enum commit c)
 {
 	struct backend *b = backend_get(v->backend);
@@ -107,21 +107,21 @@ static __always_inline struct flow *decide_dsr_known(const struct pkt *p, struct
 	return 0;
 }
 
-/* One packet in this many is looked up although it need not be: it
- * refreshes its flow and finds flows that began on another balancer. */
+/* One in this many packets is looked up although its backend is known. This refreshes the packet's flow, and finds
+ * flows that began on another balancer. */
 #define DSR_SAMPLE_STREAM 128
-#define DSR_SAMPLE_DATAGRAM 8 /* higher, because no flag marks the first datagram of a flow */
+#define DSR_SAMPLE_DATAGRAM 8 /* more often, because no flag marks the first datagram of a flow */
 
 static __always_inline int dsr_sampled(const struct pkt *p)
 {
 	return p->sampled || bpf_get_prandom_u32() % (pkt_is_stream(p) ? DSR_SAMPLE_STREAM : DSR_SAMPLE_DATAGRAM) == 0;
 }
 
-/* decide_dsr_by_hash is for frontends whose slot follows from the hash. As long as a slot keeps its backend, the hash
- * determines the backend: no flow is looked up, and a SYN writes only the pending bit of its flow. The entry is written
- * when the client continues; it is needed once the slot gets another backend. Within a second of that change, a pending
- * flow without an entry began before it and has the previous backend. Later, the bit more likely belongs to another
- * flow with the same hash, and this flow comes from another balancer, where it may have begun after the change. */
+/* decide_dsr_by_hash is for frontends where the hash determines the slot, and so the backend while the slot keeps it.
+ * No flow is looked up, and a SYN writes only its flow's pending bit. When the client continues, the flow's entry is
+ * written, which is needed once the slot gets another backend. Within a second of such a change, a pending flow without
+ * an entry began before the change and has the previous backend. Later, the bit more likely belongs to another flow
+ * with the same hash. Then this flow comes from another balancer, where it may have begun after the change. */
 static __always_inline struct flow *decide_dsr_by_hash(const struct pkt *p, struct verdict *v,
 						       const struct frontend *fe)
 {
@@ -151,14 +151,14 @@ static __always_inline struct flow *decide_dsr_by_hash(const struct pkt *p, stru
 	if (slot_backend(slot) == NO_BACKEND)
 		return verdict_refuse(p, v, REASON_NO_BACKEND);
 	if (first && !kept)
-		c = COMMIT_DSR_OPEN; /* removes the entry of an ended flow, which may name another backend */
+		c = COMMIT_DSR_OPEN; /* removes the entry of an ended flow, which may have another backend */
 	v->backend = !first && !kept && v->dsr_pending && table_is_new(fe) ? table_before(fe, &p->key, h) : NO_BACKEND;
 	if (v->backend == NO_BACKEND)
 		v->backend = slot_backend(slot);
 	return dsr_forward(p, v, fe->method, c);
 }
 
-/* decide_dsr_by_flow is for frontends whose backend does not follow from the hash: each packet looks up its flow. */
+/* decide_dsr_by_flow is for frontends whose backend the hash does not determine, so each packet's flow is looked up. */
 static __always_inline struct flow *decide_dsr_by_flow(const struct pkt *p, struct verdict *v,
 						       const struct frontend *fe)
 {
@@ -182,7 +182,7 @@ static __always_inline struct flow *decide_dsr(const struct pkt *p, struct verdi
 	return decide_dsr_by_flow(p, v, fe);
 }
 
-/* decide_tunnel handles the packets of the tunnels themselves, and reports whether this is one. */
+/* decide_tunnel handles packets of the tunnels themselves, and reports whether this is one. */
 static __always_inline int decide_tunnel(const struct pkt *p, struct verdict *v)
 {
 	if (pmtu_is_report(p)) {

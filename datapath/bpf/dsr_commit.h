@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* commit, for flows by direct return. */
+/* commit, for direct-return flows. */
 #pragma once
 #include "account.h"
 
-/* dsr_store writes an entry. The packet is forwarded even when the write fails. */
+/* dsr_store writes an entry. If the write fails, the packet is forwarded anyway. */
 static __always_inline void dsr_store(void *map, const struct pkt *p, const struct verdict *v, __u8 state, __u64 now)
 {
 	struct dsr_flow f = { .frontend = v->frontend,
@@ -16,8 +16,8 @@ static __always_inline void dsr_store(void *map, const struct pkt *p, const stru
 	bpf_map_update_elem(map, &p->key, &f, BPF_ANY);
 }
 
-/* dsr_set_pending sets or clears the pending bit of a flow. If this clears the bit
- * for another flow that shares it, a sampled packet writes that flow's entry. */
+/* dsr_set_pending sets or clears a flow's pending bit. If this clears the bit of another flow that shares it, a sampled
+ * packet writes that flow's entry. */
 static __always_inline void dsr_set_pending(const struct verdict *v, int pending)
 {
 	__u64 bit, *word = dsr_pending_bit(v->hash, &bit);
@@ -30,8 +30,8 @@ static __always_inline void dsr_set_pending(const struct verdict *v, int pending
 		__sync_fetch_and_and(word, ~bit);
 }
 
-/* dsr_follow updates the entry of a flow. Only one direction passes here, so one FIN ends it. The client's next packet
- * is looked up: if it does not have the number that follows the FIN, the FIN was forged, and the flow continues. */
+/* dsr_follow updates a flow's entry. Only one direction passes here, so one FIN ends the flow. The client's next packet
+ * is looked up. If its sequence number does not follow the FIN, the FIN was forged, and the flow continues. */
 static __always_inline void dsr_follow(const struct pkt *p, const struct verdict *v, struct dsr_flow *f, __u64 now)
 {
 	if (pkt_is_stream(p) && pkt_opens_flow(p) && f->state != FLOW_HALF_OPEN) {
@@ -61,7 +61,7 @@ static __always_inline void dsr_follow(const struct pkt *p, const struct verdict
 	f->seen = now;
 }
 
-/* dsr_write writes what the verdict on a packet of a flow by direct return requires. */
+/* dsr_write writes what the verdict on a packet of a direct-return flow requires. */
 static __always_inline void dsr_write(const struct pkt *p, const struct verdict *v, __u64 now)
 {
 	struct dsr_flow *f;
@@ -82,7 +82,7 @@ static __always_inline void dsr_write(const struct pkt *p, const struct verdict 
 		t = backend_traffic(v->backend);
 		if (t)
 			t->continued++;
-		if (bpf_map_delete_elem(&sy_dsr_halfopen, &p->key)) /* it was not counted when it opened */
+		if (bpf_map_delete_elem(&sy_dsr_halfopen, &p->key)) /* the load did not count the flow when it opened */
 			backend_load_add(v->backend, 1);
 		dsr_set_pending(v, 0);
 		return;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Packets sent by this node: health checks that take the path of client traffic, and replies of servers behind a
+/* Packets that this node sends: health checks that take the path of client traffic, and replies of servers behind a
  * tunnel that ends here. */
 #pragma once
 #include "act_tc.h"
 
-/* Marks of health checks; the lower half is the key in sy_probes. Go has the same value. */
+/* Marks of health checks. The mark is the key in sy_probes. Go has the same value. */
 #define PROBE_MARK 0x53590000
 
 static __always_inline int egress_is_probe(const struct __sk_buff *skb)
@@ -12,9 +12,9 @@ static __always_inline int egress_is_probe(const struct __sk_buff *skb)
 	return (skb->mark & 0xffff0000) == PROBE_MARK;
 }
 
-#define EGRESS_NOT_MINE -2 /* the packet is not such a packet; not a return code of tc */
+#define EGRESS_NOT_MINE -2 /* not a packet for this function; not a tc return code */
 
-/* egress_probe sends a packet of a health check to its server like a client's. */
+/* egress_probe sends a health check packet to its server like a client's packet. */
 static __always_inline int egress_probe(struct __sk_buff *skb, struct scratch *s)
 {
 	const struct pkt *p = &s->p;
@@ -40,8 +40,8 @@ static __always_inline int egress_probe(struct __sk_buff *skb, struct scratch *s
 	return r == ROUTE_NONE ? TC_ACT_SHOT : tc_forward(skb, v, &s->fib, r);
 }
 
-/* egress_drop_spoofed drops a packet to the tunnel port that none of our programs has sent: it
- * comes from a process or a pod of this node, and would arrive with the address of this node. */
+/* egress_drop_spoofed drops a packet to the tunnel port that none of our programs has sent. It comes from a process or
+ * pod on this node, and would arrive with this node's address. */
 static __always_inline int egress_drop_spoofed(struct scratch *s)
 {
 	const struct pkt *p = &s->p;
@@ -55,7 +55,7 @@ static __always_inline int egress_drop_spoofed(struct scratch *s)
 
 static __always_inline void egress_clamp_mss(struct __sk_buff *skb, const struct pkt *p, const struct addr *from);
 
-/* egress_reply rewrites a reply of a backend on this node to come from the VIP. */
+/* egress_reply rewrites a reply of a backend on this node so that it comes from the VIP. */
 static __always_inline int egress_reply(struct __sk_buff *skb, struct scratch *s)
 {
 	struct flow *f = proto_has_ports(s->p.key.proto) ? nat_find_reply(&s->p, &s->v) : 0;
@@ -70,10 +70,10 @@ static __always_inline int egress_reply(struct __sk_buff *skb, struct scratch *s
 }
 
 #define TCPOPT_MSS 2
-#define TCP_OPTIONS_MAX 10 /* options scanned for the MSS, which senders put first */
+#define TCP_OPTIONS_MAX 10 /* options to scan for the MSS, which senders put first */
 
-/* egress_clamp_mss lowers the MSS that a server behind a tunnel announces to the client, so that the client's
- * segments fit the tunnel (RFC 9293, 3.7.1). */
+/* egress_clamp_mss lowers the MSS that a server behind a tunnel announces, so that the client's segments fit the tunnel
+ * (RFC 9293, 3.7.1). */
 static __always_inline void egress_clamp_mss(struct __sk_buff *skb, const struct pkt *p, const struct addr *from)
 {
 	__u32 *n, mtu = 0, off = p->l4 + sizeof(struct tcphdr), stop = p->l3 + p->l3len - p->payload;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Tunnel headers. IPIP is the outer IP header of GUE with nothing after it. */
+/* Tunnel headers. With IPIP only the outer IP header is used. */
 #pragma once
 #include "decide.h"
 #include "rewrite.h"
 
-/* The private data of GUE between our nodes; other receivers skip it. The token proves that the sender has a key of
- * the cluster. The chain follows when it has nodes. */
+/* GUE private data between our nodes, which other receivers skip. The token proves that the sender has a key of the
+ * cluster. The chain follows unless it is empty. */
 struct private_head {
 	__u8 magic, n, passed, pad;
-	__u32 token[2]; /* as of 64 bits, aligned to 32 */
+	__u32 token[2]; /* a 64-bit token, aligned to 32 bits */
 };
 
 #define PRIVATE_MAGIC 0x5d
@@ -39,7 +39,7 @@ struct outer6 {
 
 #define OUTER_TTL 64
 
-/* encap_private_size returns the size of the private data: none, the head, or all (max). */
+/* encap_private_size returns the size of the private data: nothing, the head, or everything (max). */
 static __always_inline __u32 encap_private_size(const struct verdict *v, __u32 max)
 {
 	if (v->chain.n)
@@ -47,7 +47,7 @@ static __always_inline __u32 encap_private_size(const struct verdict *v, __u32 m
 	return v->keyed ? sizeof(struct private_head) : 0;
 }
 
-/* encap_overhead returns how many bytes a method adds to a packet. */
+/* encap_overhead returns the number of bytes that a method adds to a packet. */
 static __always_inline __u32 encap_overhead(const struct verdict *v)
 {
 	const __u32 max4 = sizeof(struct private4), max6 = sizeof(struct private6);
@@ -73,7 +73,7 @@ static __always_inline __u8 encap_inner_proto(const struct pkt *p)
 	return p->v6 ? IPPROTO_IPV6 : IPPROTO_IPIP;
 }
 
-/* No outer UDP checksum: the inner packet has its own (RFC 6935, RFC 6936). */
+/* The outer UDP header has no checksum, because the inner packet has its own (RFC 6935, RFC 6936). */
 static __always_inline void encap_gue(const struct pkt *p, const struct verdict *v, struct udphdr *udp,
 				      struct guehdr *gue, struct private_head *head, __u32 private_max)
 {
@@ -94,10 +94,10 @@ static __always_inline void encap_gue(const struct pkt *p, const struct verdict 
 	}
 }
 
-/* ECN and DSCP are copied from the inner packet (RFC 6040, RFC 2983). */
+/* encap_ip4 copies ECN and DSCP from the inner packet (RFC 6040, RFC 2983). */
 static __always_inline void encap_ip4(const struct pkt *p, const struct verdict *v, struct iphdr *ip)
 {
-	/* The fragments of an IPIP packet are joined by the receiver's kernel (RFC 2003, 3.1; RFC 6864, 4.3). */
+	/* The receiver's kernel reassembles fragments of IPIP packets (RFC 2003, 3.1; RFC 6864, 4.3). */
 	int fragments = !p->dont_fragment && v->method == METHOD_IPIP;
 
 	*ip = (struct iphdr){
@@ -147,7 +147,7 @@ static __always_inline __be16 decap_ethertype(__u8 proto)
 	return proto == IPPROTO_IPIP ? bpf_htons(ETH_P_IP) : proto == IPPROTO_IPV6 ? bpf_htons(ETH_P_IPV6) : 0;
 }
 
-/* decap_inner_dst reads the destination of the packet at l3, which a tunnel packet carries. */
+/* decap_inner_dst reads the destination of the inner packet at l3. */
 static __always_inline int decap_inner_dst(void *l3, void *end, __be16 type, struct addr *dst)
 {
 	struct iphdr *ip4 = l3;
@@ -165,10 +165,10 @@ static __always_inline int decap_inner_dst(void *l3, void *end, __be16 type, str
 	return 1;
 }
 
-/* decap_dest returns the destination of the decapsulated packet at l3: an address that only lo has, as
- * on a server with direct return, or a VIP that has backends on this node or is itself such an address.
- * The addresses of other interfaces belong to the node's own programs, such as sshd, and a tunnel would
- * bypass the filters in front of them. If the node forwards, it would route any other packet back. */
+/* decap_dest classifies the destination of the decapsulated packet at l3. Accepted are an address that only lo has, as
+ * on a server with direct return, and a VIP that has backends on this node or is itself such an address. The addresses
+ * of other interfaces belong to the node's own programs, such as sshd, and a tunnel would bypass the filters in front
+ * of them. If the node forwards, it would route any other packet back. */
 enum decap_dest {
 	DECAP_NOT_LOCAL,
 	DECAP_LOOPBACK,
@@ -194,8 +194,8 @@ static __always_inline int decap_is_ce(const struct pkt *p)
 	return (p->tos & ECN_MASK) == ECN_CE;
 }
 
-/* decap_loses_ce reports whether the outer header is marked as having
- * experienced congestion and the packet at l3 cannot carry that mark. */
+/* decap_loses_ce reports whether the outer header has the congestion-experienced mark and the packet at l3 cannot carry
+ * it. */
 static __always_inline int decap_loses_ce(const struct pkt *p, void *l3, void *end, __be16 type)
 {
 	struct iphdr *ip4 = l3;
@@ -208,7 +208,7 @@ static __always_inline int decap_loses_ce(const struct pkt *p, void *l3, void *e
 	return (void *)(ip6 + 1) > end || (bpf_ntohl(ip6->ver_class_label) >> 20 & ECN_MASK) == ECN_NOT_ECT;
 }
 
-/* decap_has_key reports whether the private data has an accepted token, if one is required. */
+/* decap_has_key reports whether the private data has an accepted token or none is required. */
 static __always_inline int decap_has_key(const struct guehdr *gue, void *end)
 {
 	const struct private_head *head = (void *)(gue + 1);
@@ -223,14 +223,14 @@ static __always_inline int decap_has_key(const struct guehdr *gue, void *end)
 	return token && (token == keys->accept[0] || token == keys->accept[1] || token == keys->accept[2]);
 }
 
-/* decap_parse returns the length of all headers before the inner packet, from the outer IP header on, and its
- * ethertype. Unknown GUE formats and packets for other destinations become a drop. */
+/* decap_parse returns the length of all headers before the inner packet, starting at the outer IP header, and sets the
+ * ethertype. For unknown GUE formats and packets to other destinations, the verdict becomes a drop. */
 static __always_inline __u32 decap_parse(void *data, void *end, const struct pkt *p, struct verdict *v, __be16 *type)
 {
 	struct guehdr *gue = data + L4(p) + sizeof(struct udphdr);
 	__u32 n = p->l4 - p->l3 + sizeof(struct udphdr) + sizeof(*gue);
 
-	/* Version 0, data message; options are skipped. */
+	/* Accept version 0 data messages; skip options. */
 	if ((void *)(gue + 1) <= end && !(gue->version_len & 0xe0)) {
 		n += (gue->version_len & 31) * 4;
 		*type = decap_ethertype(gue->proto);
@@ -284,8 +284,8 @@ static __always_inline void decap_read_chain(void *data, void *end, const struct
 	in->chain.n = head->n > CHAIN_MAX ? CHAIN_MAX : head->n;
 }
 
-/* decap_max_overhead returns the overhead of n bytes including
- * a chain: the MSS must suit all packets of a connection. */
+/* decap_max_overhead returns the overhead of n bytes plus a chain, because the MSS must suit all packets of a
+ * connection. */
 static __always_inline __u32 decap_max_overhead(const struct pkt *p, const struct decap_ctx *in, __u32 n)
 {
 	if (in->chain.n)
@@ -293,8 +293,8 @@ static __always_inline __u32 decap_max_overhead(const struct pkt *p, const struc
 	return n + (p->v6 ? sizeof(struct private6) : sizeof(struct private4)) - sizeof(struct private_head);
 }
 
-/* decap_prepare copies the congestion mark to the inner packet (RFC 6040, 4.2), n bytes behind the outer IP header, and
- * stores the overhead of the tunnel for packets to its destination. */
+/* decap_prepare copies the congestion mark to the inner packet (RFC 6040, 4.2), which is n bytes behind the outer IP
+ * header. It stores the tunnel's overhead for packets to the inner destination. */
 static __always_inline int decap_prepare(void *data, void *end, const struct pkt *p, __u32 n, __u32 overhead,
 					 __be16 type)
 {

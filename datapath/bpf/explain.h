@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* explain: what would happen to a packet and to the reply. It reads maps and
- * routes, but changes nothing: it neither uses nor stores cached next hops. */
+/* explain: what would happen to a packet and its reply. It reads maps and routes but changes nothing, so it neither
+ * uses nor stores cached next hops. */
 #pragma once
 #include "decide.h"
 #include "route.h"
 
-#define EXPLAIN_DECAP 0xff /* first byte of the source MAC address of such a packet; no host has it */
+#define EXPLAIN_DECAP 0xff /* first byte of the source MAC address of a decapsulated packet; no host has it */
 
-/* explain_made returns what tells a synthetic packet from the packets of the network: Linux 6.1 lets them interrupt a
- * test run, and they overwrite the state of this packet. */
+/* explain_made returns the mark that distinguishes a synthetic packet from network packets. Linux 6.1 lets network
+ * packets interrupt a test run, and they overwrite the synthetic packet's state. */
 static __always_inline __u8 explain_made(struct xdp_md *ctx)
 {
 	struct ethhdr *eth = (void *)(long)ctx->data;
@@ -16,8 +16,8 @@ static __always_inline __u8 explain_made(struct xdp_md *ctx)
 	return (void *)(eth + 1) > (void *)(long)ctx->data_end ? 0 : eth->src[5];
 }
 
-/* explain_decap returns the context of a packet that another node has sent here through a tunnel, after all others that
- * may have its flow. */
+/* explain_decap returns the context of a packet that another node has sent here through a tunnel, with no other nodes
+ * left to try. */
 static __always_inline const struct decap_ctx *explain_decap(struct xdp_md *ctx, struct scratch *s)
 {
 	struct ethhdr *eth = (void *)(long)ctx->data;
@@ -35,7 +35,7 @@ static __always_inline enum reason explain_delivery(void *ctx, struct scratch *s
 	switch (route_ask(ctx, s->p.l3len, &s->p, &s->v, 0, &s->fib)) {
 	case BPF_FIB_LKUP_RET_SUCCESS:
 	case BPF_FIB_LKUP_RET_NO_NEIGH:
-	case BPF_FIB_LKUP_RET_NOT_FWDED: /* an address of this node */
+	case BPF_FIB_LKUP_RET_NOT_FWDED: /* this node's address */
 		return REASON_FORWARDED;
 	case BPF_FIB_LKUP_RET_FWD_DISABLED:
 		return REASON_NO_FORWARDING;
@@ -44,7 +44,7 @@ static __always_inline enum reason explain_delivery(void *ctx, struct scratch *s
 	}
 }
 
-/* explain_route finds the route of the packet in the verdict, which becomes a drop if there is no route. */
+/* explain_route looks up the route of the verdict's packet. If there is none, the verdict becomes a drop. */
 static __always_inline enum reason explain_route(void *ctx, struct scratch *s)
 {
 	struct verdict *v = &s->v;
@@ -58,7 +58,7 @@ static __always_inline enum reason explain_route(void *ctx, struct scratch *s)
 	return v->reason;
 }
 
-/* explain_reply turns the verdict into the one for the backend's reply. */
+/* explain_reply turns the verdict into the one on the backend's reply. */
 static __always_inline enum reason explain_reply(void *ctx, struct scratch *s)
 {
 	const struct tuple *t = &s->p.key.t;
@@ -71,7 +71,7 @@ static __always_inline enum reason explain_reply(void *ctx, struct scratch *s)
 		return REASON_NOT_OURS;
 	if (addr_kinds(&v->t.src) & ADDR_OWN && !snat_is_used(v->t.sport))
 		return REASON_NOT_OURS;
-	/* The stack sends the reply of a backend on this node. */
+	/* The stack sends the reply of a backend on this node, so its source is the backend. */
 	v->t.src = v->local ? v->t.dst : t->dst;
 	v->t.dst = t->src;
 	return explain_route(ctx, s);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* The shortest way through sy_xdp, for the most frequent packets: TCP and UDP without fragmentation, IP
- * options and VLAN tags that are not ours, whose backend follows from the hash alone, or that are in the
- * middle of a NAT flow. It does the work of the other steps in registers, because most of their cost is the
- * memory that they share. It changes nothing until it is certain, and leaves all other packets to them. */
+/* The shortest path through sy_xdp, for the most frequent packets: TCP and UDP without fragmentation, IP options or
+ * VLAN tags. It handles packets that are not ours, whose backend follows from the hash alone, or that are in the middle
+ * of a NAT flow. It does the work of the other steps in registers, because most of their cost is the memory that they
+ * share. It changes nothing before it is certain, and leaves all other packets to the other steps. */
 #pragma once
 #include "act_xdp.h"
 
@@ -11,7 +11,6 @@ enum fast {
 	FAST_SAMPLED = -2, /* the other steps process the packet and refresh its flow */
 };
 
-/* fast_parse_ip reads an IP header. */
 static __always_inline int fast_parse_ip(const void *l3, struct pkt *p, const int v6)
 {
 	const struct ip6hdr *ip6 = l3;
@@ -64,7 +63,7 @@ static __always_inline int fast_parse(void *data, void *end, struct pkt *p, cons
 	return tcp_len >= sizeof(*tcp) && p->l3len >= hlen + tcp_len;
 }
 
-/* fast_address sets the destination of a verdict to an address of the packet's family. */
+/* fast_address sets an address of a verdict, or fails if the address is not of the packet's family. */
 static __always_inline int fast_address(struct addr *to, const struct addr *from, const int v6)
 {
 	if (addr_is_v4(from) == v6)
@@ -119,7 +118,7 @@ static __always_inline int fast_send(struct xdp_md *ctx, const struct pkt *p, st
 	return xdp_send(ctx, fib.ifindex);
 }
 
-/* fast_by_hash is decide_dsr_by_hash and decide_spread for a slot that always had one backend. */
+/* fast_by_hash is decide_dsr_by_hash and decide_spread for a slot that has always had one backend. */
 static __always_inline int fast_by_hash(struct xdp_md *ctx, const struct pkt *p, struct verdict *v,
 					const struct frontend *fe, const int v6)
 {
@@ -127,12 +126,12 @@ static __always_inline int fast_by_hash(struct xdp_md *ctx, const struct pkt *p,
 
 	if (fe->algorithm != ALGORITHM_FLOW_HASH || fe->restricted || (!chained && fe->affinity))
 		return FAST_NOT;
-	/* decide_source */
+	/* As decide_source does. */
 	if ((first || !pkt_is_stream(p)) && addr_kinds(&p->key.t.src) & (ADDR_VIP | ADDR_OWN))
 		return FAST_NOT;
 	__u32 word = table_slot(&fe->table, table_index(&fe->table, v->hash));
 
-	/* NO_BACKEND is not in the array of backends either. */
+	/* NO_BACKEND needs no check, because backend_get does not find it. */
 	if (word & SLOT_CHANGED)
 		return FAST_NOT;
 	struct backend *b = backend_get(word);
@@ -163,13 +162,13 @@ static __always_inline int fast_by_hash(struct xdp_md *ctx, const struct pkt *p,
 	return fast_send(ctx, p, v, 0, v6);
 }
 
-/* fast_in_flow reports whether a packet is TCP and changes only the numbers and times of its flow. */
+/* fast_in_flow reports whether a packet is TCP and changes only the sequence numbers and times of its flow. */
 static __always_inline int fast_in_flow(const struct pkt *p)
 {
 	return p->key.proto == IPPROTO_TCP && (p->flags & (TCP_SYN | TCP_FIN | TCP_RST | TCP_ACK)) == TCP_ACK;
 }
 
-/* fast_client is decide_nat for a packet of the client. */
+/* fast_client is decide_nat for a client's packet. */
 static __always_inline int fast_client(struct xdp_md *ctx, const struct pkt *p, struct verdict *v, const int v6)
 {
 	struct client_key k;
@@ -198,7 +197,7 @@ static __always_inline int fast_client(struct xdp_md *ctx, const struct pkt *p, 
 	return fast_send(ctx, p, v, &c->f, v6);
 }
 
-/* fast_reply is decide_reply for a packet of a server. */
+/* fast_reply is decide_reply for a server's packet. */
 static __always_inline int fast_reply(struct xdp_md *ctx, const struct pkt *p, struct verdict *v, const int v6)
 {
 	struct addr src = p->key.t.src;

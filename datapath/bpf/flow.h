@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* The NAT flow tables. A flow has one entry for each direction. TCP and SCTP flows have both in
- * sy_stream_* once the client is confirmed; before that, sy_halfopen_servers has the server's entry, and
- * sy_halfopen_clients has the client's if the source port does not follow from the hash of the flow. A
- * move writes the new entries before it deletes the old ones, so a claimed source port is always in at
- * least one table. UDP flows have both in sy_udp_*. Flows by direct return are in dsr.h. */
+/* The NAT flow tables. A flow has one entry for each direction. Once the client of a TCP or SCTP flow is confirmed,
+ * both are in sy_stream_*. Before that, the server's entry is in sy_halfopen_servers. The client's entry is in
+ * sy_halfopen_clients if the flow hash does not determine the source port. Moving a flow writes the new entries before
+ * deleting the old ones, so a claimed source port is always in at least one table. Both entries of a UDP flow are in
+ * sy_udp_*. Direct-return flows are in dsr.h. */
 #pragma once
 #include "clock.h"
 #include "config.h"
@@ -15,13 +15,13 @@ static __always_inline int addr_is_zero(const struct addr *a)
 	return !(a->w[0] | a->w[1] | a->w[2] | a->w[3]);
 }
 
-/* pkt_is_stream: the protocol marks the start and the end of a flow. */
+/* pkt_is_stream reports whether the protocol marks the start and end of a flow, as TCP and SCTP do. */
 static __always_inline int pkt_is_stream(const struct pkt *p)
 {
 	return p->key.proto != IPPROTO_UDP;
 }
 
-/* pkt_without_l4: the packet has no transport header of its own. It is a later fragment or an ICMP error. */
+/* pkt_without_l4 reports whether a packet has no transport header of its own, as a later fragment or ICMP error. */
 static __always_inline int pkt_without_l4(const struct pkt *p)
 {
 	return p->icmp_error || p->fragment == FRAG_LATER;
@@ -32,13 +32,12 @@ static __always_inline int pkt_opens_flow(const struct pkt *p)
 	return !pkt_without_l4(p) && (!pkt_is_stream(p) || (p->flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN);
 }
 
-/* server_id is the id of a server in a server_key. */
+/* server_id returns the field of a server_key for the id of a server's address. */
 static __always_inline __u32 server_id(__u32 id, __u8 proto)
 {
 	return id << 8 | proto;
 }
 
-/* flow_set_client sets the key of a packet of a client. */
 static __always_inline void flow_set_client(struct client_key *k, const struct pkt *p, __u32 frontend)
 {
 	k->client = p->key.t.src;
@@ -63,13 +62,14 @@ static __always_inline struct server_flow *flow_find_server(const struct server_
 	return stream ? bpf_map_lookup_elem(&sy_stream_servers, k) : bpf_map_lookup_elem(&sy_udp_servers, k);
 }
 
-/* backend_generation reads the generation of a backend once: a flow that turns out not to have ended gets this one. */
+/* backend_generation reads a backend's generation once, because flow_ended compares it and the flow's entry then stores
+ * it. */
 static __always_inline __u32 backend_generation(const struct backend *b)
 {
 	return *(const volatile __u32 *)&b->generation;
 }
 
-/* flow_ended_before is flow_ended for a flow of an older generation. Another frontend may have caused the newer. */
+/* flow_ended_before is flow_ended for a flow of an older generation. Another frontend may have caused the change. */
 __noinline int flow_ended_before(__u32 frontend, __u32 backend, __u32 generation)
 {
 	struct member_key k = { .frontend = frontend, .backend = backend };
@@ -78,15 +78,15 @@ __noinline int flow_ended_before(__u32 frontend, __u32 backend, __u32 generation
 	return first && (__s32)(generation - *first) < 0;
 }
 
-/* flow_ended reports whether a flow has ended because its backend went down, given the generation of
- * the flow and the current one. The agent adds an entry to sy_ended and then changes the backend's
- * generation, which ends all flows of a frontend to the backend at once, however many there are. */
+/* flow_ended reports whether a flow has ended because its backend went down, given the flow's generation and the
+ * backend's. The agent adds an entry to sy_ended and then changes the backend's generation. This ends all of a
+ * frontend's flows to the backend simultaneously, however many there are. */
 static __always_inline int flow_ended(__u32 frontend, __u32 backend, __u32 generation, __u32 present)
 {
 	return generation != present && flow_ended_before(frontend, backend, generation);
 }
 
-/* flow_server_ended is flow_ended, given the entry of the server. */
+/* flow_server_ended is flow_ended, given the server's entry. */
 static __always_inline int flow_server_ended(const struct server_flow *s)
 {
 	struct backend *b = backend_get(s->backend);
@@ -99,7 +99,7 @@ static __always_inline int flow_idle(const struct flow *f, __u32 now, __u64 time
 	return flow_elapsed(f->seen, now) > (__u32)(timeout >> FLOW_CLOCK_SHIFT);
 }
 
-/* flow_side_expired reports whether one side of a flow is idle for longer than its timeout. */
+/* flow_side_expired reports whether one side of a flow has been idle for longer than its timeout. */
 static __always_inline int flow_side_expired(const struct flow *f, int stream, __u32 now)
 {
 	__u64 t = f->state == FLOW_CLOSED			      ? timeout_closed :
@@ -111,21 +111,22 @@ static __always_inline int flow_side_expired(const struct flow *f, int stream, _
 	return flow_idle(f, now, t);
 }
 
-/* flow_in_time_wait reports whether a server keeps a connection in TIME_WAIT, given its entry. */
+/* flow_in_time_wait reports whether the server keeps a connection in TIME_WAIT, given the server's entry. */
 static __always_inline int flow_in_time_wait(const struct flow *f)
 {
 	return f->state == FLOW_CLOSED && (f->fin == FIN_FIRST || f->fin == FIN_ACKNOWLEDGED);
 }
 
-/* flow_server_has_nothing reports whether a server of TCP keeps nothing of a connection, given its entry. */
+/* flow_server_has_nothing reports whether a TCP server keeps nothing of a connection, given the server's entry. */
 static __always_inline int flow_server_has_nothing(const struct server_flow *s)
 {
 	return s->f.state == FLOW_CLOSED && s->f.fin == FIN_OVER;
 }
 
-/* flow_server_expired reports whether a flow has expired or ended, given its server's entry. It has expired when both
- * sides are idle; with TCP and SCTP when the server is: one that has the connection acknowledges what its client sends,
- * also keepalives. So a client keeps no source port of a connection that its server has lost. */
+/* flow_server_expired reports whether a flow has expired or ended, given its server's entry. A UDP flow has expired
+ * when both sides are idle. A TCP or SCTP flow has expired when the server is, because a server that has the connection
+ * acknowledges everything its client sends, including keepalives. So a client cannot hold the source port of a
+ * connection that its server has lost. */
 static __always_inline int flow_server_expired(const struct server_flow *s, int stream, __u32 now)
 {
 	struct client_flow *c;
@@ -142,7 +143,7 @@ static __always_inline int flow_server_expired(const struct server_flow *s, int 
 	return !c || c->backend != s->backend || flow_side_expired(&c->f, stream, now);
 }
 
-/* The agent counts as away when it has not written for this long; it writes at least every 5 s. */
+/* The agent counts as away if it has not written for this long. It writes at least every 5 s. */
 #define COLLECTOR_AWAY (15 * SECOND)
 
 static __always_inline int collector_is_away(const struct collector *c, __u32 now)
@@ -150,7 +151,7 @@ static __always_inline int collector_is_away(const struct collector *c, __u32 no
 	return flow_elapsed(c->seen, now) > (__u32)(COLLECTOR_AWAY >> FLOW_CLOCK_SHIFT);
 }
 
-/* flows_unattended reports whether no agent is there to remove flows. */
+/* flows_unattended reports whether no agent is running that removes flows. */
 static __always_inline int flows_unattended(int stream, __u32 now)
 {
 	__u32 i = stream;
@@ -159,8 +160,8 @@ static __always_inline int flows_unattended(int stream, __u32 now)
 	return c && collector_is_away(c, now);
 }
 
-/* share_is_full reports whether a frontend has as many entries of a table as are
- * free. shares counts the entries by frontend id, and all of them (SHARE_ALL). */
+/* share_is_full reports whether a frontend has at least as many entries of a table as are free. shares holds the number
+ * of entries by frontend id, and the total (SHARE_ALL). */
 static __always_inline int share_is_full(void *shares, __u32 frontend, __u32 entries)
 {
 	__u32 all = SHARE_ALL, *n = bpf_map_lookup_elem(shares, &frontend), *sum = bpf_map_lookup_elem(shares, &all);
@@ -168,7 +169,7 @@ static __always_inline int share_is_full(void *shares, __u32 frontend, __u32 ent
 	return n && sum && *n && *n + *sum >= entries;
 }
 
-/* share_add changes the entry counts of a frontend and of all frontends by n. */
+/* share_add changes the number of entries of a frontend, and the total, by n. */
 static __always_inline void share_add(void *shares, __u32 frontend, int n)
 {
 	__u32 key = frontend, *count = bpf_map_lookup_elem(shares, &key);
@@ -181,7 +182,7 @@ static __always_inline void share_add(void *shares, __u32 frontend, int n)
 		__sync_fetch_and_add(count, n);
 }
 
-/* frag_join sets the ports of a later fragment from the first one. */
+/* frag_join sets the ports of a later fragment to the first fragment's. */
 static __always_inline void frag_join(struct pkt *p)
 {
 	struct fragment_key k = { .src = p->key.t.src, .dst = p->key.t.dst, .id = p->frag_id, .proto = p->key.proto };

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Frontend lookup and the choice of a backend for a new flow. */
+/* Frontend lookup, and the selection of a backend for a new flow. */
 #pragma once
 #include "clock.h"
 #include "config.h"
 #include "maps.h"
 #include "parse.h"
 
-/* hash_finish mixes the upper half of a sum of products into 32 bits. */
+/* hash_finish mixes a sum of products and returns 32 bits. */
 static __always_inline __u32 hash_finish(__u64 h)
 {
 	h = (h ^ h >> 32) * 0x9e3779b97f4a7c15ULL;
@@ -18,8 +18,8 @@ static __always_inline __u64 hash_pair(__u32 a, __u32 b, int i)
 	return (__u64)(a + hash_keys[i]) * (b + hash_keys[i + 1]);
 }
 
-/* flow_hash is the same on every balancer, so that a flow rerouted by a router keeps its backend. It
- * is NH (UMAC, Black et al., CRYPTO 1999): without the keys nobody can choose flows that collide. */
+/* flow_hash is the same on every balancer, so a flow keeps its backend when a router moves it to another one. It is NH
+ * (UMAC, Black et al., CRYPTO 1999): without the keys nobody can choose flows that collide. */
 static __always_inline __u32 flow_hash(const struct flow_key *k, __u8 algorithm)
 {
 	const __u32 *s = k->t.src.w, *d = k->t.dst.w;
@@ -35,7 +35,7 @@ static __always_inline __u32 flow_hash(const struct flow_key *k, __u8 algorithm)
 	return hash_finish(h);
 }
 
-/* addr_kinds returns what an address may be (enum addr_kind); 0: certainly none of them. */
+/* addr_kinds returns what an address may be (enum addr_kind), or 0 if it is certainly none of these. */
 static __always_inline __u8 addr_kinds(const struct addr *a)
 {
 	__u64 h = hash_pair(a->w[3], a->w[0], 0) + (addr_is_v4(a) ? 0 : hash_pair(a->w[1], a->w[2], 2));
@@ -45,7 +45,7 @@ static __always_inline __u8 addr_kinds(const struct addr *a)
 	return word ? *word >> n % 16 * 4 & 15 : 0;
 }
 
-/* frontend_lookup returns the frontend of a packet. A single port takes precedence over a range. */
+/* frontend_lookup returns a packet's frontend. A single port takes precedence over a range. */
 static __always_inline struct frontend *frontend_lookup(const struct flow_key *k, __u8 decap)
 {
 	struct frontend_key key = { .vip = k->t.dst, .port = k->t.dport, .proto = k->proto, .decap = decap };
@@ -78,25 +78,24 @@ static __always_inline __u32 slot_word(__u32 i)
 	return line ? line->words[i % LINE_WORDS] : NO_BACKEND;
 }
 
-/* table_index maps a hash to one of the slots (Lemire, 2019: a multiplication instead of a division). */
+/* table_index maps a hash to a slot with a multiplication instead of a division (Lemire, 2019). */
 static __always_inline __u32 table_index(const struct table *t, __u32 h)
 {
 	return (__u64)h * t->slots >> 32;
 }
 
-/* table_older_hash returns the hash for the slot in the older table. h determines the slot in the current one. */
+/* table_older_hash returns the hash for the slot in the older table, given h, the hash for the current table. */
 static __always_inline __u32 table_older_hash(const struct frontend *fe, const struct flow_key *k, __u32 h)
 {
 	return fe->older_algorithm ? flow_hash(k, fe->older_algorithm) : h;
 }
 
-/* table_slot returns the word of a slot. */
 static __always_inline __u32 table_slot(const struct table *t, __u32 index)
 {
 	return t->slots ? slot_word(t->first + index) : NO_BACKEND;
 }
 
-/* table_previous returns the i-th earlier backend of a changed slot. */
+/* table_previous returns the i-th previous backend of a changed slot. */
 static __always_inline __u32 table_previous(const struct table *t, __u32 index, __u32 i)
 {
 	return t->previous ? slot_word(t->previous + index * PREVIOUS_MAX + i) : NO_BACKEND;
@@ -107,20 +106,20 @@ static __always_inline __u32 slot_backend(__u32 word)
 	return word & ~SLOT_CHANGED;
 }
 
-/* table_clock is in units of 0.54 s. */
+/* table_clock returns the uptime in units of 0.54 s. */
 static __always_inline __u16 table_clock(void)
 {
 	return bpf_ktime_get_coarse_ns() >> 29;
 }
 
-/* table_is_new reports whether slots changed at most 1.1 s ago. The clock
- * wraps after 9.8 hours; an old change then looks new for as long. */
+/* table_is_new reports whether a slot changed at most 1.1 s ago. The clock wraps after 9.8 hours. Then an old change
+ * looks new for another 1.1 s. */
 static __always_inline int table_is_new(const struct frontend *fe)
 {
 	return (__u16)(table_clock() - fe->changed) <= 1;
 }
 
-/* table_before returns the last earlier backend of a changed slot, or NO_BACKEND. */
+/* table_before returns the latest previous backend of a changed slot, or NO_BACKEND. */
 static __always_inline __u32 table_before(const struct frontend *fe, const struct flow_key *k, __u32 h)
 {
 	__u32 id = table_previous(&fe->table, table_index(&fe->table, h), 0);
@@ -140,8 +139,8 @@ static __always_inline __u32 member_epoch(__u32 member)
 	return member >> MEMBER_WEIGHT_BITS;
 }
 
-/* member_epoch_now returns the epoch of a member, or 0 if it is not one. It
- * is a global function because its caller, commit, has little stack left. */
+/* member_epoch_now returns a member's epoch, or 0 if the backend is not a member. It is a global function because its
+ * caller, commit, has little stack left. */
 __noinline int member_epoch_now(__u32 frontend, __u32 backend)
 {
 	struct member_key k = { frontend, backend };
@@ -150,7 +149,8 @@ __noinline int member_epoch_now(__u32 frontend, __u32 backend)
 	return member ? member_epoch(*member) : 0;
 }
 
-/* backend_more_loaded reports whether a has more flows per weight than b. A backend with no weight is draining. */
+/* backend_more_loaded reports whether backend a has more flows per weight than b. A backend without weight is
+ * draining. */
 static __always_inline int backend_more_loaded(__u32 frontend, __u32 a, __u32 b)
 {
 	struct member_key ka = { frontend, a }, kb = { frontend, b };
@@ -162,7 +162,8 @@ static __always_inline int backend_more_loaded(__u32 frontend, __u32 a, __u32 b)
 	return (__u64)(*la + 1) * member_weight(*wb) > (__u64)(*lb + 1) * member_weight(*wa);
 }
 
-/* Slots compared. Two are enough for many servers (Mitzenmacher, 2001), but one may be drawn twice. */
+/* Number of slots to compare. Two are enough with many servers (Mitzenmacher, 2001), but one server may be drawn
+ * twice. */
 #define LEAST_CONN_SAMPLES 8
 
 static __always_inline __u32 table_random(const struct table *t)
@@ -207,7 +208,7 @@ static __always_inline __u32 table_select(const struct frontend *fe, const struc
 	return slot_backend(table_slot(&fe->table, table_index(&fe->table, hash)));
 }
 
-/* affinity_lookup returns the last backend of a client if it still accepts new flows, otherwise NO_BACKEND. */
+/* affinity_lookup returns a client's last backend if it still accepts new flows, and otherwise NO_BACKEND. */
 static __always_inline __u32 affinity_lookup(const struct frontend *fe, const struct addr *client, __u64 now)
 {
 	struct affinity_key k = { .client = *client, .frontend = fe->id };

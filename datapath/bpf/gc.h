@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Removal of NAT flows that the agent selected. The agent reads copies of the entries. By the time it deletes
- * a key, another flow may have it, so the program compares the entry with the copy right before it deletes. */
+/* Removal of NAT flows that the agent selected from copies of the entries. By the time the agent deletes a key, the key
+ * may belong to another flow. So the program compares the entry with the copy right before deleting it. */
 #pragma once
 #include "flow.h"
 
@@ -24,7 +24,7 @@ static __always_inline int gc_remove(void *clients, void *servers, const struct 
 	return !bpf_map_delete_elem(servers, &k);
 }
 
-/* gc_remove_all returns the number of flows that were removed. */
+/* gc_remove_all returns the number of removed flows. */
 static __always_inline int gc_remove_all(const struct gc_list *l)
 {
 	int n = 0;

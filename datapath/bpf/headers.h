@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Wire formats, defined here to include only what BPF itself needs from outside. */
+/* Wire formats, defined here so that only BPF's own headers are needed. */
 #pragma once
 #include <linux/types.h>
 #include <bpf/bpf_helpers.h>
@@ -29,7 +29,7 @@ struct ethhdr {
 	__be16 proto;
 } __attribute__((packed));
 
-/* A frame is aligned to 2 bytes. The compiler does not know this and would copy byte by byte. */
+/* Frames are aligned to 2 bytes, which the compiler does not know. It would copy byte by byte. */
 static __always_inline void mac_copy(void *to, const void *from)
 {
 	for (int i = 0; i < ETH_ALEN / 2; i++)
@@ -43,7 +43,7 @@ static __always_inline int mac_equal(const void *a, const void *b)
 	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2];
 }
 
-struct vlan { /* IEEE 802.1Q: what follows the first protocol field */
+struct vlan { /* IEEE 802.1Q, starting after the first protocol field */
 	__be16 tci, proto;
 };
 
@@ -55,7 +55,7 @@ struct iphdr { /* RFC 791 */
 	__be32 src, dst;
 };
 
-/* Explicit congestion notification, the low bits of tos (RFC 3168, 5). */
+/* Explicit congestion notification: the low bits of tos (RFC 3168, 5). */
 #define ECN_MASK 3
 #define ECN_NOT_ECT 0
 #define ECN_CE 3
@@ -104,7 +104,7 @@ struct udphdr { /* RFC 768 */
 	__sum16 csum;
 };
 
-struct sctphdr { /* RFC 9260, 3.1, 3.2, and the first field of INIT and INIT ACK */
+struct sctphdr { /* RFC 9260, 3.1, 3.2, with the first field of INIT and INIT ACK */
 	__be16 sport, dport;
 	__be32 vtag, csum;
 	__u8 chunk, flags;
@@ -140,13 +140,14 @@ struct icmphdr { /* RFC 792, RFC 4443 */
 #define ICMP6_UNREACHABLE 1
 #define ICMP6_PORT 4
 #define ICMP6_TOO_BIG 2
-#define ICMP6_PARAMETER 4 /* the last of the error types */
+#define ICMP6_PARAMETER 4 /* the last error type */
 #define ICMP6_ECHO 128
 #define ICMP6_ECHO_REPLY 129
 #define ND_FIRST 133 /* router solicitation … */
 #define ND_LAST 137 /* … redirect (RFC 4861) */
 
-/* Bytes of a packet that must be linear for parsing, and with the longest extension headers that are parsed. */
+/* Number of bytes of a packet that must be linear for parsing, usually and with the longest supported extension
+ * headers. */
 #define HEADERS_MAX 256
 #define HEADERS_LONG 640
 

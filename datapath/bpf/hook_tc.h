@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* How tc accesses and resizes a packet. It may be a GSO packet and its checksum may be
- * incomplete (CHECKSUM_PARTIAL), so helpers that handle both change the checksums. */
+/* How tc accesses and resizes a packet. The packet may be GSO and its checksum may be incomplete (CHECKSUM_PARTIAL), so
+ * checksums are changed with helpers that handle both. */
 #pragma once
 #include "encap.h"
 #include "scratch.h"
@@ -14,8 +14,8 @@ static __always_inline int tc_rewrite_csum(struct __sk_buff *skb, const struct p
 	       !bpf_l4_csum_replace(skb, off, 0, csum_ports_diff(&p->key.t, t), udp);
 }
 
-/* tc_csum_partial reports whether the kernel computes the transport checksum on transmit (CHECKSUM_PARTIAL). A
- * change outside the pseudo header then leaves the field as it is. Only senders on this host produce such packets. */
+/* tc_csum_partial reports whether the kernel computes the transport checksum on transmit (CHECKSUM_PARTIAL). If so, a
+ * change outside the pseudo-header does not change the field. Only senders on this host produce such packets. */
 static __always_inline int tc_csum_partial(struct __sk_buff *skb, const struct pkt *p)
 {
 	__u32 off = csum_offset(p);
@@ -28,8 +28,8 @@ static __always_inline int tc_csum_partial(struct __sk_buff *skb, const struct p
 	return before == after;
 }
 
-/* tc_resize sets the length of the frame. It cuts at the end. That fails for a decapsulated packet whose transport
- * header offset in the skb is stale; then it cuts behind the IP header, where the caller writes new data anyway. */
+/* tc_resize sets the length of the frame by cutting it at the end. This fails for a decapsulated packet whose transport
+ * header offset in the skb is stale. Then it cuts after the IP header, where the caller writes new data anyway. */
 static __always_inline int tc_resize(struct __sk_buff *skb, __u32 size)
 {
 	int more = (int)size - (int)skb->len;
@@ -39,15 +39,15 @@ static __always_inline int tc_resize(struct __sk_buff *skb, __u32 size)
 	return !bpf_skb_adjust_room(skb, more, BPF_ADJ_ROOM_NET, BPF_F_ADJ_ROOM_FIXED_GSO);
 }
 
-/* tc_replace_tail makes the packet end with these size bytes at offset off. */
+/* tc_replace_tail writes size bytes at offset off and makes the packet end there. */
 static __always_inline int tc_replace_tail(struct __sk_buff *skb, __u32 off, const void *from, __u32 size)
 {
 	return tc_resize(skb, off + size) && !bpf_skb_store_bytes(skb, off, from, size, 0);
 }
 
-/* tc_make_room inserts room before the IP header. The skb of a decapsulated packet
- * may still be marked as encapsulated (on veth it is the sender's skb); the kernel
- * then refuses a second mark with EALREADY, and the first one remains. */
+/* tc_make_room inserts size bytes before the IP header. The skb of a decapsulated packet may still be marked as
+ * encapsulated, because on veth it is the sender's skb. The kernel then refuses a second mark with EALREADY, and the
+ * first one remains. */
 static __always_inline int tc_make_room(struct __sk_buff *skb, __u32 size, __u64 encap)
 {
 	long err = bpf_skb_adjust_room(skb, size, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO | encap);
@@ -57,7 +57,7 @@ static __always_inline int tc_make_room(struct __sk_buff *skb, __u32 size, __u64
 	return !err;
 }
 
-/* tc_push inserts size bytes before the IP header. Segments of a GSO packet keep their size: the sender's MSS
+/* tc_push inserts size bytes before the IP header. Segments of a GSO packet keep their size, because the sender's MSS
  * accounts for the tunnel. */
 static __always_inline int tc_push(struct __sk_buff *skb, const struct pkt *p, const struct verdict *v,
 				   const void *outer, __u32 size)
@@ -74,8 +74,8 @@ static __always_inline int tc_push(struct __sk_buff *skb, const struct pkt *p, c
 
 #define HEADERS_DIFFER ((int)(sizeof(struct ip6hdr) - sizeof(struct iphdr)))
 
-/* tc_decap removes the outer headers (n bytes) and sets the ethertype. reserve is the largest overhead that other
- * packets of the same connection may have. */
+/* tc_decap removes n bytes of outer headers and sets the ethertype. reserve is the largest overhead that other packets
+ * of the same connection may have. */
 __noinline int tc_decap(struct __sk_buff *skb, __u32 n, __u32 reserve, __u32 ethertype)
 {
 	__be16 type = ethertype;
@@ -87,7 +87,7 @@ __noinline int tc_decap(struct __sk_buff *skb, __u32 n, __u32 reserve, __u32 eth
 
 	if (!decap_prepare((void *)(long)skb->data, (void *)(long)skb->data_end, p, n, reserve, type))
 		return 0;
-	if (type != skb->protocol) { /* this exchanges the outer header by one of the inner family, not filled in */
+	if (type != skb->protocol) { /* replaces the outer header with an empty one of the inner family */
 		if (bpf_skb_change_proto(skb, type, 0))
 			return 0;
 		n += type == bpf_htons(ETH_P_IP) ? -HEADERS_DIFFER : HEADERS_DIFFER;

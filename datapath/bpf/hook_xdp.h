@@ -3,7 +3,7 @@
 #pragma once
 #include "encap.h"
 
-/* xdp_has_frags reports whether a frame continues in other buffers. Programs reach the first one only. */
+/* xdp_has_frags reports whether a frame continues in other buffers. Programs can access only the first one. */
 static __always_inline int xdp_has_frags(struct xdp_md *ctx, const struct pkt *p)
 {
 	return xdp_frags && p->len > (__u32)(ctx->data_end - ctx->data);
@@ -51,7 +51,7 @@ static __always_inline int xdp_load(struct xdp_md *ctx, __u32 off, void *to, __u
 	return 1;
 }
 
-/* xdp_replace_tail makes the packet end with these size bytes at offset off. */
+/* xdp_replace_tail writes size bytes at offset off and makes the packet end there. */
 static __always_inline int xdp_replace_tail(struct xdp_md *ctx, const struct pkt *p, __u32 off, const void *from,
 					    __u32 size)
 {
@@ -74,7 +74,7 @@ static __always_inline int xdp_rewrite_csum(struct xdp_md *ctx, const struct pkt
 		return 0;
 	if (*csum || p->key.proto == IPPROTO_TCP) { /* a UDP checksum of 0 means none (RFC 768) */
 		const __u32 *from = (const __u32 *)&p->key.t, *to = (const __u32 *)t;
-		__u64 sum = csum_change(from + 8, to + 8, 1, (__u16) ~*csum); /* the ports */
+		__u64 sum = csum_change(from + 8, to + 8, 1, (__u16) ~*csum); /* ports */
 
 		if (p->v6)
 			sum = csum_change(from, to, 8, sum);

@@ -7,9 +7,10 @@
 
 #include "maps_nat.h"
 
-/* Arrays that grow by chunks: an array of arrays of one size, which the agent adds as ids need them. A chunk remains
- * until cleanup, and none is ever replaced. So memory follows the configuration, no change waits for a grace period,
- * and the verifier inlines both lookups, which it could not do if each frontend had a table of its own size. */
+/* CHUNK_LOOKUP looks up an element of an array that grows by chunks. Such an array is an array of arrays of the same
+ * size, to which the agent adds chunks as ids need them. A chunk stays until cleanup and is never replaced. So memory
+ * follows the configuration, no change waits for a grace period, and the verifier inlines both lookups, which it could
+ * not do if each frontend had a table of its own size. */
 #define CHUNK_LOOKUP(outer, id, per_chunk)                                      \
 	({                                                                      \
 		__u32 chunk_ = (id) / (per_chunk), index_ = (id) % (per_chunk); \
@@ -46,8 +47,8 @@ struct {
 
 #define SLOT_CHUNK 65536 /* words */
 
-/* Words of all tables (struct table). The agent writes a new table where no frontend refers to, and then changes the
- * frontend, so no packet reads a part of one. */
+/* Words of all tables (struct table). The agent writes a new table to words that no frontend refers to and then changes
+ * the frontend, so no packet reads a partial table. */
 struct sy_slot_chunk {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -94,8 +95,8 @@ struct {
 	__uint(max_entries, 1 << 20);
 } sy_weights SEC(".maps");
 
-/* Frontend and backend → the first generation of the backend whose flows of the frontend have not ended. The agent
- * adds an entry when a backend goes down for a frontend, and deletes it once it has removed the ended flows. */
+/* Frontend and backend → the first generation of the backend whose flows have not ended for the frontend. The agent
+ * adds an entry when a backend goes down for a frontend, and deletes it after removing the ended flows. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -104,7 +105,8 @@ struct {
 	__uint(max_entries, 1 << 18);
 } sy_ended SEC(".maps");
 
-/* Open flows by backend id. Exact after each walk of the agent through the flow tables, and updated in between. */
+/* Open flows by backend id. The number is exact after each of the agent's walks through the flow tables, and updated in
+ * between. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -112,7 +114,7 @@ struct {
 	__uint(max_entries, MAX_BACKENDS);
 } sy_backend_load SEC(".maps");
 
-/* Client and frontend → the last backend of the client. */
+/* Client and frontend → the client's last backend. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct affinity_key);
@@ -129,8 +131,8 @@ struct {
 	__uint(max_entries, MAX_FRONTENDS);
 } sy_vips SEC(".maps");
 
-/* What an address may be, by its hash: 4 bits (enum addr_kind) for each of
- * 131,072 values. Packets that are not ours need no lookup in a hash map. */
+/* What an address may be, by its hash: 4 bits (enum addr_kind) for each of 131,072 values. Because of this, packets
+ * that are not ours need no lookup in a hash map. */
 #define ADDR_FILTER_WORDS 8192
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -139,7 +141,7 @@ struct {
 	__uint(max_entries, ADDR_FILTER_WORDS);
 } sy_addr_filter SEC(".maps");
 
-/* Address of a frontend, by id: the source of replies. */
+/* Address of a frontend by id, the source of replies. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -156,8 +158,9 @@ struct {
 	__uint(max_entries, MAX_BACKENDS);
 } sy_servers SEC(".maps");
 
-/* Flows by DSR and tunnel whose client continued after its first packet. Replies do not pass here, so this confirms
- * little; an LRU is enough, because only flows in slots that changed their backend need their entry. */
+/* Direct-return flows (DSR and tunnel) whose client sent more than the first packet. This proves little, because
+ * replies do not pass here. An LRU map is sufficient, because only flows in slots that have changed their backend need
+ * their entry. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct flow_key);
@@ -165,7 +168,7 @@ struct {
 	__uint(max_entries, 1024);
 } sy_dsr_flows SEC(".maps");
 
-/* First packets of flows by DSR and tunnel whose backend does not follow from the hash. */
+/* Direct-return flows after their first packet, if the hash does not determine their backend. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct flow_key);
@@ -173,8 +176,8 @@ struct {
 	__uint(max_entries, 1024);
 } sy_dsr_halfopen SEC(".maps");
 
-/* One bit per value of the low bits of a flow hash, set from the first packet of a DSR flow until its entry is in
- * sy_dsr_flows, and from a FIN or RST until the next packet. It selects the packets that are looked up. */
+/* One bit per value of the low bits of a flow hash, which selects the packets whose flow is looked up. It is set from
+ * the first packet of a DSR flow until its entry is in sy_dsr_flows, and from a FIN or RST until the next packet. */
 #define DSR_PENDING_WORDS 4096
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -191,8 +194,8 @@ struct {
 	__uint(max_entries, 16384);
 } sy_frags SEC(".maps");
 
-/* By address of a backend behind a tunnel. Only the agent adds keys, so ICMP errors can neither fill nor poison
- * the map. */
+/* Path MTU by address of a backend behind a tunnel. Only the agent adds keys, so ICMP errors can neither fill nor
+ * poison the map. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -201,8 +204,8 @@ struct {
 	__uint(max_entries, MAX_BACKENDS);
 } sy_pmtu SEC(".maps");
 
-/* Addresses of this node, where tunnels may end, and the broadcast addresses of its links. No packet
- * comes from any of them. 1: only lo has the address, so decapsulated packets may go there. */
+/* Addresses of this node, where tunnels may end, and the broadcast addresses of its links. No packet comes from any of
+ * them. 1: only lo has the address, so decapsulated packets may go there. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -211,7 +214,7 @@ struct {
 	__uint(max_entries, 65536);
 } sy_local_addrs SEC(".maps");
 
-/* Sources whose tunnels are accepted; frontend is 0. */
+/* Sources from which tunnel packets are accepted; frontend is 0. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -245,7 +248,7 @@ struct {
 	__uint(max_entries, MAX_BACKENDS);
 } sy_probes SEC(".maps");
 
-/* Limit of answers, per CPU, by enum answer_kind */
+/* Rate limit of answers, per CPU, by enum answer_kind. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -253,7 +256,7 @@ struct {
 	__uint(max_entries, 3);
 } sy_answer_rate SEC(".maps");
 
-/* Next hops from the kernel's routes, cached for a moment, per CPU (route.h). */
+/* Next hops from the kernel's routes, cached briefly, per CPU (route.h). */
 #define NEXT_HOPS 4096
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -262,8 +265,8 @@ struct {
 	__uint(max_entries, NEXT_HOPS);
 } sy_next_hops SEC(".maps");
 
-/* Uplinks with XDP, by the low bits of their interface index: an array costs a packet next
- * to nothing. If another uplink already has an uplink's place, tc handles that uplink. */
+/* Uplinks with XDP, by the low bits of their interface index. An array lookup costs a packet almost nothing. If another
+ * uplink already has an uplink's element, tc handles the second one. */
 #define UPLINKS 256
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -280,7 +283,7 @@ static __always_inline struct uplink *uplink_get(__u32 ifindex)
 	return up && up->ifindex == ifindex ? up : 0;
 }
 
-/* uplink_xmits reports whether native XDP may send out of an interface. */
+/* uplink_xmits reports whether native XDP may send from an interface. */
 static __always_inline int uplink_xmits(__u32 ifindex)
 {
 	struct uplink *up = uplink_get(ifindex);

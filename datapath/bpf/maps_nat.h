@@ -2,8 +2,8 @@
 /* Maps of NAT flows; part of maps.h. */
 #pragma once
 
-/* NAT flows of TCP and SCTP whose client is confirmed. Not an LRU: a flood must not evict flows. Sized by the
- * loader, like all flow tables. */
+/* NAT flows of TCP and SCTP whose client is confirmed. This is not an LRU map, because a flood must not evict flows.
+ * Like all flow tables, it is sized by the loader. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -21,8 +21,8 @@ struct {
 	__uint(max_entries, 1024);
 } sy_stream_servers SEC(".maps");
 
-/* Clients' entries of half-open flows whose backend or source does not
- * follow from the hash. A lost entry costs the client one retransmission. */
+/* Clients' entries of half-open flows whose backend or source the hash does not determine. A lost entry costs the
+ * client one retransmission. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct client_key);
@@ -30,7 +30,7 @@ struct {
 	__uint(max_entries, 1024);
 } sy_halfopen_clients SEC(".maps");
 
-/* NAT flows of TCP and SCTP whose client is not confirmed, by the key of the server. */
+/* NAT flows of TCP and SCTP whose client is not confirmed, by server key. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct server_key);
@@ -56,8 +56,8 @@ struct {
 	__uint(max_entries, SNAT_HINTS);
 } sy_snat_later SEC(".maps");
 
-/* NAT flows of UDP, in separate tables: datagrams prove nothing about their sender.
- * Not an LRU: the port of a flow must not become free while an answer may come. */
+/* NAT flows of UDP, in separate tables because datagrams prove nothing about their sender. This is not an LRU map,
+ * because the port of a flow must not become free while an answer may still come. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -75,8 +75,8 @@ struct {
 	__uint(max_entries, 1024);
 } sy_udp_servers SEC(".maps");
 
-/* Flows of UDP by frontend id, and of all frontends. A frontend may have as many as there are
- * free entries, so k floods leave one part in k + 1. Exact after each walk of the agent. */
+/* Number of UDP flows by frontend id, and the total. A frontend may have as many flows as entries are free, so k floods
+ * leave one part in k + 1. The numbers are exact after each of the agent's walks. */
 #define SHARE_ALL MAX_FRONTENDS
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -85,7 +85,7 @@ struct {
 	__uint(max_entries, MAX_FRONTENDS + 1);
 } sy_udp_share SEC(".maps");
 
-/* Keys of flows in sy_stream_servers, used to find those that have expired (reclaim.h). */
+/* Keys of flows in sy_stream_servers, used to find expired flows (reclaim.h). */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -93,7 +93,7 @@ struct {
 	__uint(max_entries, 1024);
 } sy_stream_places SEC(".maps");
 
-/* Keys of flows in sy_udp_servers. */
+/* Keys of flows in sy_udp_servers, used to find expired flows (reclaim.h). */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -109,7 +109,7 @@ struct {
 	__uint(max_entries, 2);
 } sy_collector SEC(".maps");
 
-/* How many flows were stored in a table, by table as in sy_collector. */
+/* Number of flows ever stored in a table, by table as in sy_collector. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* decide, for NAT flows, and what it shares with DSR. */
+/* decide, for NAT flows, and functions that it shares with DSR. */
 #pragma once
 #include "scratch.h"
 #include "snat.h"
@@ -11,7 +11,6 @@ static __always_inline struct flow *verdict_set(struct verdict *v, enum action a
 	return 0;
 }
 
-/* verdict_drop makes the verdict a drop with nothing to commit. */
 static __always_inline void verdict_drop(struct verdict *v, enum reason r)
 {
 	v->action = ACTION_DROP;
@@ -19,7 +18,7 @@ static __always_inline void verdict_drop(struct verdict *v, enum reason r)
 	v->commit = COMMIT_NONE;
 }
 
-/* verdict_forward sends a packet of a NAT flow to the destination in the verdict. */
+/* verdict_forward sends a packet of a NAT flow to the verdict's destination. */
 static __always_inline struct flow *verdict_forward(struct verdict *v, struct flow *f, enum commit c)
 {
 	v->method = METHOD_NAT;
@@ -30,7 +29,7 @@ static __always_inline struct flow *verdict_forward(struct verdict *v, struct fl
 	return f;
 }
 
-/* verdict_refuse answers as the protocol requires, so that the client fails at once. */
+/* verdict_refuse answers as the protocol requires, so that the client fails immediately. */
 static __always_inline struct flow *verdict_refuse(const struct pkt *p, struct verdict *v, enum reason r)
 {
 	if (p->icmp_error)
@@ -43,7 +42,8 @@ static __always_inline struct flow *verdict_refuse(const struct pkt *p, struct v
 	return verdict_set(v, p->key.proto == IPPROTO_TCP ? ACTION_RESET : ACTION_REFUSE, r);
 }
 
-/* verdict_fail drops a packet for a fault of this node, but answers a SYN of TCP, so that the client fails at once. */
+/* verdict_fail drops a packet because of a fault of this node, but answers a TCP SYN, so that the client fails
+ * immediately. */
 static __always_inline struct flow *verdict_fail(const struct pkt *p, struct verdict *v, enum reason r)
 {
 	verdict_drop(v, r);
@@ -52,8 +52,8 @@ static __always_inline struct flow *verdict_fail(const struct pkt *p, struct ver
 	return 0;
 }
 
-/* A sequence number counts as one of the flow within this distance of the last one: more than a window that senders
- * use, and a two hundred and fifty-sixth of what an attacker has to guess. */
+/* A sequence number within this distance of the last one counts as the flow's. This is more than the windows that
+ * senders use, and 1/256 of the numbers that an attacker has to guess from. */
 #define FLOW_WINDOW (1 << 23)
 
 static __always_inline int flow_in_window(__u32 seq, __u32 of)
@@ -61,14 +61,14 @@ static __always_inline int flow_in_window(__u32 seq, __u32 of)
 	return seq - of + FLOW_WINDOW <= 2 * FLOW_WINDOW;
 }
 
-/* nat_is_near reports whether the numbers of a segment, which ends with end, are close to the last ones. */
+/* nat_is_near reports whether the sequence numbers of a segment that ends with end are close to the last ones. */
 static __always_inline int nat_is_near(const struct pkt *p, const struct flow *f, __u32 end)
 {
 	return p->flags & TCP_ACK && flow_in_window(end, f->end) && flow_in_window(p->ack, f->ack);
 }
 
-/* nat_is_later reports whether a packet cannot belong to a closed flow but to the next one from the same port. An
- * earlier node of a slot does not look up that flow's SYN, whose numbers begin shortly after the last ones. */
+/* nat_is_later reports whether a packet belongs not to a closed flow but to the next one from the same port. A previous
+ * node of a slot does not look up that flow's SYN, whose numbers begin shortly after the last ones. */
 static __always_inline int nat_is_later(const struct pkt *p, const struct flow *f)
 {
 	__u32 end = p->seq + p->payload + (p->flags & TCP_FIN);
@@ -79,7 +79,7 @@ static __always_inline int nat_is_later(const struct pkt *p, const struct flow *
 	       ((__s32)(end - f->end) > 0 || !nat_is_near(p, f, end));
 }
 
-/* nat_find_reply returns the flow of a packet that a server sent, and writes the resulting packet into the verdict. */
+/* nat_find_reply returns the flow of a server's packet, and writes the resulting packet into the verdict. */
 static __always_inline struct flow *nat_find_reply(const struct pkt *p, struct verdict *v)
 {
 	__u32 *id = bpf_map_lookup_elem(&sy_servers, &p->key.t.src);
@@ -116,9 +116,9 @@ static __always_inline struct flow *nat_find_reply(const struct pkt *p, struct v
 	return &s->f;
 }
 
-/* nat_lowers_pmtu reports whether a packet is an ICMP error that makes its receiver send small packets: a server to all
- * clients, which have one address there, or a client to the VIP. Servers check the quoted TCP sequence number, but a
- * client knows the sequence numbers of its own connection, and UDP has none to check. */
+/* nat_lowers_pmtu reports whether a packet is an ICMP error that makes its receiver send small packets. A server would
+ * send them to all clients, which share one address there, and a client to the VIP. Servers check the quoted TCP
+ * sequence number, but a client knows the sequence numbers of its own connection, and UDP has none. */
 static __always_inline int nat_lowers_pmtu(const struct pkt *p, const struct verdict *v)
 {
 	return p->icmp_error && p->mtu && p->mtu < MIN_MTU && !addr_equal(v->t.src.w, p->key.t.src.w);
@@ -139,7 +139,7 @@ static __always_inline struct flow *decide_reply(const struct pkt *p, struct ver
 	return verdict_forward(v, f, COMMIT_TOUCH);
 }
 
-/* flow_confirms reports whether the client received what the server chose: a sequence number (TCP) or a tag
+/* flow_confirms reports whether the client has received what the server chose: a sequence number (TCP) or a tag
  * (SCTP). */
 static __always_inline int flow_confirms(const struct pkt *p, const struct verdict *v, const struct flow *f)
 {
@@ -148,7 +148,7 @@ static __always_inline int flow_confirms(const struct pkt *p, const struct verdi
 
 	if (!f->answered)
 		return 0;
-	/* Until it receives this, the server may have sent up to a window. */
+	/* Before the server receives this, it may have sent up to a window. */
 	if (p->ack - f->end - tcp <= (tcp ? 0xffff : 0))
 		return 1;
 	if (f->answered != ANSWERED_AGAIN)
@@ -157,7 +157,8 @@ static __always_inline int flow_confirms(const struct pkt *p, const struct verdi
 	return s && p->ack == s->client_end + tcp;
 }
 
-/* A packet of the client of a half-open flow. It confirms the flow when it acknowledges the server's number. */
+/* decide_half_open handles the client's packets of a half-open flow. A packet that acknowledges the server's sequence
+ * number confirms the flow. */
 static __always_inline struct flow *decide_half_open(const struct pkt *p, struct verdict *v, struct flow *f)
 {
 	if (pkt_without_l4(p))
@@ -181,7 +182,7 @@ static __always_inline struct flow *decide_known(const struct pkt *p, struct ver
 		return verdict_forward(v, f, COMMIT_NONE);
 	if (!pkt_is_stream(p))
 		return verdict_forward(v, f, f->answered && f->state == FLOW_HALF_OPEN ? COMMIT_CONFIRM : COMMIT_TOUCH);
-	/* A SYN never replaces a live flow: the server challenges it (RFC 5961, 4). */
+	/* A SYN never replaces a live flow; the server challenges it (RFC 5961, 4). */
 	if (p->flags & TCP_SYN)
 		return verdict_forward(v, f, COMMIT_NONE);
 	if (p->flags & (TCP_FIN | TCP_RST))
@@ -189,8 +190,8 @@ static __always_inline struct flow *decide_known(const struct pkt *p, struct ver
 	return verdict_forward(v, f, COMMIT_TOUCH);
 }
 
-/* nat_select writes into the verdict what packets of a flow's client become.
- * It returns 0 if the flow has ended, has expired, or has lost its backend. */
+/* nat_select writes into the verdict what the packets of a flow's client become. It returns 0 if the flow has ended or
+ * expired, or has lost its backend. */
 static __always_inline int nat_select(const struct pkt *p, struct verdict *v, const struct client_flow *c)
 {
 	__u32 backend = c->backend;
@@ -222,9 +223,9 @@ static __always_inline int frontend_by_hash(const struct frontend *fe)
 	return (fe->algorithm == ALGORITHM_FLOW_HASH || fe->algorithm == ALGORITHM_SOURCE_HASH) && !fe->affinity;
 }
 
-/* nat_find_half_open is snat_find_half_open for the backends that a client's packet may
- * have. fe is the frontend whose table lists them. It and nat_choose are global functions,
- * which the verifier checks once; the state of the packet is in the scratch memory. */
+/* nat_find_half_open is snat_find_half_open for each backend that a client's packet may have. fe is the frontend whose
+ * table lists them. It and nat_choose are global functions, which the verifier checks once. The packet's state is in
+ * the scratch memory. */
 __noinline int nat_find_half_open(struct frontend *fe)
 {
 	struct scratch *scratch = scratch_get();
@@ -240,7 +241,7 @@ __noinline int nat_find_half_open(struct frontend *fe)
 	__u32 index = table_index(&fe->table, h), slot = table_slot(&fe->table, index);
 	__u32 older = table_older_hash(fe, &p->key, h);
 
-	/* The slot may have got another backend since the SYN. */
+	/* The slot may have received another backend since the SYN. */
 #pragma clang loop unroll(full)
 	for (int i = 0; i <= PREVIOUS_MAX; i++) {
 		__u32 backend = i ? table_previous(&fe->table, index, i - 1) : slot_backend(slot);
@@ -257,7 +258,7 @@ __noinline int nat_find_half_open(struct frontend *fe)
 	return (!pkt_opens_flow(p) || snat_is_later(v->hash)) && snat_find_stored(p, v);
 }
 
-/* nat_find returns the flow of a packet that a client sent. frontend is the id in its key, fe the frontend whose table
+/* nat_find returns the flow of a client's packet. frontend is the id in the flow's key, and fe the frontend whose table
  * has the backends, or NULL. */
 static __always_inline struct flow *nat_find(const struct pkt *p, struct verdict *v, __u32 frontend,
 					     struct frontend *fe)
@@ -279,7 +280,6 @@ static __always_inline struct flow *nat_find(const struct pkt *p, struct verdict
 	return &s->f;
 }
 
-/* backend_select returns the backend for a new flow and records its id in the verdict. */
 static __always_inline struct backend *backend_select(const struct pkt *p, struct verdict *v, const struct frontend *fe)
 {
 	v->backend = NO_BACKEND;
@@ -297,8 +297,7 @@ static __always_inline int udp_share_is_full(__u32 frontend)
 	return share_is_full(&sy_udp_share, frontend, udp_flows);
 }
 
-/* snat_choose_anew chooses a source that does not follow from the hash: to the same backend and, when it has none, to
- * others. */
+/* snat_choose_anew chooses a source that the hash does not determine: first to the same backend, then to others. */
 static __always_inline int snat_choose_anew(struct frontend *fe, struct verdict *v)
 {
 	__u32 backend = v->backend;
@@ -314,8 +313,8 @@ static __always_inline int snat_choose_anew(struct frontend *fe, struct verdict 
 	return 0;
 }
 
-/* nat_choose chooses the backend and the source of a new flow, and what its packets become.
- * If it cannot, it returns the reason. commit claims the source, because that is a write. */
+/* nat_choose chooses the backend and source of a new flow, and so what its packets become. If it cannot, it returns the
+ * reason. commit claims the source, because that is a write. */
 __noinline int nat_choose(struct frontend *fe)
 {
 	struct scratch *scratch = scratch_get();
@@ -338,7 +337,7 @@ __noinline int nat_choose(struct frontend *fe)
 	return snat_choose(fe, v->backend, 0) || snat_choose_anew(fe, v) ? REASON_NONE : REASON_SNAT_EXHAUSTED;
 }
 
-/* decide_new is for packets of unknown flows; nat_find was called before. */
+/* decide_new is for packets whose flow nat_find has not found. */
 static __always_inline struct flow *decide_new(const struct pkt *p, struct verdict *v, struct frontend *fe)
 {
 	if (!pkt_opens_flow(p))

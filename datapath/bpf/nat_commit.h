@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* commit, for NAT flows: claim a source port, track the numbers of both sides, move and close flows. */
+/* commit, for NAT flows: claim a source port, track both sides' sequence numbers, move and close flows. */
 #pragma once
 #include "nat_follow.h"
 #include "reclaim.h"
@@ -18,8 +18,8 @@ static __always_inline long flow_update_server(const struct server_key *k, const
 			bpf_map_update_elem(&sy_udp_servers, k, s, BPF_NOEXIST);
 }
 
-/* nat_replace removes the client's entry of v, whose flow is over. The port
- * of the flow rests, unless the flow ended because its backend went down. */
+/* nat_replace removes the client's entry of an ended flow with the key in v. The flow's port stays unused for a while,
+ * unless the flow ended because its backend went down. */
 static __always_inline void nat_replace(const struct verdict *v, int stream)
 {
 	struct client_flow *c = flow_find_client(&v->client, stream);
@@ -54,7 +54,7 @@ static __always_inline long nat_insert(const struct verdict *v, const struct cli
 	return err;
 }
 
-/* nat_store writes both entries of a flow, which are in the scratch memory, into the tables of its protocol. */
+/* nat_store writes both entries of a flow from the scratch memory into the tables of its protocol. */
 static __always_inline int nat_store(struct scratch *scratch)
 {
 	struct verdict *v = &scratch->v;
@@ -79,7 +79,8 @@ static __always_inline int nat_store(struct scratch *scratch)
 	return !err;
 }
 
-/* nat_open_datagram writes a new UDP flow. If its frontend has used its share of flows, no agent runs (nat_choose). */
+/* nat_open_datagram writes a new UDP flow. If its frontend has used its share of flows, no agent is running
+ * (nat_choose). */
 static __always_inline void nat_open_datagram(struct scratch *scratch)
 {
 	struct verdict *v = &scratch->v;
@@ -95,9 +96,9 @@ static __always_inline void nat_open_datagram(struct scratch *scratch)
 		udp_share_add(v->client.frontend, 1);
 }
 
-/* nat_write_open claims the source that decide chose and writes the new flow: for UDP both entries,
- * otherwise the server's half-open entry, and the client's if it cannot be found by the hash. If another
- * packet claimed the source at the same moment, this one is dropped, and the client sends again. */
+/* nat_write_open claims the source that decide chose, and writes the new flow. For UDP it writes both entries.
+ * Otherwise it writes the server's half-open entry, and the client's if the hash cannot find it. If another packet
+ * claimed the source at the same moment, this one is dropped, and the client sends again. */
 static __always_inline void nat_write_open(struct scratch *scratch)
 {
 	const struct pkt *p = &scratch->p;
@@ -130,9 +131,9 @@ static __always_inline void nat_write_open(struct scratch *scratch)
 		verdict_drop(v, REASON_SNAT_EXHAUSTED);
 }
 
-/* nat_confirm moves a half-open flow to the table of established ones. f is the server's
- * entry. If the table is full, the client is refused. The half-open flow remains: when
- * the server repeats its SYN-ACK, the client's reset reaches the server. */
+/* nat_confirm moves a half-open flow to the table of established flows. f is the server's entry. If the table is full,
+ * the client is refused, and the half-open flow remains. When the server repeats its SYN-ACK, the client's reset
+ * reaches the server. */
 static __always_inline void nat_confirm(struct scratch *scratch, const struct flow *f)
 {
 	const struct pkt *p = &scratch->p;
@@ -182,18 +183,18 @@ static __always_inline void nat_set_state(const struct verdict *v, struct flow *
 	}
 }
 
-#define RST_CHALLENGED 0xffff /* the receiver challenges a RST within this distance: its window is this large */
-#define RST_IN_FLIGHT (1 << 20) /* farther away, a forged segment may have made the number the last one of its sender */
+#define RST_CHALLENGED 0xffff /* within this distance, its window, the receiver challenges a RST */
+#define RST_IN_FLIGHT (1 << 20) /* farther away, the sender's last number may come from a forged segment */
 
-/* nat_reset records a RST. The RST ends the flow if its number is the one that the receiver must accept
- * at once (RFC 5961, 3.2): the number that the receiver acknowledged, or the one after the sender's
- * last byte. With another number in the window the receiver challenges it, so the flow only gets a
- * shorter timeout until one side sends again. The receiver ignores a number outside the window. */
+/* nat_reset records a RST. The RST ends the flow if it has a number that the receiver must accept immediately (RFC
+ * 5961, 3.2): the number that the receiver acknowledged, or the one after the sender's last byte. The receiver
+ * challenges a RST with another number in the window, so this only shortens the flow's timeout until one side sends
+ * again. The receiver ignores a number outside the window. */
 static __always_inline void nat_reset(const struct pkt *p, const struct verdict *v, struct flow *f, struct flow *other)
 {
 	if (f->doubt == DOUBT_TAG)
 		return;
-	int sctp = p->key.proto == IPPROTO_SCTP; /* the tag takes the place of a number (RFC 9260, 8.5.1) */
+	int sctp = p->key.proto == IPPROTO_SCTP; /* the tag replaces the sequence number (RFC 9260, 8.5.1) */
 	int last = p->seq == f->end;
 	__u32 ahead = p->seq - (other ? other->ack : f->end);
 
@@ -215,12 +216,12 @@ static __always_inline void nat_fin(const struct pkt *p, const struct verdict *v
 		return;
 	if (!f->fin)
 		f->fin = other && other->fin ? FIN_SECOND : FIN_FIRST;
-	if (f->state == FLOW_CLOSED) /* by a RST */
+	if (f->state == FLOW_CLOSED) /* because of a RST */
 		return;
 	nat_set_state(v, f, other, other && !other->fin ? FLOW_CLOSING : FLOW_CLOSED);
 }
 
-/* nat_ends_half_open reports whether the server must accept a RST or ABORT of the client of a half-open flow. */
+/* nat_ends_half_open reports whether the server must accept a RST or ABORT from the client of a half-open flow. */
 static __always_inline int nat_ends_half_open(const struct pkt *p, const struct server_flow *s)
 {
 	if (!s->f.answered) /* clients send none then, and the server knows none of the numbers */
@@ -228,8 +229,8 @@ static __always_inline int nat_ends_half_open(const struct pkt *p, const struct 
 	return p->key.proto == IPPROTO_SCTP ? p->ack == s->f.end : p->seq == s->f.ack;
 }
 
-/* nat_refuses reports whether the client of a half-open flow must accept a RST or ABORT
- * from the server. Any other one may come from somebody who sends to all ports. */
+/* nat_refuses reports whether the client of a half-open flow must accept a RST or ABORT from the server. Any other may
+ * come from somebody who sends to all ports. */
 static __always_inline int nat_refuses(const struct pkt *p, const struct server_flow *s)
 {
 	if (p->key.proto == IPPROTO_SCTP)
@@ -246,7 +247,7 @@ static __always_inline void nat_write_half_open(const struct pkt *p, const struc
 
 	f->seen = v->now;
 	if (v->commit == COMMIT_ANSWER) {
-		if (f->state != FLOW_HALF_OPEN) /* the client may have another half-open flow by now */
+		if (f->state != FLOW_HALF_OPEN) /* the client may already have another half-open flow */
 			return;
 		if (!f->answered) {
 			f->answered = 1;
@@ -275,8 +276,8 @@ static __always_inline void nat_write_half_open(const struct pkt *p, const struc
 		s->client_end = p->seq + p->payload + 1;
 }
 
-/* nat_write writes what the verdict on a packet of a known flow requires. f is the
- * entry of the packet's direction; for a half-open flow it is the server's. */
+/* nat_write writes what the verdict on a packet of a known flow requires. f is the entry of the packet's direction, or
+ * the server's for a half-open flow. */
 static __always_inline void nat_write(struct scratch *scratch, struct flow *f)
 {
 	const struct pkt *p = &scratch->p;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* commit, for packets of known NAT flows that neither open nor close
- * them: track the numbers of both sides, and whether the flow is idle. */
+/* commit, for packets of known NAT flows that neither open nor close them: track both sides' sequence numbers, and when
+ * the flow was last used. */
 #pragma once
 #include "flow.h"
 #include "scratch.h"
 
-/* nat_other returns the entry of the other side of a flow. */
+/* nat_other returns the entry of a flow's other side. */
 static __always_inline struct flow *nat_other(const struct pkt *p, const struct verdict *v)
 {
 	if (v->reply) {
@@ -20,15 +20,15 @@ static __always_inline struct flow *nat_other(const struct pkt *p, const struct 
 	return s ? &s->f : 0;
 }
 
-/* nat_acknowledges reports whether the sender of a packet knows the connection:
- * a server answers every SYN, including one with a forged source. */
+/* nat_acknowledges reports whether a packet's sender knows the connection. A SYN-ACK does not show that, because a
+ * server answers every SYN, including one with a forged source. */
 static __always_inline int nat_acknowledges(const struct pkt *p)
 {
 	return (p->flags & (TCP_SYN | TCP_ACK)) == TCP_ACK;
 }
 
-/* nat_learn_tag stores the tag of the first packet after the
- * confirmation, if the server has answered with several tags. */
+/* nat_learn_tag stores the tag of the first packet after the confirmation if the server has answered with several
+ * tags. */
 static __always_inline void nat_learn_tag(const struct pkt *p, struct flow *f)
 {
 	if (f->doubt != DOUBT_TAG || !nat_acknowledges(p))
@@ -37,9 +37,9 @@ static __always_inline void nat_learn_tag(const struct pkt *p, struct flow *f)
 	f->doubt = 0;
 }
 
-/* nat_keeps_alive reports whether a packet keeps its side of the flow from expiring. Datagrams do. A SYN
- * or a packet that acknowledges nothing does not, because a server that has lost the connection answers a
- * SYN, and an old SCTP cookie with an ERROR. Nor do stray packets once one side has closed the flow. */
+/* nat_keeps_alive reports whether a packet keeps its side of the flow from expiring. Datagrams do. A SYN, or a packet
+ * that acknowledges nothing, does not, because a server that has lost the connection answers a SYN, and an old SCTP
+ * cookie with an ERROR. Stray packets do not either once one side has closed the flow. */
 static __always_inline int nat_keeps_alive(const struct pkt *p, const struct flow *f, int near)
 {
 	if (!pkt_is_stream(p))
@@ -49,8 +49,8 @@ static __always_inline int nat_keeps_alive(const struct pkt *p, const struct flo
 	return f->state != FLOW_CLOSING || near || p->key.proto != IPPROTO_TCP;
 }
 
-/* nat_follow stores the numbers of the sending side. Numbers far from the last
- * ones do not belong to the flow. If nothing changed, it writes nothing. */
+/* nat_follow stores the sending side's sequence numbers. Numbers far from the last ones do not belong to the flow. It
+ * writes only what has changed. */
 static __always_inline void nat_follow(const struct pkt *p, const struct verdict *v, struct flow *f)
 {
 	__u32 end = p->seq + p->payload + (p->flags & TCP_FIN);
@@ -72,7 +72,7 @@ static __always_inline void nat_follow(const struct pkt *p, const struct verdict
 		f->doubt = 0;
 }
 
-/* nat_acknowledge records that the client of an ended flow has all that its server sent. */
+/* nat_acknowledge records that the client of a closed flow has acknowledged everything that its server sent. */
 static __always_inline void nat_acknowledge(const struct pkt *p, const struct verdict *v, struct flow *f,
 					    struct flow *other)
 {

@@ -8,40 +8,40 @@
 
 enum frag_kind {
 	FRAG_NONE,
-	FRAG_FIRST, /* the first of several: it has the ports */
+	FRAG_FIRST, /* first of several, with the ports */
 	FRAG_LATER,
 };
 
 struct pkt {
-	/* For an ICMP error: the key of the flow it is about, as that flow's packets arrive here. */
+	/* For an ICMP error: the key of the flow that it is about, in the direction in which it arrives here. */
 	struct flow_key key;
-	__u32 seq, ack; /* TCP, and SCTP with tags instead of numbers; host order */
-	__u32 len; /* of the frame */
-	__u32 l3len; /* total length of the IP header, header included */
-	__u32 payload; /* TCP: bytes of payload */
-	__u32 frag_id; /* identification of a fragment's datagram */
+	__u32 seq, ack; /* host order; TCP, or SCTP with tags instead of sequence numbers */
+	__u32 len; /* length of the frame */
+	__u32 l3len; /* total length of the IP packet, including its header */
+	__u32 payload; /* TCP: length of the payload */
+	__u32 frag_id; /* identification of the fragmented datagram */
 	__u32 mtu; /* reported by an ICMP error */
 	__u32 quoted_len; /* total length of the packet that an ICMP error quotes */
-	struct addr quoted_dst; /* destination of the packet in a quoted tunnel packet; zero: not quoted */
-	__u32 tsval; /* TCP with SYN or FIN: the timestamp (RFC 7323); 0: none */
+	struct addr quoted_dst; /* destination of the inner packet in a quoted tunnel packet; zero: not quoted */
+	__u32 tsval; /* timestamp (RFC 7323) of TCP with SYN or FIN; 0: none */
 	__u16 l4; /* offset of the transport header in the frame */
 	__u8 l3; /* offset of the IP header */
 	__u8 v6, ttl, tos;
-	__u8 flags; /* of TCP; for SCTP the nearest equivalent */
-	__u8 icmp_type; /* ICMP type */
+	__u8 flags; /* TCP flags, or the nearest equivalent for SCTP */
+	__u8 icmp_type;
 	__u8 icmp_error; /* 1: an ICMP error that quotes a packet with ports or one of our tunnel packets */
 	__u8 fragment; /* enum frag_kind */
 	__u8 dont_fragment; /* 1: DF is set, or IPv6 */
 	__u8 keep_ttl; /* 1: the stack decrements the TTL */
-	__u8 sampled; /* 1: the packet refreshes its flow by direct return */
-	__u8 made; /* of a synthetic packet: the last byte of its source MAC address, never 0 */
+	__u8 sampled; /* 1: the packet refreshes its direct-return flow */
+	__u8 made; /* synthetic packets: last byte of the source MAC address, never 0 */
 	__u8 pad[2];
 };
 
-/* Context of a decapsulated packet. */
+/* The context of a decapsulated packet. */
 struct decap_ctx {
 	struct chain chain;
-	struct addr outer_dst; /* our address, the destination of the outer header */
+	struct addr outer_dst; /* destination of the outer header, which is our address */
 };
 
 #define IP6_EXTENSIONS_MAX 6
@@ -65,8 +65,8 @@ static __always_inline int addr_equal(const __u32 *a, const __u32 *b)
 	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3];
 }
 
-/* addr_is_martian4 reports a source that is never on the wire:
- * 0.0.0.0/8, 127.0.0.0/8, multicast and above (RFC 6890, 2.2.2). */
+/* addr_is_martian4 reports whether a source is never on the wire: 0.0.0.0/8, 127.0.0.0/8, multicast and above (RFC
+ * 6890, 2.2.2). */
 static __always_inline int addr_is_martian4(__be32 src)
 {
 	__u8 first = bpf_ntohl(src) >> 24;
@@ -74,8 +74,8 @@ static __always_inline int addr_is_martian4(__be32 src)
 	return first == 0 || first == 127 || first >= 224;
 }
 
-/* addr_is_martian6 is the same for IPv6: ::/96, which has the unspecified
- * and the loopback address, and multicast (RFC 6890, 2.2.3). */
+/* addr_is_martian6 does the same for IPv6: ::/96, with the unspecified and loopback addresses, and multicast (RFC 6890,
+ * 2.2.3). */
 static __always_inline int addr_is_martian6(const struct addr *src)
 {
 	return !(src->w[0] | src->w[1] | src->w[2]) || (src->w[0] & bpf_htonl(0xff000000)) == bpf_htonl(0xff000000);
@@ -86,8 +86,8 @@ static __always_inline int proto_has_ports(__u8 proto)
 	return proto == IPPROTO_TCP || proto == IPPROTO_UDP || proto == IPPROTO_SCTP;
 }
 
-/* parse_l3len returns the length of an IP packet, of which len is the field, without hlen bytes of header. BIG TCP, in
- * tc, does not fit it, and has 0 there. */
+/* parse_l3len returns the length of an IP packet, given its length field len, which does not count hlen bytes of
+ * header. In tc, BIG TCP packets exceed the field, which is then 0. */
 static __always_inline __u32 parse_l3len(const struct pkt *p, __u32 len, __u32 hlen)
 {
 	return len || p->len <= 0xffff ? len + hlen : p->len - L3(p);
@@ -127,7 +127,7 @@ static __always_inline enum reason parse_v6(void *data, void *end, struct pkt *p
 		return REASON_MALFORMED;
 	__builtin_memcpy(&p->key.t.src, &ip->src, sizeof(p->key.t.src));
 	__builtin_memcpy(&p->key.t.dst, &ip->dst, sizeof(p->key.t.dst));
-	/* ::ffff:0:0/96 would be taken for IPv4. */
+	/* ::ffff:0:0/96 would be mistaken for IPv4. */
 	if (addr_is_martian6(&p->key.t.src) || addr_is_v4(&p->key.t.src) || addr_is_v4(&p->key.t.dst))
 		return REASON_MALFORMED;
 	p->v6 = 1;
@@ -200,14 +200,14 @@ static __always_inline enum reason parse_sctp(void *l4, void *end, struct pkt *p
 	case SCTP_SHUTDOWN_ACK:
 		p->flags = TCP_FIN | TCP_ACK;
 		break;
-	case SCTP_ERROR: /* acknowledges nothing: a server without the association sends one for an old cookie */
+	case SCTP_ERROR: /* acknowledges nothing, because a server without the association sends one for an old cookie */
 		p->flags = 0;
 		break;
 	}
 	return REASON_NONE;
 }
 
-/* parse_quote_tunnel reads the packet inside a quoted one, whose transport header is at l4. */
+/* parse_quote_tunnel reads the packet inside a quoted tunnel packet, whose transport header is at l4. */
 static __always_inline void parse_quote_tunnel(void *data, void *end, struct pkt *p, __u32 l4)
 {
 	struct udp_gue {
@@ -289,7 +289,7 @@ static __always_inline enum reason parse_icmp(void *data, void *end, struct pkt 
 	} else if (!p->v6 && (icmp->type == ICMP_UNREACHABLE || icmp->type == ICMP_TIME_EXCEEDED ||
 			      icmp->type == ICMP_PARAMETER)) {
 		if (icmp->type == ICMP_UNREACHABLE && icmp->code == ICMP_FRAG_NEEDED)
-			p->mtu = (bpf_ntohl(icmp->rest) & 0xffff) ?: 1; /* 0: a router before RFC 1191 */
+			p->mtu = (bpf_ntohl(icmp->rest) & 0xffff) ?: 1; /* 0: from a router that predates RFC 1191 */
 		parse_quote_v4(data, end, p);
 	}
 	return REASON_NONE;
@@ -299,8 +299,8 @@ static __always_inline enum reason parse_icmp(void *data, void *end, struct pkt 
 #define TCPOPT_NOP 1
 #define TCPOPT_TIMESTAMP 8
 
-/* parse_timestamp returns the timestamp of a segment. It looks only where Linux, BSD, macOS
- * and Windows put the option: a loop over the options would be most of the verifier's work. */
+/* parse_timestamp returns a segment's timestamp. It checks only where Linux, BSD, macOS and Windows put the option,
+ * because a loop over the options would be most of the verifier's work. */
 static __always_inline __u32 parse_timestamp(const struct tcphdr *tcp, void *end)
 {
 	const struct option {
@@ -375,8 +375,8 @@ static __always_inline __be16 parse_l2(void *data, void *end, struct pkt *p)
 	return proto;
 }
 
-/* parse fills p. REASON_NOT_OURS means that the frame is not IP. A malformed packet may be for another
- * destination; the caller passes it to the stack unless the destination is a VIP. */
+/* parse fills p. It returns REASON_NOT_OURS if the frame is not IP. A malformed packet may be for another destination,
+ * so the caller passes it to the stack unless the destination is a VIP. */
 static __always_inline enum reason parse(void *data, void *end, struct pkt *p)
 {
 	__be16 proto = parse_l2(data, end, p);

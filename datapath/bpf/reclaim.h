@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Removal of NAT flows while no agent runs. A program cannot search a hash map for entries that
- * have expired. So each flow has a place in an array, by the hash of its server's key, that lists
- * the key. Without an agent, a packet that stores a flow removes flows that have ended or expired
- * from its lines of places. With an agent, flows get no place while the table is less than half
- * full: this costs nothing, and half of the table always remains for flows with a place. */
+/* Removal of NAT flows while no agent runs. A program cannot search a hash map for expired entries. So each flow has a
+ * place in an array, which lists the key of its server entry and is found by the key's hash. Without an agent, a packet
+ * that stores a flow removes ended and expired flows from its lines of places. While an agent runs and the table is
+ * less than half full, flows get no place. This costs nothing, and always leaves half of the table for flows with a
+ * place. */
 #pragma once
 #include "account.h"
 #include "scratch.h"
 
-/* Lines in which a flow may have its place, as its hash
- * determines, and lines searched when the table is full. */
+/* Number of lines in which a flow may have its place, according to its hash, and of lines searched when the table is
+ * full. */
 #define PLACE_LINES 8
 
 static __always_inline long flow_delete_client(const struct client_key *k, int stream)
@@ -22,15 +22,15 @@ static __always_inline long flow_delete_server(const struct server_key *k, int s
 	return stream ? bpf_map_delete_elem(&sy_stream_servers, k) : bpf_map_delete_elem(&sy_udp_servers, k);
 }
 
-/* udp_share_add changes the UDP flow counts of a frontend and of all frontends by n. */
+/* udp_share_add changes a frontend's number of UDP flows, and the total, by n. */
 static __always_inline void udp_share_add(__u32 frontend, int n)
 {
 	share_add(&sy_udp_share, frontend, n);
 }
 
-/* flow_remove removes the flow that has the key of a server. The client's entry remains if it
- * belongs to another flow: the client may have opened one from the same port, and to another
- * server it has the same source port. It is a separate function because of its stack. */
+/* flow_remove removes the flow with a server key. It keeps the client's entry if the entry belongs to another flow. The
+ * client may have opened one from the same port, which uses the same source port to another server. It is not inlined,
+ * so its stack is in use only while it runs. */
 static __noinline void flow_remove(const struct server_key *k, int stream)
 {
 	struct server_flow *s = flow_find_server(k, stream);
@@ -62,7 +62,7 @@ static __always_inline __u32 place_lines(int stream)
 	return stream ? stream_place_lines : udp_place_lines;
 }
 
-/* place_is_free reports whether a place is empty. It first removes a flow that has ended or expired. */
+/* place_is_free reports whether a place is free. It first removes a flow there that has ended or expired. */
 __noinline int place_is_free(__u32 stream, __u32 line, __u32 way, __u32 now)
 {
 	struct place_line *l = place_line(stream, line);
@@ -82,8 +82,7 @@ __noinline int place_is_free(__u32 stream, __u32 line, __u32 way, __u32 now)
 	return 1;
 }
 
-/* place_reclaim removes the flows of a line that have ended or expired, and returns a free place as 1 to PLACE_WAYS, or
- * 0. */
+/* place_reclaim removes a line's ended and expired flows, and returns a free place as 1 to PLACE_WAYS, or 0. */
 static __always_inline int place_reclaim(__u32 stream, __u32 line, __u32 now)
 {
 	int place = 0;
@@ -95,7 +94,7 @@ static __always_inline int place_reclaim(__u32 stream, __u32 line, __u32 now)
 	return place;
 }
 
-/* place_take gives the flow of v->server a place. It returns 0 if other flows have them all. */
+/* place_take gives the flow of v->server a place. It returns 0 if other flows have all its places. */
 __noinline int place_take(__u32 stream)
 {
 	struct scratch *scratch = scratch_get();
@@ -121,7 +120,7 @@ __noinline int place_take(__u32 stream)
 	return 1;
 }
 
-/* place_search removes flows that have ended or expired from random lines. */
+/* place_search removes ended and expired flows from random lines. */
 __noinline int place_search(__u32 stream, __u32 now)
 {
 	__u32 lines = place_lines(stream);
@@ -134,8 +133,8 @@ __noinline int place_search(__u32 stream, __u32 now)
 	return 0;
 }
 
-/* place_prepare gives a flow that is about to be stored a place if it needs one. It returns
- * 0 if the flow cannot be stored, because without an agent it would remain forever. */
+/* place_prepare gives a place, if needed, to a flow that is about to be stored. It returns 0 if the flow must not be
+ * stored, because without an agent it would remain forever. */
 static __always_inline int place_prepare(int stream, __u32 now)
 {
 	__u32 i = stream;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Changes to packet bytes that XDP and tc share. */
+/* Changes to packets that XDP and tc share. */
 #pragma once
 #include <bpf/bpf_endian.h>
 #include "parse.h"
@@ -20,8 +20,8 @@ static __always_inline __u16 csum_fold64(__u64 sum)
 	return csum_fold(sum);
 }
 
-/* csum_change returns sum, not folded, after a change of some words (RFC 1624).
- * For a few words it is several times faster than the helper bpf_csum_diff. */
+/* csum_change returns the unfolded sum after a change of some words (RFC 1624). For a few words it is several times
+ * faster than the helper bpf_csum_diff. */
 static __always_inline __u64 csum_change(const __u32 *from, const __u32 *to, int words, __u64 sum)
 {
 	for (int i = 0; i < words; i++)
@@ -29,7 +29,7 @@ static __always_inline __u64 csum_change(const __u32 *from, const __u32 *to, int
 	return sum;
 }
 
-/* csum_ttl_less updates the checksum of an IPv4 header after its TTL is decremented (RFC 1141). */
+/* csum_ttl_less updates an IPv4 header's checksum after its TTL was decremented (RFC 1141). */
 static __always_inline void csum_ttl_less(struct iphdr *ip)
 {
 	__u32 sum = ip->csum + bpf_htons(0x0100);
@@ -37,7 +37,7 @@ static __always_inline void csum_ttl_less(struct iphdr *ip)
 	ip->csum = sum + (sum >= 0xffff);
 }
 
-/* The mapped form adds constant words to an IPv4 address. They cancel out, so one sum serves both families. */
+/* The mapped form adds the same words to all IPv4 addresses. They cancel out, so one sum serves both families. */
 static __always_inline __u32 csum_addrs_diff(const struct tuple *from, const struct tuple *to)
 {
 	return bpf_csum_diff((__be32 *)from, 32, (__be32 *)to, 32, 0);
@@ -48,7 +48,7 @@ static __always_inline __u32 csum_ports_diff(const struct tuple *from, const str
 	return bpf_csum_diff((__be32 *)&from->sport, 4, (__be32 *)&to->sport, 4, 0);
 }
 
-/* rewrite_l3 writes new addresses and decrements the TTL unless the stack does (RFC 1624 for the header checksum). */
+/* rewrite_l3 writes new addresses, and decrements the TTL unless the stack does (RFC 1624 for the header checksum). */
 static __always_inline int rewrite_l3(void *data, void *end, const struct pkt *p, const struct tuple *t)
 {
 	if (p->v6) {
@@ -80,7 +80,7 @@ static __always_inline int rewrite_l3(void *data, void *end, const struct pkt *p
 
 static __always_inline int rewrite_ports(void *data, void *end, const struct pkt *p, const struct tuple *t)
 {
-	struct udphdr *l4 = data + L4(p); /* TCP has its ports in the same place */
+	struct udphdr *l4 = data + L4(p); /* TCP's ports are at the same offset */
 
 	if ((void *)(l4 + 1) > end)
 		return 0;
@@ -109,7 +109,7 @@ static __always_inline int rewrite_ttl(void *data, void *end, const struct pkt *
 	return 1;
 }
 
-/* rewrite_set_ce marks the packet at l3 as having experienced congestion (RFC 3168, 5). */
+/* rewrite_set_ce sets the congestion-experienced mark of the packet at l3 (RFC 3168, 5). */
 static __always_inline int rewrite_set_ce(void *l3, void *end, int v6)
 {
 	if (v6) {
@@ -132,7 +132,7 @@ static __always_inline int rewrite_set_ce(void *l3, void *end, int v6)
 	return 1;
 }
 
-/* rewrite_sctp changes the ports of an SCTP packet. Its checksum does not cover the addresses. */
+/* rewrite_sctp changes the ports of an SCTP packet, whose checksum does not cover the addresses. */
 static __always_inline int rewrite_sctp(void *data, void *end, const struct pkt *p, const struct tuple *t)
 {
 	struct sctphdr *sctp = data + L4(p);
@@ -152,7 +152,7 @@ struct quote4 {
 	struct iphdr ip;
 	__be16 sport, dport;
 	__be16 len;
-	__sum16 csum; /* of UDP */
+	__sum16 csum; /* UDP only */
 };
 
 struct quote6 {
@@ -162,8 +162,8 @@ struct quote6 {
 	__sum16 csum;
 };
 
-/* csum_quoted returns the UDP checksum in a quote after a change
- * from was to is. The quote does not reach the checksum of TCP. */
+/* csum_quoted returns the UDP checksum in a quote whose addresses and ports change from was to is. The quote is too
+ * short to contain a TCP checksum. */
 static __always_inline __sum16 csum_quoted(const struct pkt *p, const struct tuple *was, const struct tuple *is,
 					   __sum16 sum)
 {
@@ -213,14 +213,14 @@ static __always_inline int rewrite_icmp_error6(void *data, void *end, const stru
 	__u32 sum = bpf_csum_diff((__be32 *)q, sizeof(*q), (__be32 *)&new, sizeof(new), (__u16)~icmp->csum);
 
 	*q = new;
-	/* The pseudo header has the outer addresses (RFC 4443, 2.3). */
+	/* The pseudo-header has the outer addresses (RFC 4443, 2.3). */
 	icmp->csum = ~csum_fold(bpf_csum_diff((__be32 *)&ip->src, 32, (__be32 *)outer, 32, csum_fold(sum)));
 	return 1;
 }
 
-/* rewrite_icmp_error translates an ICMP error about a packet sent here into one about
- * the packet received: t describes what packets of that sender become. The source
- * becomes the address that the receiver sends to, whichever router sent the error. */
+/* rewrite_icmp_error translates an ICMP error about a packet that was sent from here into one about the packet that was
+ * received. t says what packets of the error's sender become. Whichever router sent the error, its source becomes the
+ * address to which the receiver sends. */
 static __always_inline int rewrite_icmp_error(void *data, void *end, const struct pkt *p, const struct tuple *t)
 {
 	struct tuple was = {
@@ -249,9 +249,9 @@ static __always_inline void rewrite_swap_macs(struct ethhdr *eth)
 	__builtin_memcpy(eth->src, mac, ETH_ALEN);
 }
 
-/* rewrite_to_answer turns the headers below the transport into those of an answer with len bytes of IP payload:
- * addresses and MAC addresses swapped, a full TTL. Options and extension headers stay; all of them are valid in an
- * answer. */
+/* rewrite_to_answer turns the headers before the transport header into the headers of an answer with len bytes of IP
+ * payload. It swaps addresses and MAC addresses and resets the TTL. Options and extension headers stay, because all of
+ * them are valid in an answer. */
 static __always_inline int rewrite_to_answer(void *data, void *end, const struct pkt *p, __u16 len, __u8 proto)
 {
 	if (data + sizeof(struct ethhdr) > end)
@@ -288,7 +288,7 @@ static __always_inline int rewrite_to_answer(void *data, void *end, const struct
 	return 1;
 }
 
-/* csum_pseudo returns the checksum of an answer's pseudo header, not folded (RFC 9293, 3.1; RFC 8200, 8.1). */
+/* csum_pseudo returns the unfolded checksum of an answer's pseudo-header (RFC 9293, 3.1; RFC 8200, 8.1). */
 static __always_inline __u32 csum_pseudo(const struct pkt *p, __u16 len, __u8 proto)
 {
 	__be32 tail[2] = { bpf_htonl(len), bpf_htonl(proto) };

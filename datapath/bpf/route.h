@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Routes and neighbours, as the kernel has them. */
+/* Next hops, from the kernel's routes and neighbours. */
 #pragma once
 #include "encap.h"
 #include "scratch.h"
@@ -7,8 +7,8 @@
 enum route {
 	ROUTE_OK,
 	ROUTE_NO_NEIGHBOUR, /* the next hop has no neighbour entry */
-	ROUTE_FRAGMENT, /* the packet is too big for the path, and the kernel may fragment it */
-	ROUTE_NONE, /* the verdict is no longer to forward */
+	ROUTE_FRAGMENT, /* the packet is too large for the path, and the kernel may fragment it */
+	ROUTE_NONE, /* the verdict no longer forwards */
 };
 
 static __always_inline enum route route_drop(struct verdict *v, enum reason r)
@@ -17,15 +17,16 @@ static __always_inline enum route route_drop(struct verdict *v, enum reason r)
 	return ROUTE_NONE;
 }
 
-/* route_may_fragment reports whether a packet may be fragmented on its way (RFC 791; RFC 2003, 3.1). The receiver joins
- * the fragments of a tunnel packet: for IPIP that is a kernel; for GUE it may be this datapath, which does not. */
+/* route_may_fragment reports whether a packet may be fragmented on its way (RFC 791; RFC 2003, 3.1). The receiver
+ * reassembles fragments of tunnel packets. With IPIP the receiver is a kernel, but with GUE it may be this datapath,
+ * which does not reassemble. */
 static __always_inline int route_may_fragment(const struct pkt *p, const struct verdict *v)
 {
 	return !p->dont_fragment && addr_is_v4(&v->t.dst) && (v->method == METHOD_NAT || v->method == METHOD_IPIP);
 }
 
-/* route_too_big makes the verdict an ICMP error with the MTU for the sender, unless the packet may be fragmented. mtu
- * is that of the path, tunnel included. */
+/* route_too_big turns the verdict into an ICMP error that tells the sender the MTU, unless the packet may be
+ * fragmented. mtu is the path's and includes the tunnel headers. */
 static __always_inline enum route route_too_big(const struct pkt *p, struct verdict *v, __u32 mtu)
 {
 	__u32 least = p->v6 ? MIN_MTU : 68; /* RFC 8200, 5; RFC 791, 3.2 */
@@ -40,11 +41,11 @@ static __always_inline enum route route_too_big(const struct pkt *p, struct verd
 	return ROUTE_NONE;
 }
 
-/* route_fits_pmtu reports whether a packet of len bytes, tunnel included, fits the path MTU to a backend,
- * if it is known. An IPv6 packet of MIN_MTU is never refused: its sender would send it again. */
+/* route_fits_pmtu reports whether a packet of len bytes, including tunnel headers, fits the path MTU to a backend, or
+ * whether this is unknown. An IPv6 packet of MIN_MTU is never refused, because its sender would send it again. */
 static __always_inline int route_fits_pmtu(const struct pkt *p, const struct verdict *v, __u32 len, __u32 *mtu)
 {
-	struct addr dst = v->t.dst; /* a pointer into the verdict would keep it out of registers */
+	struct addr dst = v->t.dst; /* a copy, because a pointer into the verdict would keep it out of registers */
 	struct pmtu *path;
 
 	if (v->method < METHOD_IPIP || len <= MIN_MTU || (p->v6 && len <= MIN_MTU + encap_overhead(v)))
@@ -56,7 +57,7 @@ static __always_inline int route_fits_pmtu(const struct pkt *p, const struct ver
 	return 0;
 }
 
-/* route_on_link reports whether the server of a DSR packet is the next hop itself and not behind a router. */
+/* route_on_link reports whether a DSR packet's next hop is the server itself rather than a router. */
 static __always_inline int route_on_link(const struct verdict *v, const struct bpf_fib_lookup *fib)
 {
 	if (v->method != METHOD_DSR)
@@ -66,10 +67,10 @@ static __always_inline int route_on_link(const struct verdict *v, const struct b
 	return addr_equal(fib->ipv6_dst, v->t.dst.w);
 }
 
-/* A next hop is looked up again after this many jiffies: 25 to 250 ms, depending on the kernel's HZ. */
+/* Number of jiffies for which a next hop is cached: 25 to 250 ms, depending on the kernel's HZ. */
 #define NEXT_HOP_JIFFIES 25
 
-/* Flows to one destination are spread over this many paths. All packets of a flow take the same one. */
+/* Number of paths over which flows to one destination are spread. All packets of a flow take the same path. */
 #define NEXT_HOP_PATHS 16
 
 static __always_inline struct next_hop *next_hop_slot(const struct verdict *v, __u8 path)
@@ -110,12 +111,12 @@ static __always_inline void route_keep(struct next_hop *hop, __u8 path, const st
 	hop->until = bpf_jiffies64() + NEXT_HOP_JIFFIES;
 }
 
-/* The lookup is as for a packet that this node sends: it needs no forwarding on client interfaces, so the
- * node does not act as their router. The loopback interface has this index in every network namespace. */
+/* Index of lo in every network namespace. Lookups are as for packets from lo, so they need no forwarding on client
+ * interfaces, and the node does not act as the clients' router. */
 #define LOOPBACK_IFINDEX 1
 
-/* route_ask asks the kernel for the next hop. The ports identify the flow
- * if a route has several next hops (fib_multipath_hash_policy = 1). */
+/* route_ask asks the kernel for the next hop. The ports identify the flow if a route has several next hops
+ * (fib_multipath_hash_policy = 1). */
 static __always_inline long route_ask(void *ctx, __u32 len, const struct pkt *p, const struct verdict *v, __u8 path,
 				      struct bpf_fib_lookup *fib)
 {
@@ -137,8 +138,8 @@ static __always_inline long route_ask(void *ctx, __u32 len, const struct pkt *p,
 	return bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
 }
 
-/* route_resolve fills fib from the kernel's routes for a packet of len bytes, tunnel included. After ROUTE_OK it
- * has the interface and the MAC addresses; after ROUTE_NO_NEIGHBOUR it has the interface and the next hop. */
+/* route_resolve fills fib from the kernel's routes for a packet of len bytes, including tunnel headers. With ROUTE_OK,
+ * fib has the interface and MAC addresses. With ROUTE_NO_NEIGHBOUR, it has the interface and next hop. */
 static __always_inline enum route route_resolve(void *ctx, __u32 len, const struct pkt *p, struct verdict *v, __u8 path,
 						struct bpf_fib_lookup *fib)
 {
@@ -161,8 +162,8 @@ static __always_inline enum route route_resolve(void *ctx, __u32 len, const stru
 	return route_on_link(v, fib) ? r : route_drop(v, REASON_NOT_ON_LINK);
 }
 
-/* route_lookup is route_resolve for a packet whose largest segment has len bytes, from the IP header on. It uses the
- * result of a recent lookup. */
+/* route_lookup is route_resolve for a packet whose largest segment has len bytes, starting at the IP header. It uses
+ * the result of a recent lookup if there is one. */
 static __always_inline enum route route_lookup(void *ctx, __u32 len, const struct pkt *p, struct verdict *v,
 					       struct bpf_fib_lookup *fib)
 {

@@ -3,28 +3,28 @@
 #pragma once
 #include "parse.h"
 
-/* State of one packet. It exceeds the stack of 512 bytes. Programs do not interrupt each other on a CPU. */
+/* State of one packet. It does not fit on the stack of 512 bytes. Programs do not interrupt each other on a CPU. */
 struct scratch {
 	struct pkt p;
 	struct verdict v;
 	enum reason parsed;
 	struct bpf_fib_lookup fib;
-	struct decap_ctx in; /* of a decapsulated packet */
-	struct client_flow client; /* what commit writes */
+	struct decap_ctx in; /* for a decapsulated packet */
+	struct client_flow client; /* entries that commit writes */
 	struct server_flow server;
-	__u32 headers[28]; /* headers that the packet gets: a tunnel's, or an ICMP error's with its quote */
+	__u32 headers[28]; /* new headers: a tunnel's, or an ICMP error's with its quote */
 };
 
 /* State of the current packet, per CPU. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
-	__uint(value_size, sizeof(struct scratch)); /* no type: Go does not need it */
+	__uint(value_size, sizeof(struct scratch)); /* without a type, because Go does not need it */
 	__uint(max_entries, 1);
 } sy_scratch SEC(".maps");
 
-/* The verifier checks a global function once, not per call path. It takes no packet pointers, so such functions
- * begin with the state that earlier steps stored here. */
+/* The verifier checks a global function once rather than per call path. Such a function takes no packet pointers, so it
+ * begins with the state that previous steps stored here. */
 static __always_inline struct scratch *scratch_get(void)
 {
 	__u32 zero = 0;

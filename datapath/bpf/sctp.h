@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* The checksum of SCTP (CRC32c, RFC 9260, appendix A) when the ports change. A CRC is linear: the change follows
- * from the difference of the first four bytes and the length, so the packet is not read. */
+/* Updates the checksum of SCTP (CRC32c, RFC 9260, appendix A) when the ports change. A CRC is linear, so the change
+ * follows from the difference in the first four bytes and the length, and the packet is not read. */
 #pragma once
 #include <linux/types.h>
 

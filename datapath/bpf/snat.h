@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Source addresses and ports of NAT flows. The choices follow from the hash of the flow, so a
- * client's packet finds the half-open entry that its SYN wrote under the server's key. For a backend
- * on this node, and for a frontend that keeps the source, the source is the client: the port changes
- * only if the client already has another flow from it to the backend through another VIP. */
+/* Source addresses and ports of NAT flows. The flow hash determines the choices, so a client's packet finds the
+ * half-open entry that its SYN wrote under the server's key. For a backend on this node, and for a frontend that keeps
+ * the source, the source is the client's. Then the port changes only if the client already has another flow from it to
+ * the backend through another VIP. */
 #pragma once
 #include "flow.h"
 #include "frontend.h"
 #include "scratch.h"
 
-/* Loops over the tries are unrolled: Linux 6.1 rejects a loop whose last instruction is no jump. When none of them
- * gives a source, more rounds of as many begin at random. With 95 % of the ports in use, one SYN in 25,000 finds none
- * to the backend. */
+/* Loops over the tries are unrolled, because Linux 6.1 rejects a loop whose last instruction is not a jump. If no try
+ * gives a source, more rounds of SNAT_TRIES begin at random ports. With 95 % of the ports in use, one SYN in 25,000
+ * finds no source to the backend. */
 #define SNAT_TRIES 6
-#define SNAT_ROUNDS_SAME 32 /* to the same backend; the others are to any backend of the table */
+#define SNAT_ROUNDS_SAME 32 /* to the same backend; the rest are to any backend of the table */
 #define SNAT_ROUNDS (SNAT_ROUNDS_SAME + 16)
 
-/* One bit per source port that a flow may have, including the ports of snat_ports before it was changed. */
+/* One bit per source port that a flow may have, including the ports of previous values of snat_ports. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -54,7 +54,7 @@ static __always_inline void snat_candidate(struct server_key *k, const struct pk
 	__u32 start = hash_finish(v->hash);
 	const struct addr *ours = &b->snat[((start >> 28) + i) & (SNAT_ADDRS - 1)];
 
-	/* 65537 is coprime to any number of ports, so the choices differ. */
+	/* 65537 is coprime to every possible number of ports, so the choices differ. */
 	k->dport = keep && !i ? p->key.t.sport : snat_port(start + i * 65537);
 	if (keep)
 		k->to = p->key.t.src;
@@ -71,7 +71,7 @@ static __always_inline int snat_to(struct server_key *k, const struct pkt *p, co
 	return b->local || !addr_is_zero(&b->snat[0]);
 }
 
-/* snat_verdict turns a client's packets into ones that the server answers with v->server as the key. */
+/* snat_verdict sets what a client's packets become, so that v->server is the key of the server's answers. */
 static __always_inline void snat_verdict(struct verdict *v, const struct backend *b, __u32 backend)
 {
 	v->t.src = v->server.to;
@@ -82,20 +82,21 @@ static __always_inline void snat_verdict(struct verdict *v, const struct backend
 	v->backend = backend;
 }
 
-/* Hints save a SYN lookups in the half-open and established flows, each of which costs more than all the
- * rest. They are in arrays, by the low bits of a hash, and written without a lock: a lost hint costs lookups.
- * From the highest bit down, a hint of sy_snat_used has 14 bits of snat_use_hash, the use and the time. */
+/* Hints save a SYN lookups of half-open and established flows, each of which costs more than all the rest. They are in
+ * arrays, indexed by the low bits of a hash, and written without a lock, because a lost hint costs only lookups. From
+ * the highest bit down, a hint in sy_snat_used has 14 bits of snat_use_hash, the use and the time. */
 enum snat_use {
 	SNAT_UNKNOWN,
 	SNAT_HALF_OPEN, /* claimed by a half-open flow at that time */
 	SNAT_ESTABLISHED, /* of an established flow at that time */
 };
 
-/* In units of flow_clock: 1 s, in which a flow may be removed without a new hint. */
+/* In units of flow_clock: 1 s, during which a flow may be removed without a new hint. */
 #define SNAT_ESTABLISHED_AGE 250
 
-/* snat_half_open_age is how long a hint about a half-open flow counts, in units of flow_clock: as long as the flow
- * lives, but no longer than the 16 bits of its time allow. Without a hint a repeated SYN opens the flow again. */
+/* snat_half_open_age is how long a hint about a half-open flow counts, in units of flow_clock. That is as long as the
+ * flow lives, but no longer than the hint's 16 bits of time allow. Without a hint, a repeated SYN opens the flow
+ * again. */
 static __always_inline __u32 snat_half_open_age(void)
 {
 	__u64 age = timeout_half_open >> FLOW_CLOCK_SHIFT;
@@ -110,8 +111,7 @@ static __always_inline __u32 *snat_hint(void *map, __u32 hash)
 	return bpf_map_lookup_elem(map, &i);
 }
 
-/* snat_use_hash is the hash of a source and the generation of
- * its backend, so hints about ended flows become invalid. */
+/* snat_use_hash covers a source and its backend's generation, so hints about ended flows become invalid. */
 static __always_inline __u32 snat_use_hash(const struct verdict *v)
 {
 	const struct server_key *k = &v->server;
@@ -128,7 +128,7 @@ static __always_inline void snat_set_use(const struct verdict *v, enum snat_use 
 		*hint = (h & 0xfffc0000) | use << 16 | (v->now & 0xffff);
 }
 
-/* snat_use returns what the source in v->server is used for, and the age of that use. */
+/* snat_use returns what the source in v->server is used for, and how long ago that was recorded. */
 static __always_inline enum snat_use snat_use(const struct verdict *v, __u32 *age)
 {
 	__u32 h = snat_use_hash(v), *p = snat_hint(&sy_snat_used, h), hint = p ? *p : ~h;
@@ -156,13 +156,13 @@ static __always_inline void snat_set_later(__u32 hash)
 		*hint = hash;
 }
 
-/* snat_is_half_open reports whether v->server is the key of the client's half-open flow and
- * the flow has not expired. If so, it writes into the verdict what the packet becomes. */
+/* snat_is_half_open reports whether v->server is the key of the client's half-open flow and the flow has not expired.
+ * If so, it sets what the packet becomes. */
 static __always_inline int snat_is_half_open(struct verdict *v, const struct backend *b, __u32 backend)
 {
 	struct server_flow *s = bpf_map_lookup_elem(&sy_halfopen_servers, &v->server);
 
-	/* An ended flow may be listed before one that the client opened since. */
+	/* An ended flow may be found before the one that the client has opened since. */
 	if (!s || !client_key_equal(&s->client, &v->client) || s->f.state == FLOW_CLOSED ||
 	    flow_ended(v->client.frontend, backend, s->f.generation, v->generation) ||
 	    flow_side_expired(&s->f, 1, v->now))
@@ -171,7 +171,7 @@ static __always_inline int snat_is_half_open(struct verdict *v, const struct bac
 	return 1;
 }
 
-/* snat_find_stored finds the half-open flow of a client whose source does not follow from the hash. */
+/* snat_find_stored finds a client's half-open flow whose source the hash does not determine. */
 static __always_inline int snat_find_stored(const struct pkt *p, struct verdict *v)
 {
 	struct client_flow *c = bpf_map_lookup_elem(&sy_halfopen_clients, &v->client);
@@ -187,10 +187,10 @@ static __always_inline int snat_find_stored(const struct pkt *p, struct verdict 
 	return snat_is_half_open(v, b, c->backend);
 }
 
-/* snat_find_half_open finds a client's half-open flow to a backend, and writes into the verdict
- * what the packet becomes. It must find the flow of a repeated SYN as well: another choice may
- * be free by now, and the server would see a second connection. Most SYNs are the first of
- * their flow; hints save them the lookups. It is a global function because of its stack. */
+/* snat_find_half_open finds a client's half-open flow to a backend, and sets what the packet becomes. It must find the
+ * flow of a repeated SYN as well. Otherwise the SYN may take another choice that is free by now, and the server would
+ * see a second connection. Most SYNs are the first of their flow, and hints save them the lookups. It is a global
+ * function, so its stack is in use only while it runs. */
 __noinline int snat_find_half_open(struct frontend *fe, __u32 backend)
 {
 	struct scratch *scratch = scratch_get();
@@ -223,8 +223,8 @@ __noinline int snat_find_half_open(struct frontend *fe, __u32 backend)
 /* How a SYN compares to the connection that its server may keep in TIME_WAIT. */
 enum snat_syn {
 	SYN_OLD, /* the server may not accept it */
-	SYN_NEWER, /* by its timestamp or, without one, its sequence number: the server must accept it (RFC 6191) */
-	SYN_LATER, /* by both: servers that only follow RFC 1122, 4.2.2.13, accept it */
+	SYN_NEWER, /* by its timestamp only; servers that follow RFC 6191 accept it */
+	SYN_LATER, /* by its sequence number, so servers that follow only RFC 1122, 4.2.2.13, accept it */
 };
 
 static __always_inline enum snat_syn snat_compare(const struct pkt *p, const struct verdict *v,
@@ -234,7 +234,7 @@ static __always_inline enum snat_syn snat_compare(const struct pkt *p, const str
 
 	if (!flow_in_time_wait(&s->f) || p->key.proto != IPPROTO_TCP)
 		return SYN_OLD;
-	/* The server resends what the client has not acknowledged to whoever has the source by then. */
+	/* The server resends data that the client has not acknowledged to whoever has the source by then. */
 	if (s->f.fin != FIN_ACKNOWLEDGED && !client_key_equal(&s->client, &v->client))
 		return SYN_OLD;
 	if (stamped && (__s32)(p->tsval - s->client_end) <= 0)
@@ -244,9 +244,8 @@ static __always_inline enum snat_syn snat_compare(const struct pkt *p, const str
 	return seq ? SYN_LATER : SYN_NEWER;
 }
 
-/* snat_claimable returns how the source of a new flow can be claimed (enum claim),
- * or 0, and the age of the half-open flow that has it. For UDP it must be certain
- * that no answer is still to come, because another client would then receive it. */
+/* snat_claimable returns how a new flow can claim the source (enum claim), or 0, and the age of the half-open flow that
+ * has it. For UDP it must be certain that no answer will still come, because another client would receive it. */
 static __always_inline enum claim snat_claimable(const struct pkt *p, const struct verdict *v, __u32 *age)
 {
 	int stream = pkt_is_stream(p);
@@ -279,10 +278,10 @@ static __always_inline enum claim snat_claimable(const struct pkt *p, const stru
 	}
 }
 
-/* snat_choose sets the backend of a new flow, its source in v->server, what its packets become, and how the source is
- * claimed; it looks at the choices from the given one on. When none is free, it takes one whose server accepts the SYN
- * in TIME_WAIT, else the oldest of those that half-open flows have: in a flood a real client then has time to confirm.
- */
+/* snat_choose sets a new flow's backend, its source in v->server, what its packets become, and how it claims the
+ * source. It tries the choices starting at from. If none is free, it takes one whose server accepts the SYN in
+ * TIME_WAIT, and otherwise the oldest among those of half-open flows. So in a flood a real client has time to
+ * confirm. */
 __noinline int snat_choose(struct frontend *fe, __u32 backend, __u32 from)
 {
 	struct scratch *scratch = scratch_get();
@@ -316,7 +315,7 @@ __noinline int snat_choose(struct frontend *fe, __u32 backend, __u32 from)
 		if (claim == CLAIM_EVICT && (v->claim == CLAIM_TIME_WAIT || (v->claim && age <= most)))
 			continue;
 		if (claim) {
-			v->later = i; /* not in a register: the verifier would follow each value separately */
+			v->later = i; /* not in a register, because the verifier would follow each value separately */
 			most = age;
 			v->claim = claim;
 		}

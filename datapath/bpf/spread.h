@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* decide, for chained frontends, which several nodes serve together. The node that receives a packet finds
- * the node that delivers it by the hash of the flow, and stores nothing. The delivering node stores the
- * flow; it relays a packet of an unknown flow to the previous nodes of the slot (Faild and Beamer, both NSDI
- * 2018). The packet carries the list of those nodes, and the list only shrinks, so there are no loops. */
+/* decide, for chained frontends, which several nodes serve together. The node that receives a packet finds the
+ * delivering node by the flow hash, and stores nothing. The delivering node stores the flow. It relays a packet of an
+ * unknown flow to the previous nodes of the slot (Faild and Beamer, both NSDI 2018). The packet carries the list of
+ * these nodes, and the list only shrinks, so there are no loops. */
 #pragma once
 #include "dsr.h"
 
 #define RELAYS 65536
 
-/* Flows of datagrams that this node did not know and relayed to the earlier nodes of their slot. An
- * entry is removed when none of them knows the flow either. After timeout_udp slots forget their earlier
- * nodes, and only these entries remain: live flows are still relayed, and new ones ask no other node. */
+/* UDP flows that this node did not know and relayed to the previous nodes of their slot. An entry is removed if none of
+ * these nodes knows the flow either. After timeout_udp, slots forget their previous nodes, and only these entries
+ * remain. So live flows are still relayed, and new ones ask no other node. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -19,8 +19,8 @@ struct {
 	__uint(max_entries, RELAYS);
 } sy_relays SEC(".maps");
 
-/* Entries of sy_relays by frontend id, and of all frontends. A frontend may have as many as are
- * free, so one that is flooded leaves room for others. Exact after each walk of the agent. */
+/* Number of entries in sy_relays by frontend id, and the total. A frontend may have as many as are free, so a flooded
+ * frontend leaves entries for others. The numbers are exact after each of the agent's walks. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -28,17 +28,17 @@ struct {
 	__uint(max_entries, MAX_FRONTENDS + 1);
 } sy_relay_share SEC(".maps");
 
-/* spread_append adds a node to the list; the first one becomes the destination. */
+/* spread_append adds a node to the list. The first one becomes the destination. */
 static __always_inline void spread_append(struct verdict *v, const struct addr *a)
 {
 	__u32 n = v->chain.n;
 
-	asm volatile("" : "+r"(n)); /* the compared value must be the one used */
+	asm volatile("" : "+r"(n)); /* the value that is checked must be the one that is used */
 	if (addr_is_zero(&v->t.dst)) {
 		v->t.dst = *a;
 		return;
 	}
-	if (n >= CHAIN_MAX || addr_is_v4(a) != addr_is_v4(&v->t.dst)) /* a tunnel has addresses of one family */
+	if (n >= CHAIN_MAX || addr_is_v4(a) != addr_is_v4(&v->t.dst)) /* a tunnel's addresses are of one family */
 		return;
 	v->chain.next[n] = *a;
 	v->chain.n = n + 1;
@@ -55,7 +55,7 @@ enum {
 	SLOT_WAS_LOCAL = 2, /* this node had the slot before and may have the flow */
 };
 
-/* spread_add_backend adds a node that may have a flow. */
+/* spread_add_backend adds a node that may have the flow, or returns SLOT_WAS_LOCAL if it is this node. */
 static __always_inline int spread_add_backend(struct verdict *v, __u32 id)
 {
 	struct backend *b = id == NO_BACKEND ? 0 : backend_get(id);
@@ -71,7 +71,7 @@ static __always_inline int spread_add_backend(struct verdict *v, __u32 id)
 }
 
 /* spread_accepts reports whether a node accepts new flows of a frontend. It and spread_has_client are global functions,
- * which the verifier checks once and which leave the stack of their callers alone. */
+ * which the verifier checks once and whose stack is in use only while they run. */
 __noinline int spread_accepts(__u32 frontend, __u32 id)
 {
 	struct member_key m = { frontend, id };
@@ -79,7 +79,7 @@ __noinline int spread_accepts(__u32 frontend, __u32 id)
 	return bpf_map_lookup_elem(&sy_weights, &m) != 0;
 }
 
-/* spread_has_client reports whether the client of a packet keeps a backend of this node, by affinity. */
+/* spread_has_client reports whether affinity binds a packet's client to a backend of this node. */
 __noinline int spread_has_client(struct frontend *local)
 {
 	struct scratch *s = scratch_get();
@@ -89,8 +89,9 @@ __noinline int spread_has_client(struct frontend *local)
 	return affinity_lookup(local, &s->p.key.t.src, bpf_ktime_get_coarse_ns()) != NO_BACKEND;
 }
 
-/* spread_add_earlier adds an earlier node of a slot. For a new flow the node must accept new flows, because
- * it may be down. The slot's current node is in the list, because it must not send the packet to itself. */
+/* spread_add_earlier adds a previous node of a slot. For a new flow it adds only nodes that accept new flows, because
+ * others may be down. It skips the slot's current node, which is already in the list and must not send the packet to
+ * itself. */
 static __always_inline int spread_add_earlier(struct verdict *v, const struct frontend *fe, __u32 id, int is_new)
 {
 	if (id == v->backend || (is_new && !spread_accepts(fe->id, id)))
@@ -112,8 +113,8 @@ static __always_inline int spread_add_older(const struct pkt *p, struct verdict 
 }
 
 /* spread_candidates adds the nodes that may have the flow: the slot's node and the previous ones. A new flow has only
- * the first. With affinity, earlier nodes may have the client, except nodes of another algorithm, which selected nodes
- * without affinity. It returns the role of this node. It is a global function, which the verifier checks once. */
+ * the first. With affinity, previous nodes may know the client, unless they were selected by another algorithm, which
+ * used no affinity. It returns this node's role. It is a global function, which the verifier checks once. */
 __noinline int spread_candidates(struct frontend *fe, int is_new)
 {
 	struct scratch *scratch = scratch_get();
@@ -163,14 +164,15 @@ static __always_inline void spread_append_self(const struct pkt *p, struct verdi
 		v->commit = COMMIT_RELAY;
 }
 
-/* spread_is_of_client reports whether a packet opens a flow for a client that keeps a backend of this node. */
+/* spread_is_of_client reports whether a packet opens a flow for a client that affinity binds to a backend of this
+ * node. */
 static __always_inline int spread_is_of_client(const struct pkt *p, struct frontend *local)
 {
 	return local && local->affinity && pkt_opens_flow(p) && spread_has_client(local);
 }
 
-/* spread_follow relays a datagram of an unknown flow like the datagrams before it, even after the
- * slot has forgotten the nodes. It returns 0 if there were none, or if the first one has left. */
+/* spread_follow relays a datagram of an unknown flow like the flow's previous datagrams, even after the slot has
+ * forgotten the nodes. It returns 0 if there were none, or if the first node has left. */
 static __always_inline int spread_follow(const struct pkt *p, struct verdict *v, const struct frontend *local,
 					 const struct addr *self)
 {
@@ -194,7 +196,7 @@ static __always_inline int spread_follow(const struct pkt *p, struct verdict *v,
 	return 1;
 }
 
-/* spread_relay sends a packet on to the next node of the list that came with it. A datagram of an unknown flow
+/* spread_relay sends a packet to the next node in the list that came with it. A datagram of an unknown flow finally
  * returns to the first node of the list. */
 static __always_inline struct flow *spread_relay(const struct pkt *p, struct verdict *v, const struct frontend *local,
 						 const struct decap_ctx *in)
@@ -215,7 +217,7 @@ static __always_inline struct flow *spread_relay(const struct pkt *p, struct ver
 	return spread_send(v);
 }
 
-/* spread_open is for the last node of the list: it opens the flow or drops the packet. In both cases no earlier node
+/* spread_open is for the last node of the list. It opens the flow or drops the packet. In both cases no previous node
  * has the flow. */
 static __always_inline struct flow *spread_open(const struct pkt *p, struct verdict *v, struct frontend *local)
 {
@@ -235,7 +237,7 @@ static __always_inline struct flow *decide_spread(const struct pkt *p, struct ve
 {
 	struct frontend *local = 0;
 	int is_new = pkt_is_stream(p) && pkt_opens_flow(p), locality;
-	int asks = !is_new || fe->affinity; /* earlier nodes of the slot */
+	int asks = !is_new || fe->affinity; /* ask previous nodes of the slot */
 	struct flow *f;
 
 	if (in) {
@@ -245,14 +247,14 @@ static __always_inline struct flow *decide_spread(const struct pkt *p, struct ve
 			return decide_known(p, v, f);
 		if ((!asks && spread_has_backends(local)) || spread_is_of_client(p, local))
 			return spread_open(p, v, local);
-		/* The older table may list an earlier node again, which is then the next one after itself. */
+		/* The older table may list this node again as the next one, but it must not send to itself. */
 		if (in->chain.n && asks && !addr_equal(in->chain.next[0].w, in->outer_dst.w))
 			return spread_relay(p, v, local, in);
 		if (in->chain.passed)
 			return spread_open(p, v, local);
 		if (spread_follow(p, v, local, &in->outer_dst))
 			return spread_send(v);
-		/* The sending node may have an older table, so this node's table is used, once. */
+		/* The sending node's table may be out of date, so this node's table is used, once. */
 	} else if (pkt_opens_flow(p) && !frontend_allows(fe, &p->key.t.src)) {
 		return verdict_set(v, ACTION_DROP, REASON_NOT_ALLOWED);
 	}
@@ -269,8 +271,8 @@ static __always_inline struct flow *decide_spread(const struct pkt *p, struct ve
 		if (spread_is_of_client(p, local)) {
 			if (locality & SLOT_IS_LOCAL || addr_is_zero(&v->t.dst))
 				return spread_open(p, v, local);
-			/* Two nodes may have the same client, from flows that arrived while the nodes had
-			 * different tables. The slot's node is asked first, here and on the other nodes. */
+			/* Two nodes may know the same client, from flows that arrived while the nodes had different tables. Here
+			 * and on the other nodes, the slot's node is asked first. */
 			spread_append(v, &v->t.src);
 		}
 		struct backend *self = addr_is_zero(&v->t.dst) ? backend_get(v->backend) : 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //go:build ignore
-/* Entry points: parse → decide → (route) → commit → act. No logic here. */
+/* Entry points: parse → decide → (route) → commit → act. They contain no logic. */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 #include "act_xdp.h"
@@ -32,7 +32,7 @@ __noinline int parse_tc(struct __sk_buff *skb)
 	return parse_packet((void *)(long)skb->data, (void *)(long)skb->data_end, skb->len);
 }
 
-/* xdp_steps is a separate function so that its stack is not below that of fast_xdp. */
+/* xdp_steps is a separate function so that its stack does not add to the stack of fast_xdp. */
 __noinline int xdp_steps(struct xdp_md *ctx, int sampled)
 {
 	struct scratch *s = parse_xdp(ctx) ? scratch_get() : 0;
@@ -43,7 +43,7 @@ __noinline int xdp_steps(struct xdp_md *ctx, int sampled)
 	return act_xdp(ctx, s, decide(&s->p, s->parsed, &s->v, 0, 1));
 }
 
-/* The fast path: packets that XDP can send itself. */
+/* The fast path, for packets that XDP can send itself. */
 SEC("xdp")
 int sy_xdp(struct xdp_md *ctx)
 {
@@ -58,14 +58,14 @@ static __always_inline void tc_pull(struct __sk_buff *skb, __u32 size)
 		bpf_skb_pull_data(skb, skb->len < size ? skb->len : size);
 }
 
-/* Ingress: all packets that XDP leaves. */
+/* Ingress, for all packets that XDP does not handle. */
 SEC("tc")
 int sy_tc_in(struct __sk_buff *skb)
 {
 	if (skb->pkt_type !=
-	    PACKET_HOST) /* for another machine, or not for one machine; the kernel would not forward it either */
+	    PACKET_HOST) /* for another or for several machines; the kernel would not forward it either */
 		return TC_ACT_UNSPEC;
-	if (skb->vlan_present && !(skb->vlan_tci & 0xfff) && bpf_skb_vlan_pop(skb)) /* VID 0: the tag of no VLAN */
+	if (skb->vlan_present && !(skb->vlan_tci & 0xfff) && bpf_skb_vlan_pop(skb)) /* VID 0 is the tag of no VLAN */
 		return TC_ACT_SHOT;
 	tc_pull(skb, HEADERS_MAX);
 	struct scratch *s = parse_tc(skb) ? scratch_get() : 0;
@@ -73,11 +73,11 @@ int sy_tc_in(struct __sk_buff *skb)
 	return s ? act_tc(skb, s, decide(&s->p, s->parsed, &s->v, 0, 0), 0) : TC_ACT_SHOT;
 }
 
-/* A packet for a VIP that sy_tc_in has decapsulated. */
+/* Packets to a VIP that sy_tc_in has decapsulated. */
 SEC("tc")
 int sy_tc_decap(struct __sk_buff *skb)
 {
-	if (!tunnel_decap) /* no program jumps here, and the verifier omits the rest */
+	if (!tunnel_decap) /* no program calls this one, and the verifier omits the rest */
 		return TC_ACT_SHOT;
 	tc_pull(skb, HEADERS_MAX);
 	struct scratch *s = parse_tc(skb) ? scratch_get() : 0;
@@ -89,7 +89,7 @@ int sy_tc_decap(struct __sk_buff *skb)
 SEC("tc")
 int sy_tc_out(struct __sk_buff *skb)
 {
-	if (!tunnel_decap && !local_delivery && !egress_is_probe(skb)) /* forwarded packets pass this hook, too */
+	if (!tunnel_decap && !local_delivery && !egress_is_probe(skb)) /* forwarded packets also pass this hook */
 		return TC_ACT_UNSPEC;
 	if (skb->mark == TUNNEL_MARK) {
 		skb->mark = 0;
@@ -98,7 +98,7 @@ int sy_tc_out(struct __sk_buff *skb)
 	tc_pull(skb, HEADERS_MAX);
 	struct scratch *s = parse_tc(skb) ? scratch_get() : 0;
 
-	if (s && s->parsed == REASON_MALFORMED) { /* a pod may hide a tunnel packet behind long headers in pages */
+	if (s && s->parsed == REASON_MALFORMED) { /* long headers may hide a tunnel packet in non-linear pages */
 		tc_pull(skb, HEADERS_LONG);
 		parse_tc(skb);
 	}
@@ -120,7 +120,7 @@ int sy_tc_out(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
-/* sy_explain writes struct explained over the head of the packet and changes nothing else. */
+/* sy_explain overwrites the start of the packet with struct explained and changes nothing else. */
 SEC("xdp")
 int sy_explain(struct xdp_md *ctx)
 {
@@ -140,7 +140,7 @@ int sy_explain(struct xdp_md *ctx)
 	return s->p.made == made ? XDP_PASS : XDP_ABORTED;
 }
 
-/* sy_gc removes flows for the agent, which runs it with a struct gc_list as the packet. It is attached nowhere. */
+/* sy_gc removes flows for the agent, which runs it with a struct gc_list as the packet. It is not attached anywhere. */
 SEC("xdp")
 int sy_gc(struct xdp_md *ctx)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //go:build ignore
-/* The least work of a load balancer, as a measure for the programs of the datapath. Each program adds one step. */
+/* The minimum work of a load balancer, as a baseline for the datapath's programs. Each program adds one step. */
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
@@ -160,7 +160,7 @@ int floor_macs(struct xdp_md *ctx)
 	return XDP_TX;
 }
 
-/* The floor: no flow is looked up. */
+/* The baseline, which looks up no flow. */
 SEC("xdp")
 int floor_ipip(struct xdp_md *ctx)
 {
@@ -170,7 +170,7 @@ int floor_ipip(struct xdp_md *ctx)
 	return b ? encapsulate(ctx, b, bpf_ntohs(h->ip.len)) : XDP_DROP;
 }
 
-/* The floor with one lookup in a table of flows, and an insert for a packet of an unknown flow. */
+/* The baseline with one lookup in a flow table, and an insert if the flow is unknown. */
 SEC("xdp")
 int floor_lru(struct xdp_md *ctx)
 {
@@ -195,7 +195,7 @@ int floor_lru(struct xdp_md *ctx)
 __u64 received;
 __be32 received_dst; /* of the last packet */
 
-/* The end of packets that are sent. */
+/* Receives the packets that are sent. */
 SEC("xdp")
 int sink(struct xdp_md *ctx)
 {

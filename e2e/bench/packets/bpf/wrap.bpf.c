@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //go:build ignore
-/* A program that is measured by BPF_PROG_TEST_RUN with repeat gets the packet that it changed before. These programs
- * restore the packet, give it the addresses of the next flow, and tail-call the measured program. They may also record
- * what that program made of the packet, for the packets of the other direction. */
+/* BPF_PROG_TEST_RUN with repeat passes a program the packet that the program changed before. So these programs restore
+ * the packet, give it the addresses of the next flow, and tail-call the measured program. They can also record the
+ * packet that results, to generate packets in the other direction. */
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
@@ -13,12 +13,12 @@
 
 enum vary {
 	VARY_NONE,
-	VARY_CLIENT, /* the client's address and port follow from the number of the flow */
-	VARY_SERVER, /* the same at the other end of the packet: from the server to the client */
+	VARY_CLIENT, /* the flow number determines the client's address and port */
+	VARY_SERVER, /* the same at the packet's other end, from server to client */
 	VARY_RECORDED, /* the packet answers a recorded one */
 };
 
-/* Of a recorded packet. */
+/* Addresses and ports of a recorded packet. */
 struct recorded {
 	__be32 src, dst;
 	__be16 sport, dport;
@@ -26,17 +26,17 @@ struct recorded {
 };
 
 volatile const __u64 frame[FRAME_MAX / 8]; /* the packet */
-volatile const __u32 frame_words; /* that are restored; the programs do not change those behind */
+volatile const __u32 frame_words; /* words to restore; the programs do not change the rest */
 volatile const __u32 frame_len;
 volatile const __u32 ip_at; /* offset of the IP header whose addresses vary */
 volatile const __u32 csum_at; /* offset of the checksum in the TCP or UDP header */
 volatile const __u32 vary;
 volatile const __u8 is_v6, record;
-volatile const __u32 services; /* more than 1: the flows are of as many VIPs, from the one in the packet on */
+volatile const __u32 services; /* if more than 1, the flows use this many VIPs, starting at the packet's */
 
-/* The n-th packet is of the flow (base + n % (within + 1)) * stride % (mask + 1). */
+/* The n-th packet belongs to flow (base + n % (within + 1)) * stride % (mask + 1). */
 __u32 base, within, stride, mask, n;
-__u32 last; /* number of the flow of the previous packet */
+__u32 last; /* flow number of the previous packet */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -91,7 +91,7 @@ static __always_inline __u32 sum_addrs(const struct v4 *p)
 	return fold((p->ip.src & 0xffff) + (p->ip.src >> 16) + (p->ip.dst & 0xffff) + (p->ip.dst >> 16));
 }
 
-/* csum_replace changes a checksum for a sum that was before and is after (RFC 1624). */
+/* csum_replace updates a checksum after a partial sum changed from before to after (RFC 1624). */
 static __always_inline void csum_replace(__sum16 *csum, __u32 before, __u32 after)
 {
 	*csum = ~fold((~*csum & 0xffff) + (~before & 0xffff) + after);
@@ -139,7 +139,7 @@ static __always_inline int vary_v4(struct v4 *p, void *end, __u32 flow)
 	return 1;
 }
 
-/* Words are copied one by one: the verifier knows their number, and the loop ends there. */
+/* restore copies word by word. frame_words is constant, so the verifier knows where the loop ends. */
 static __always_inline int restore(void *data, void *end)
 {
 	__u64 *to = data;
@@ -199,14 +199,14 @@ int wrap_tc(struct __sk_buff *skb)
 	return -2;
 }
 
-/* The source of packets that are sent, by BPF_PROG_TEST_RUN with live frames. */
+/* Sends packets: BPF_PROG_TEST_RUN with live frames runs it. */
 SEC("xdp")
 int source_xdp(struct xdp_md *ctx)
 {
 	return restore((void *)(long)ctx->data, (void *)(long)ctx->data_end) ? XDP_TX : XDP_ABORTED;
 }
 
-/* What the wrapper itself costs. */
+/* Measures the cost of the wrapper itself. */
 SEC("xdp")
 int null_xdp(struct xdp_md *ctx)
 {
