@@ -1,4 +1,4 @@
-// Steelyard announces load-balancer addresses, forwards their traffic in the kernel and checks the health of servers.
+// Steelyard announces load-balancer addresses, forwards their traffic in the kernel and checks the servers' health.
 package main
 
 import (

@@ -8,12 +8,11 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// overlap reports whether an address is in both ranges.
 func overlap(a, b lb.AddrRange) bool {
 	return a.From.Is4() == b.From.Is4() && a.From.Compare(b.To) <= 0 && b.From.Compare(a.To) <= 0
 }
 
-// formatRange returns "203.0.113.0/28", "203.0.113.40-203.0.113.50", or a single address.
+// formatRange formats r as a prefix or a single address if it is one, otherwise as "203.0.113.40-203.0.113.50".
 func formatRange(r lb.AddrRange) string {
 	if r.From == r.To {
 		return r.From.String()
@@ -26,7 +25,7 @@ func formatRange(r lb.AddrRange) string {
 
 const likeAddr = "192.0.2.1"
 
-// addr returns an address without a zone, never IPv4-mapped.
+// addr reads an address. A zone or an IPv4-mapped address is an error.
 func (i item) addr() (netip.Addr, bool) {
 	s, ok := i.str(likeAddr)
 	if !ok {
@@ -58,7 +57,7 @@ func (i item) parseAddr(s string) (netip.Addr, bool) {
 	return a, true
 }
 
-// specialRange is a range of addresses that other hosts cannot send to, so they can be neither VIPs nor backends.
+// specialRange is a range of addresses that other hosts cannot send to, which makes them useless as VIPs and backends.
 type specialRange struct {
 	lb.AddrRange
 	what string
@@ -92,7 +91,7 @@ func specialIn(r lb.AddrRange) string {
 	return ""
 }
 
-// unicast is addr for an address that other hosts can send to.
+// unicast reads an address that is not special.
 func (i item) unicast() (netip.Addr, bool) {
 	a, ok := i.addr()
 	if ok {
@@ -109,7 +108,7 @@ func (i item) isUnicast(a netip.Addr) bool {
 	return what == ""
 }
 
-// host is addr for a machine's address. Loopback and link-local addresses are allowed.
+// host reads the address of a machine, which may be loopback or link-local.
 func (i item) host() (netip.Addr, bool) {
 	a, ok := i.addr()
 	if ok && (a.IsUnspecified() || a.IsMulticast()) {
@@ -119,7 +118,7 @@ func (i item) host() (netip.Addr, bool) {
 	return a, ok
 }
 
-// prefix returns a CIDR prefix. A single address is a prefix of full length.
+// prefix reads a CIDR prefix. A single address becomes a full-length prefix.
 func (i item) prefix() (netip.Prefix, bool) {
 	s, ok := i.str("192.0.2.0/24")
 	if !ok {
@@ -145,7 +144,7 @@ func (i item) prefix() (netip.Prefix, bool) {
 	return p, true
 }
 
-// addrRange returns "a.b.c.d/n", "a-b" or a single address, without special addresses.
+// addrRange reads "a.b.c.d/n", "a-b" or a single address. Special addresses are an error.
 func (i item) addrRange() (lb.AddrRange, bool) {
 	s, ok := i.str("203.0.113.0/28")
 	if !ok {

@@ -8,11 +8,10 @@ import (
 	"strings"
 )
 
-// Community is a BGP community: standard (RFC 1997), large (RFC 8092) or extended (RFC 4360). Communities can be
-// compared with ==.
+// Community is a BGP community: standard (RFC 1997), large (RFC 8092) or extended (RFC 4360). Compare them with ==.
 type Community struct {
 	kind     communityKind
-	parts    [3]uint32 // a standard community has its value in the first
+	parts    [3]uint32 // for a standard community, only the first is set
 	extended [8]byte
 }
 

@@ -14,37 +14,37 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Config is a whole configuration file: valid, and with every default filled in.
+// Config is a valid configuration file with every default filled in.
 type Config struct {
 	Node       Node
 	Datapath   Datapath
-	BGP        *BGP // nil: off
-	L2         *L2  // nil: off
+	BGP        *BGP // nil if off
+	L2         *L2  // nil if off
 	Pools      []Pool
 	Services   []Service
-	Kubernetes *Kubernetes // nil: off
+	Kubernetes *Kubernetes // nil if off
 	Probe      Probe
 	Admin      Admin
 	Log        Log
-	// Warnings are legal but useless settings, one line each in the form of an Error.
+	// Warnings describe legal but useless settings, each in one line with the format of an Error.
 	Warnings []string
-	// Force is the word that allows one change that a reload would otherwise refuse, or "".
+	// Force is the code that lets a reload make one change it would otherwise refuse, or "".
 	Force string
-	// Text is the content of the file.
+	// Text is the file's content.
 	Text string
-	// Empty says that the file contains only white space. This is legal, but also what an editor leaves behind on a
-	// full disk.
+	// Empty says that the file contains only white space. This is legal, but may also result from an editor that saved
+	// to a full disk.
 	Empty bool
 }
 
 // Node describes this node. Zero fields are derived from the system.
 type Node struct {
-	Name     string     // default: NODE_NAME, or otherwise the host name
-	RouterID netip.Addr // IPv4; default: the address of the interface of the default route
-	Address  netip.Addr // used by peers and tunnels; default: RouterID
+	Name     string     // default: NODE_NAME if set, or the host name
+	RouterID netip.Addr // IPv4; default: the address of the default route's interface
+	Address  netip.Addr // peers and tunnels use it; default: RouterID
 }
 
-// Modes of attaching the datapath.
+// Values of Datapath.Mode.
 const (
 	ModeAuto       = "auto" // native XDP if the driver supports it, otherwise tc
 	ModeXDP        = "xdp"
@@ -54,23 +54,23 @@ const (
 
 // Datapath configures how packets are forwarded.
 type Datapath struct {
-	Interfaces []string    // uplinks; empty means the interface of the default route
+	Interfaces []string    // uplinks; empty means the default route's interface
 	Mode       string      // ModeAuto, ModeXDP, ModeXDPGeneric or ModeTC
-	MaxFlows   int         // entries of the table of established flows, 1 to 100,000,000
-	SNATPorts  []PortRange // source ports for nat; they do not overlap
+	MaxFlows   int         // capacity of the table of established flows, 1 to 100,000,000
+	SNATPorts  []PortRange // source ports for nat; disjoint
 	TunnelPort uint16      // UDP port of tunnels
 	// TunnelSources are the sources whose GUE tunnels this node accepts. Empty means none.
 	TunnelSources []netip.Prefix
-	// TunnelKeys are the keys for tunnels between nodes. The first one is sent, all are accepted. There are none
-	// without a file.
+	// TunnelKeys are the keys for tunnels between nodes, or empty if there is no key file. The agent sends the first
+	// and accepts all.
 	TunnelKeys []Secret
-	HashSeed   Secret // for the hashes that choose a backend; a constant if not set
+	HashSeed   Secret // seeds the hashes that choose a backend; if not set, a constant does
 	Timeouts   Timeouts
-	// AllowUntestedKernel accepts a kernel before 6.1 that has what the programs use.
+	// AllowUntestedKernel accepts a kernel before 6.1 if it has every feature the programs use.
 	AllowUntestedKernel bool
 }
 
-// PortRange is a range of ports.
+// PortRange is a range of ports that includes First and Last.
 type PortRange struct{ First, Last uint16 }
 
 func (r PortRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
@@ -87,28 +87,28 @@ type Timeouts struct {
 // BGP configures the BGP speaker.
 type BGP struct {
 	ASN         uint32
-	ListenPort  int // -1 means do not listen, only connect
+	ListenPort  int // -1 means connect but do not listen
 	Peers       []Peer
 	Communities []Community
 	LocalPref   uint32
-	// AggregateV4 and AggregateV6 are the announced prefix lengths. All addresses they cover are in pools announced
-	// over BGP, or they are 32 and 128.
+	// AggregateV4 and AggregateV6 are the announced prefix lengths. Prefixes shorter than 32 and 128 bits contain only
+	// addresses of pools announced over BGP.
 	AggregateV4, AggregateV6 int
-	// RestartTime is how long peers keep the routes while the agent is down, in whole seconds up to 4095 s. 0 means not
-	// at all.
+	// RestartTime is how long peers keep the routes while the agent is down, in whole seconds up to 4095 s. 0 turns off
+	// graceful restart.
 	RestartTime time.Duration
 	// LongLivedRestartTime is how long peers keep the routes after RestartTime, with the lowest preference (RFC 9494),
-	// in whole seconds of 24 bits. 0 means not at all; otherwise RestartTime is not 0.
+	// in whole seconds of 24 bits. 0 turns this off; any other value requires a RestartTime.
 	LongLivedRestartTime time.Duration
 	// MaxRoutes is the maximum number of announced prefixes.
 	MaxRoutes int
-	// GracefulShutdown is how long routes have the lowest preference before they are withdrawn because of a drain or
-	// agent shutdown, up to 10 s. 0 means that they are withdrawn at once.
+	// GracefulShutdown is how long routes have the lowest preference before a drain or agent shutdown withdraws them,
+	// up to 10 s. 0 means that they are withdrawn immediately.
 	GracefulShutdown time.Duration
 	Weighted         lb.Weighted
 }
 
-// Attributes are path attributes of routes, in addition to those of BGP. The zero value changes nothing.
+// Attributes are additional path attributes of routes. The zero value changes nothing.
 type Attributes struct {
 	Communities []Community
 	LocalPref   *uint32 // nil for BGP.LocalPref
@@ -117,37 +117,37 @@ type Attributes struct {
 
 // Peer is one BGP neighbour.
 type Peer struct {
-	// Exactly one is set: the address, which may have a zone if it is link-local; an interface whose only router is the
-	// peer; or the addresses from which peers connect to this node.
+	// Exactly one is set: the peer's address, with a zone if it is link-local; an interface where the peer is the only
+	// router; or the range of addresses from which peers connect.
 	Address         netip.Addr
 	Interface       string
 	ListenRange     netip.Prefix
 	ASN             uint32 // 0 with External
-	External        bool   // any AS but this node's
-	LocalASN        uint32 // towards the peer; 0 for that of BGP
+	External        bool   // any AS except this node's
+	LocalASN        uint32 // the AS number that the peer sees; 0 for BGP.ASN
 	Passive         bool
 	ConnectRetry    time.Duration // mean time between attempts to connect
 	Keepalive       time.Duration // time between KEEPALIVEs; 0 for a third of the hold time
 	Port            uint16
 	Password        Secret        // TCP MD5 (RFC 2385), 1 to 80 bytes; zero for none
 	HoldTime        time.Duration // 0, or whole seconds from 3 to 65535 (RFC 4271 §4.2)
-	MaxReceived     uint32        // routes before it is reported; 0 for any number
+	MaxReceived     uint32        // more received routes are reported; 0 for any number
 	Multihop        int           // TTL of a multihop eBGP session; 0 if directly connected
-	TTLSecurity     bool          // RFC 5082; never together with Multihop
-	Source          netip.Addr    // of the family of Address; if zero, the kernel chooses
+	TTLSecurity     bool          // RFC 5082; excludes Multihop
+	Source          netip.Addr    // same family as Address; if zero, the kernel chooses
 	Device          string        // interface or VRF of the session; empty for any interface outside VRFs
 	GracefulRestart bool
 	BFD             BFD
 	NodeSelector    string   // label selector; "" for every node
-	Pools           []string // names of the pools whose routes it receives; empty for all routes
+	Pools           []string // the peer receives only these pools' routes; empty for all routes
 	Attributes      Attributes
-	Prepend         int // how many more times ASN is prepended to the AS path; 0 for a peer in the same AS
+	Prepend         int // additional times ASN is prepended to the AS path; 0 for a peer in the same AS
 }
 
-// BFD configures the detection of peer failures (RFC 5880). The zero value turns it off.
+// BFD configures the detection of peer failures (RFC 5880). The zero value disables it.
 type BFD struct {
 	Interval   time.Duration // between packets in both directions
-	Multiplier int           // lost packets that make the session fail, 1 to 255
+	Multiplier int           // lost packets after which the session fails, 1 to 255
 	Multihop   bool          // RFC 5883
 	MinTTL     int           // with Multihop, the lowest TTL of received packets; 0 for any
 }
@@ -155,41 +155,40 @@ type BFD struct {
 // L2 configures announcements with ARP and NDP.
 type L2 struct {
 	Interfaces []string // empty means the uplinks
-	// Members are the other machines with the same addresses. Empty means that there are none, or that they are the
-	// nodes of the cluster.
+	// Members are the other machines that announce the same addresses. Empty means the nodes of the cluster, or none.
 	Members []netip.Addr
 	Port    uint16 // membership, UDP and TCP
-	// Secrets encrypt the messages between members, of 16 to 80 bytes each. The first one encrypts sent messages; all
-	// are accepted. If there are none, the tunnel keys are used.
+	// Secrets encrypt the messages between members, 16 to 80 bytes each. The first encrypts sent messages; any of them
+	// decrypts received ones. If there are none, the tunnel keys are used.
 	Secrets []Secret
-	// Unencrypted says that there is no key and messages are not authenticated.
+	// Unencrypted says that messages are neither encrypted nor authenticated.
 	Unencrypted bool
-	// ProbeOwn is how often this node probes for other hosts that have its addresses. 0 means never.
+	// ProbeOwn is the interval between probes for other hosts that use this node's addresses. 0 disables them.
 	ProbeOwn time.Duration
-	// SpreadLocal says that the owner of an address spreads connections over all nodes with endpoints even under the
-	// policy Local.
+	// SpreadLocal says that the owner of an address spreads connections over all nodes with endpoints, even for
+	// externalTrafficPolicy Local.
 	SpreadLocal bool
 }
 
 // Pool is a set of addresses that may be assigned to services and announced.
 type Pool struct {
 	Name   string
-	Ranges []lb.AddrRange // disjoint, within one pool and between pools
-	// Announce are the announcers, all of which are on. Empty means all that are on.
+	Ranges []lb.AddrRange // disjoint within and across pools
+	// Announce lists announcers that are on. Empty means every such announcer.
 	Announce        []lb.AnnouncerKind
 	AutoAssign      bool   // assign its addresses to services that do not request a pool
 	AvoidBuggyIPs   bool   // skip addresses that end in .0 or .255
 	Class           string // of the Services; "" means any
 	Namespaces      []string
 	ServiceSelector string
-	Priority        int  // lower comes first
+	Priority        int  // lower values first
 	ExternalIPs     bool // Services may use its addresses as spec.externalIPs
-	ShareAcross     bool // Services of all namespaces may share its addresses by key
-	// Grace is how long a cluster Service's address is still served after it was removed from the pool.
+	ShareAcross     bool // Services in different namespaces may share an address if their keys match
+	// Grace is how long a cluster Service's address is served after its removal from the pool.
 	Grace      time.Duration
 	Attributes Attributes
-	Prepend    int // like Peer.Prepend, for peers without one
-	// AggregateV4 and AggregateV6 are the announced prefix lengths, for prefixes within the pool. 0 means as in BGP.
+	Prepend    int // for peers without a Peer.Prepend of their own
+	// AggregateV4 and AggregateV6 are the announced lengths of prefixes within the pool. 0 means BGP's value.
 	AggregateV4, AggregateV6 int
 }
 
@@ -206,8 +205,8 @@ func (p *Pool) Contains(addr netip.Addr) bool {
 // Service is a service in the file, with everything an lb.Service needs.
 type Service struct {
 	Name string
-	// Addresses are the addresses in the file. If there are none, one is allocated per family that both Pool and
-	// Backends have.
+	// Addresses are the addresses in the file. If there are none, one is allocated per family that Pool and Backends
+	// have in common.
 	Addresses []netip.Addr
 	// Pool is the requested pool, or "" if Addresses are requested.
 	Pool       string
@@ -223,14 +222,13 @@ type Service struct {
 	OnDown     string // OnDownReset or OnDownKeep, for the open connections of an unhealthy backend
 	OnAllDown  string // OnAllDownWithdraw or OnAllDownKeep, for an address without healthy backends
 	Check      lb.CheckSpec
-	// Announce is from the pool that contains the addresses. Empty means all announcers that are on.
+	// Announce is copied from the pool that contains the addresses. Empty means every announcer that is on.
 	Announce []lb.AnnouncerKind
-	// AddressPerNode says that the service should have one address of each family per member of L2, on different
-	// members.
+	// AddressPerNode requests one address of each family per L2 member, each announced by a different member.
 	AddressPerNode bool
 }
 
-// AnnouncesL2 reports whether addresses with these announcers are announced by L2. Empty means all that are on.
+// AnnouncesL2 reports whether L2 announces addresses with these announcers. Empty means every announcer that is on.
 func (c *Config) AnnouncesL2(by []lb.AnnouncerKind) bool {
 	return c.L2 != nil && (len(by) == 0 || slices.Contains(by, lb.AnnounceL2))
 }
@@ -250,22 +248,21 @@ type Kubernetes struct {
 	Allocate            bool
 	Proxy               string    // ProxyAuto, ProxyKubeProxy or ProxyReplace
 	Forward             lb.Method // to pods on other nodes: MethodTunnel or MethodNAT
-	// ExcludeNodes are node states, in addition to Kubernetes' own, in which this node announces nothing.
+	// ExcludeNodes are the node states in which a node announces nothing, in addition to those that Kubernetes defines.
 	ExcludeNodes []string
-	// IgnoreExcludeLabel says that nodes announce even if they have the label that excludes them from external load
-	// balancers.
+	// IgnoreExcludeLabel ignores the Node label that excludes a node from external load balancers.
 	IgnoreExcludeLabel bool
-	HealthAddresses    []netip.Prefix // where health check node ports and 10256 listen; empty means everywhere
-	// PanicHold is how long the last endpoints of a Service are kept when none is usable after an interruption of the
-	// connection to the API server. 0: not at all.
+	HealthAddresses    []netip.Prefix // listen addresses of health check node ports and 10256; empty for all
+	// PanicHold is how long a Service's last endpoints are kept if none is usable after the connection to the API
+	// server was interrupted. 0 disables this.
 	PanicHold time.Duration
-	// NodeProbe is the interval at which this node probes others through the tunnel. 0: not at all.
+	// NodeProbe is the interval at which this node probes other nodes through the tunnel. 0 disables the probes.
 	NodeProbe time.Duration
-	// MaxEndpointsPerService limits a Service's pairs of endpoint and port. It is at least 1.
+	// MaxEndpointsPerService limits the pairs of endpoint and port per Service. It is at least 1.
 	MaxEndpointsPerService int
 }
 
-// The states in which a node may be excluded.
+// Values of Kubernetes.ExcludeNodes.
 const (
 	NodeNotReady      = "not-ready"
 	NodeUnschedulable = "unschedulable" // cordoned
@@ -276,18 +273,18 @@ type Probe struct {
 	Interval, Timeout time.Duration // Timeout ≤ Interval
 	Fall, Rise        int
 	ProxyHealthz      string // URL
-	// OnAllDown says what to do when the service proxies of all nodes fail: OnAllDownKeep or OnAllDownWithdraw.
+	// OnAllDown says what to do if the service proxies of all nodes fail: OnAllDownKeep or OnAllDownWithdraw.
 	OnAllDown string
-	Hold      time.Duration // how long a withdrawn address stays withdrawn at least
+	Hold      time.Duration // minimum time that a withdrawn address stays withdrawn
 }
 
-// Values of on_down of a service.
+// Values of Service.OnDown.
 const (
 	OnDownReset = "reset"
 	OnDownKeep  = "keep"
 )
 
-// Values of Probe.OnAllDown and of on_all_down of a service.
+// Values of Probe.OnAllDown and Service.OnAllDown.
 const (
 	OnAllDownKeep     = "keep"
 	OnAllDownWithdraw = "withdraw"
@@ -296,9 +293,9 @@ const (
 // Admin configures the agent's API.
 type Admin struct {
 	Socket string   // absolute path, at most 107 bytes
-	Hosts  []string // the node's names in requests to Listen
+	Hosts  []string // host names accepted in requests to Listen
 	Listen string   // "address:port", read-only; "" for nowhere
-	// Token is the bearer token that requests to Listen must have, if it is set.
+	// Token, if set, is the bearer token required in requests to Listen.
 	Token Secret
 	Allow []netip.Prefix // sources that Listen accepts; empty for all
 	// TLSCert and TLSKey are PEM files for Listen, or "" for no TLS. They matched when the configuration was read.
@@ -331,7 +328,8 @@ func Default() *Config {
 	}
 }
 
-// Load reads and parses a file and applies additional rules. The error is an Errors with all errors in the file.
+// Load reads and parses a file and applies additional rules. The error is of type Errors and has every error in the
+// file.
 func Load(file string, rules ...Rule) (*Config, error) {
 	text, err := Read(file)
 	if err != nil {
@@ -340,12 +338,12 @@ func Load(file string, rules ...Rule) (*Config, error) {
 	return Parse(file, text, rules...)
 }
 
-// maxSize is the maximum file size, in bytes. An endless file would use all memory.
+// maxSize is the maximum file size, in bytes. Without a limit, an endless file would use all memory.
 const maxSize = 64 << 20
 
 var errTooLarge = fmt.Errorf("it is larger than %d MiB", maxSize>>20)
 
-// Read returns the text of a file. The error is an Errors.
+// Read returns the content of a file. The error is of type Errors.
 func Read(file string) ([]byte, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -374,14 +372,13 @@ func unreadable(file string, err error) Error {
 	return e
 }
 
-// Parse parses text. file is used in errors; relative names of secret files are relative to its directory, and nothing
-// else is read. The error is an Errors with all errors in the text.
+// Parse parses text. file names it in errors, and relative names of secret files are relative to its directory. Parse
+// reads no other files. The error is of type Errors and has every error in the text.
 func Parse(file string, text []byte, rules ...Rule) (*Config, error) {
 	return newDecoder(file).decode(text, rules...)
 }
 
-// ParseElsewhere is Parse for another machine's configuration: it is not an error if this machine lacks the secret
-// files.
+// ParseElsewhere parses the configuration of another machine: missing secret files are not an error.
 func ParseElsewhere(file string, text []byte, rules ...Rule) (*Config, error) {
 	d := newDecoder(file)
 	d.elsewhere = true

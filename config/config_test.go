@@ -21,7 +21,7 @@ import (
 
 var exact = cmpopts.IgnoreFields(Config{}, "Text")
 
-// mustParse parses a file of this package, with its secrets in a directory of the test.
+// mustParse parses a file in this package, with its secrets in the test's directory.
 func mustParse(t *testing.T, file string) *Config {
 	t.Helper()
 	text := must.Get(os.ReadFile(file))(t)
@@ -42,11 +42,11 @@ func TestEmptyFileIsDefault(t *testing.T) {
 	must.Equal(t, want, c, exact)
 }
 
-// reference.toml states the default of every key: with all keys it means the same as with only the ones that have no
+// reference.toml has every key with its default, so it means the same as a file with only the keys that have no
 // default.
 func TestReferenceHasTheDefaults(t *testing.T) {
 	got, want := mustParse(t, "reference.toml"), mustParse(t, "testdata/required.toml")
-	// tunnel has its default but no effect, which is a warning; this test is about values.
+	// tunnel has its default but no effect here, which causes a warning. This test compares only values.
 	got.Warnings, want.Warnings = nil, nil
 	must.Equal(t, want, got, exact)
 }
@@ -58,7 +58,7 @@ func TestReferenceHasEveryKey(t *testing.T) {
 	must.Get(d.decode([]byte(strings.ReplaceAll(string(text), "/etc/steelyard/", secrets(t)+"/"))))(t)
 }
 
-// The contract: the file of DESIGN §2 as it stands there.
+// The contract: a literal copy of the file in DESIGN §2.
 func TestDesign(t *testing.T) {
 	c := mustParse(t, "testdata/design.toml")
 	want := &Config{
@@ -124,7 +124,7 @@ func TestDesign(t *testing.T) {
 	must.Equal(t, want, c, exact)
 }
 
-// Each pair is one thing written in a long and in a short form.
+// Each pair is the long and the short form of one setting.
 func TestForms(t *testing.T) {
 	const service = "[[service]]\nname = \"web\"\n"
 	for _, c := range []struct{ name, long, short string }{
@@ -201,7 +201,7 @@ func TestCheckDefaults(t *testing.T) {
 	for _, c := range []struct {
 		ports, check string
 		want         lb.CheckSpec
-		asked        lb.Port // CheckSpec.ServicePort
+		asked        lb.Port
 	}{
 		{`"80"`, ``, base, lb.Port{Port: 80, Target: 80, Protocol: lb.TCP}},
 		{`"53/udp", "80:8080"`, ``, base, lb.Port{Port: 80, Target: 8080, Protocol: lb.TCP}},
@@ -246,7 +246,7 @@ func TestCheckDefaults(t *testing.T) {
 	}
 }
 
-// portNames turns the items of a ports list into the names of the ports: `"53/udp", "80:8080"` into "53/udp 80/tcp".
+// portNames converts a ports list to the ports' names: `"53/udp", "80:8080"` to "53/udp 80/tcp".
 func portNames(list string) string {
 	names := strings.Split(strings.ReplaceAll(list, `"`, ""), ", ")
 	for i, n := range names {
@@ -333,7 +333,7 @@ func TestLoad(t *testing.T) {
 	must.True(t, errors.Is(err, fs.ErrNotExist), "%v is not fs.ErrNotExist", err)
 	denied := unreadable("a.toml", &fs.PathError{Op: "open", Path: "a.toml", Err: syscall.EACCES})
 	must.Equal(t, "a.toml: cannot be read: permission denied; use sudo", denied.Error())
-	// Secret files are looked for beside the configuration.
+	// Secret files are relative to the configuration's directory.
 	dir = secrets(t)
 	file := filepath.Join(dir, "steelyard.toml")
 	text := "[bgp]\nasn = 1\npeers = [{ address = \"192.0.2.1\", asn = 2, password_file = \"peer.key\" }]\n"
@@ -342,7 +342,7 @@ func TestLoad(t *testing.T) {
 	must.True(t, err == nil && c.BGP.Peers[0].Password.Reveal() == "good password", "got %+v, %v", c, err)
 }
 
-// An endless file is an error, not a machine without memory.
+// An endless file is an error and does not use up the machine's memory.
 func TestEndlessFile(t *testing.T) {
 	want := "/dev/zero: cannot be read: it is larger than 64 MiB; name the file with -c"
 	_, err := Load("/dev/zero")

@@ -13,18 +13,17 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// decoder turns one file into a Config. It holds the state that all sections share: the positions of keys and the
-// errors.
+// decoder turns one file into a Config. It has the state that all sections share.
 type decoder struct {
 	file string
-	// elsewhere says that the file is for another machine, which has its secrets.
+	// elsewhere means that the file is for another machine, which has the secrets.
 	elsewhere bool
 	text      string
 	scanner   *scanner       // of text
-	lines     map[string]int // by path, of the part scanned so far
+	lines     map[string]int // by path, for the part scanned so far
 	errs      Errors
 	warnings  Errors
-	onAbsent  func(path string) // called for a key in the schema but not in the file, for a test; may be nil
+	onAbsent  func(path string) // for a test: called for each key of the schema that the file lacks; may be nil
 
 	config *Config
 	own    []ownAddress
@@ -32,7 +31,7 @@ type decoder struct {
 	names  map[string]string // paths of services by name
 	claims map[netip.Addr][]claim
 
-	objects map[string]string // names of the objects that tables describe, such as service "web", by path
+	objects map[string]string // names of the described objects, such as service "web", by path
 }
 
 func newDecoder(file string) *decoder {
@@ -43,7 +42,7 @@ func newDecoder(file string) *decoder {
 	}
 }
 
-// decode reads text. It stops early only if text is not TOML, because nothing reliable follows the first syntax error.
+// decode stops early only if text is not TOML, because nothing reliable follows the first syntax error.
 func (d *decoder) decode(text []byte, rules ...Rule) (*Config, error) {
 	whole := string(text)
 	d.text, d.scanner = stripBOM(whole), newScanner(whole)
@@ -66,7 +65,7 @@ func (d *decoder) decode(text []byte, rules ...Rule) (*Config, error) {
 	return d.config, nil
 }
 
-// root reads each section after the sections it is checked against.
+// root reads each section after the sections that it refers to.
 func (d *decoder) root(t *table) {
 	c := d.config
 	c.Force = t.str("force", "", "7f3a51c0")
@@ -92,7 +91,6 @@ func (d *decoder) root(t *table) {
 	t.noOtherSections()
 }
 
-// noOtherSections reports unknown sections.
 func (t *table) noOtherSections() {
 	header := func(key string) string {
 		if key == "force" {
@@ -108,7 +106,7 @@ func (t *table) noOtherSections() {
 			continue
 		}
 		var headers []string
-		for _, k := range t.keys[1:] { // without force
+		for _, k := range t.keys[1:] { // keys[0] is force
 			headers = append(headers, header(k))
 		}
 		hint := "the sections are " + strings.Join(headers, ", ")
@@ -144,8 +142,8 @@ func (d *decoder) line(path string) int {
 	return 0
 }
 
-// lineOf returns the line of a path in the file, or 0 if it is not there. It scans only as much text as necessary,
-// because a file without findings needs no positions.
+// lineOf returns the line of a path, or 0 if the file does not contain it. It scans only as much text as necessary,
+// because a file without errors needs no positions.
 func (d *decoder) lineOf(path string) int {
 	for d.lines[path] == 0 {
 		found, more := d.scanner.next()
@@ -153,7 +151,7 @@ func (d *decoder) lineOf(path string) int {
 			break
 		}
 		for _, p := range found {
-			// A table without its own header, like a in [a.b], has the position of its first part.
+			// A table without its own header, like a in [a.b], has the position of the first header or key in it.
 			for path, ok := p.Path, true; ok && d.lines[path] == 0; path, ok = parentPath(path) {
 				d.lines[path] = p.Line
 			}
@@ -173,7 +171,7 @@ func sortedByLine(errs Errors) Errors {
 	return errs
 }
 
-// syntaxHints are hints for parts of the TOML parser's error texts.
+// syntaxHints map parts of the TOML parser's error texts to hints.
 var syntaxHints = []struct{ part, hint string }{
 	{"already been defined", "remove one of the two"},
 	{"already exists", "remove one of the two"},
@@ -197,7 +195,7 @@ func (d *decoder) syntaxError(err error) Error {
 		start := min(max(pe.Position.Start, 0), len(d.text))
 		e.Line = 1 + strings.Count(d.text[:start], "\n")
 		e.Problem = "not TOML: " + strings.TrimSuffix(pe.Message, ".")
-		// The parser names the key without indices. The scan has it with indices if it got that far.
+		// The parser names the key without indices. The scanner's path has them, unless the scan stopped before.
 		for _, p := range scan(d.text) {
 			if p.Line <= e.Line && p.Key != "" && p.Key == pe.LastKey {
 				e.Key = p.Path
@@ -214,7 +212,7 @@ func (d *decoder) syntaxError(err error) Error {
 }
 
 // table is a [section], an element of an [[array of tables]] or an inline table. Its methods read the keys of the
-// schema; keys that are not read when done is called are unknown.
+// schema. Keys not read before done is called are unknown.
 type table struct {
 	d      *decoder
 	path   string
@@ -223,16 +221,15 @@ type table struct {
 	keys   []string // read so far
 }
 
-// item is one value and its position.
 type item struct {
 	d      *decoder
-	path   string // of the value or, if key is set, of the table that contains it
+	path   string // the value's path or, if key is set, the path of its table
 	key    string
 	object string
 	value  any
 }
 
-// where returns the path of the value. Most items need none, so it is built on demand.
+// where returns the value's path. It is built on demand, because few items need one.
 func (i item) where() string {
 	if i.key == "" {
 		return i.path
@@ -248,7 +245,7 @@ func (i item) warnf(hint, problem string, args ...any) {
 	i.d.add(&i.d.warnings, i.where(), i.object, fmt.Sprintf(problem, args...), hint)
 }
 
-// at returns the item of a key, whether or not the file has it.
+// at returns the item of a key, even if the file does not have it.
 func (t *table) at(key string) item {
 	i := item{d: t.d, path: t.path, key: key, object: t.object, value: t.values[key]}
 	if key == "" {
@@ -257,7 +254,7 @@ func (t *table) at(key string) item {
 	return i
 }
 
-// get returns the value of a schema key if the file has it.
+// get returns the value of a key in the schema. The result is false if the file does not have it.
 func (t *table) get(key string) (item, bool) {
 	if !slices.Contains(t.keys, key) {
 		t.keys = append(t.keys, key)
@@ -270,7 +267,7 @@ func (t *table) get(key string) (item, bool) {
 	return i, ok
 }
 
-// need is get for a required key. hint shows an example.
+// need is like get, but a missing key is an error. hint shows an example.
 func (t *table) need(key, hint string) (item, bool) {
 	i, ok := t.get(key)
 	if !ok {
@@ -284,7 +281,7 @@ func (t *table) has(key string) bool {
 	return ok
 }
 
-// section reads a section that has defaults. If the file does not have it, read is called with an empty table.
+// section reads a section that has defaults. If the file does not have it, read receives an empty table.
 func (t *table) section(key string, read func(*table)) {
 	sub := t.sub(key)
 	if sub == nil {
@@ -294,7 +291,7 @@ func (t *table) section(key string, read func(*table)) {
 	sub.done()
 }
 
-// sub returns the table of a key, or nil if the file does not have it or it is not a table.
+// sub returns the table of a key, or nil if the key is missing or not a table.
 func (t *table) sub(key string) *table {
 	i, ok := t.get(key)
 	if !ok {
@@ -313,7 +310,7 @@ func (i item) table(values map[string]any) *table {
 	return &table{d: i.d, path: i.where(), object: i.object, values: values}
 }
 
-// tables returns the elements of an array of tables, in either form: [[key]] or key = [{…}].
+// tables returns the elements of an array of tables, written as [[key]] or key = [{…}].
 func (t *table) tables(key string) []*table {
 	i, ok := t.get(key)
 	if !ok {
@@ -337,7 +334,6 @@ func (t *table) tables(key string) []*table {
 	return tables
 }
 
-// elements returns the elements of a list.
 func (i item) elements() ([]item, bool) {
 	var items []item
 	list := i.where()

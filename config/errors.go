@@ -7,7 +7,7 @@ import (
 	"github.com/xrash/smetrics"
 )
 
-// Error is one error in a configuration file.
+// Error is one error in a configuration.
 type Error struct {
 	File string
 	// Line is the line, counted from 1, or 0 if it is unknown. For a missing key, it is the line where the section
@@ -15,17 +15,16 @@ type Error struct {
 	Line int
 	// Key is the path of the key, such as service[0].check.interval, or "" if the file itself is the problem.
 	Key string
-	// Object names the object that the key belongs to, such as service "web". It may be "".
-	Object string
-	// Problem says what is wrong.
+	// Object names the object that Key belongs to, such as service "web". It may be "".
+	Object  string
 	Problem string
-	// Hint says what would be right.
+	// Hint says how to fix it.
 	Hint string
 
 	cause error
 }
 
-// Error returns "file:line: key (object): problem; hint" without empty parts.
+// Error returns "file:line: key (object): problem; hint" and omits empty parts.
 func (e Error) Error() string {
 	var b strings.Builder
 	b.WriteString(e.File)
@@ -47,10 +46,10 @@ func (e Error) Error() string {
 	return b.String()
 }
 
-// Unwrap returns the error of the operating system, if that is the problem.
+// Unwrap returns the operating system's error, or nil if there is none.
 func (e Error) Unwrap() error { return e.cause }
 
-// Errors are all errors of a configuration file, sorted by line.
+// Errors are all errors in a configuration file, sorted by line.
 type Errors []Error
 
 // Error returns one line per error, without a newline at the end.
@@ -62,7 +61,6 @@ func (e Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Unwrap lets errors.Is and errors.As see each error.
 func (e Errors) Unwrap() []error {
 	errs := make([]error, len(e))
 	for i := range e {
@@ -71,11 +69,12 @@ func (e Errors) Unwrap() []error {
 	return errs
 }
 
-// suggest returns the word that was probably meant: the nearest to written by edit distance, or "" if none is near.
+// suggest returns the word that the user probably meant, the nearest to written by edit distance, or "" if none is
+// near.
 func suggest(written string, words []string) string {
 	best, bestDistance := "", len(written)/3+2
 	for _, w := range words {
-		// The last part of a key is enough, such as interval for check.interval.
+		// The last part of a key is sufficient, such as interval for check.interval.
 		last := w[strings.LastIndexByte(w, '.')+1:]
 		d := smetrics.WagnerFischer(normal(written[:min(len(written), 64)]), normal(last), 1, 1, 1) // no key is longer
 		if short := min(len(written), len(last)); short >= 3 && written[:short] == last[:short] {
@@ -88,7 +87,7 @@ func suggest(written string, words []string) string {
 	return best
 }
 
-// normal removes differences that do not count: hold-time and HoldTime become hold_time.
+// normal removes insignificant differences: hold-time and HoldTime become holdtime.
 func normal(s string) string {
 	s = strings.NewReplacer("-", "", "_", "", " ", "").Replace(s)
 	return strings.ToLower(s)

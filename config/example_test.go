@@ -6,7 +6,7 @@ import (
 	"github.com/steelyard-lb/steelyard/config"
 )
 
-// One service of three servers, announced to one router.
+// One service with three servers is announced to one router.
 func ExampleParse() {
 	c, err := config.Parse("steelyard.toml", []byte(`
 [bgp]

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// subtypes are the configurable extended communities: route target and route origin (RFC 4360, sections 4 and 5). Link
-// bandwidth follows from [bgp] weighted.
+// subtypes are the configurable extended communities: route target and route origin (RFC 4360, sections 4 and 5). [bgp]
+// weighted sets the link bandwidth community.
 var subtypes = map[string]byte{"rt": 2, "soo": 3}
 
 // Types of extended communities (RFC 4360, sections 3.1 and 3.2; RFC 5668).
@@ -19,8 +19,8 @@ const (
 	fourOctetAS
 )
 
-// parseExtended reads the value of an extended community: "64512:100" with a 32-bit second number, or an AS number of
-// more than 16 bits or an IPv4 address with a 16-bit second number.
+// parseExtended reads the value of an extended community: "64512:100" with a 32-bit second number, or with a 16-bit
+// second number if the first is an IPv4 address or an AS number over 16 bits.
 func parseExtended(s string, subtype byte, value string) (Community, error) {
 	c := Community{kind: extended, extended: [8]byte{1: subtype}}
 	wrong := fmt.Errorf("%q is not an extended community", s)

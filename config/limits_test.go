@@ -15,7 +15,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// withService is a file with one service; %s are further keys of it.
+// withService is a file with one service; %s stands for more of its keys.
 const withService = `
 [[service]]
 name = "s"
@@ -26,7 +26,7 @@ backends = ["10.0.0.1", "10.0.0.2"]
 
 const withPeer = "[bgp]\nasn = 64512\n[[bgp.peers]]\naddress = \"192.0.2.1\"\nasn = 64500\n%s"
 
-// The first and last accepted value of each key, and the values next to them.
+// Each key accepts its limits, but not the values beyond them.
 func TestLimits(t *testing.T) {
 	name := func(n int) string { return strings.Repeat("a", n) }
 	host := func(n int) string { return strings.Repeat("a.", 150)[:n-1] + "a" }
@@ -162,7 +162,7 @@ level = "warn"
 	must.True(t, c.Admin.Listen == ":9911" && c.Log.Level.String() == "WARN", "admin %+v, log %+v", c.Admin, c.Log)
 }
 
-// A timeout that is not given follows the interval down, not up.
+// The default timeout follows the interval down, not up.
 func TestTimeoutFollowsInterval(t *testing.T) {
 	for interval, want := range map[string]time.Duration{
 		"10ms": 10 * time.Millisecond, "500ms": 500 * time.Millisecond, "1h": 500 * time.Millisecond,
@@ -210,7 +210,7 @@ func TestSpecialAddresses(t *testing.T) {
 	}
 }
 
-// Paths of a document whose first array element has its own table, and keys with quotes.
+// Paths in a document with quoted keys, whose first array element has its own table.
 func TestScanPaths(t *testing.T) {
 	var got []string
 	const text = "[[a]]\n[a.b]\nc = 1\n'd\\e' = 2\n[[a]]\n[[a.f]]\n[a.f.g]\n\"h\\\"i\" = {j = [1], k = 2}\n"
@@ -222,7 +222,7 @@ func TestScanPaths(t *testing.T) {
 	must.Equal(t, want, got)
 }
 
-// The characters of a bare key are those of TOML; all others make the path quote the key.
+// Bare keys have the same characters as in TOML; in a path, any other key is quoted.
 func TestJoinKey(t *testing.T) {
 	for key, want := range map[string]string{
 		"azAZ09_-": "t.azAZ09_-", "": `t.""`, "a.b": `t."a.b"`, "a`": "t.\"a`\"", "a{": `t."a{"`, "a@": `t."a@"`,
@@ -232,7 +232,7 @@ func TestJoinKey(t *testing.T) {
 	}
 }
 
-// A text that ends within a comment, a key or a string has the positions of what it has.
+// A text that ends within a comment, a key or a string has the positions of what it contains.
 func TestScanEndsAnywhere(t *testing.T) {
 	for text, want := range map[string]int{
 		"a = 1 # end": 1, "a = 1\n# end": 1, "a =": 1, "a": 1, "a = \"x": 1, "a = \"x\\": 1, "[": 1, "": 0,
@@ -248,14 +248,14 @@ func TestParentPath(t *testing.T) {
 	}
 }
 
-// Keys that are not used without Kubernetes are warned of only where they are set.
+// Keys that have no effect without Kubernetes cause warnings only if they are set.
 func TestNoWarningWithoutKeys(t *testing.T) {
 	text := "[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.1\", asn = 64500 }]\n" +
 		"[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/28\"]\n" + fmt.Sprintf(withService, "")
 	must.Equal(t, nil, mustParseText(t, text).Warnings)
 }
 
-// A file of secrets has up to three, in its order.
+// A secret file has up to three secrets, whose order is preserved.
 func TestSecretsOfMembers(t *testing.T) {
 	dir := t.TempDir()
 	const one, two, three, four = "the first secret", "the second secret", "the third secret", "the fourth secret"
@@ -304,7 +304,7 @@ func TestSecretLengths(t *testing.T) {
 	}
 }
 
-// An aggregate is compared with the pools that BGP announces; those of l2 only do not count.
+// An aggregate is compared only with pools announced over BGP, not with pools only for l2.
 func TestAggregateIgnoresOtherPools(t *testing.T) {
 	const text = "[bgp]\nasn = 64512\naggregate_v4 = 28\n[l2]\n[[pool]]\nname = \"p\"\n" +
 		"addresses = [\"203.0.113.0/29\"]\nannounce = [%s]\n"
@@ -314,7 +314,8 @@ func TestAggregateIgnoresOtherPools(t *testing.T) {
 	}
 }
 
-// A pool with an error is reported alone: its addresses are unknown, so none is reported to be in no pool.
+// For a pool with an error, only that error is reported: no address is reported as outside all pools, because the
+// pool's addresses are unknown.
 func TestBrokenPoolIsReportedAlone(t *testing.T) {
 	const text = "[[pool]]\nname = \"p\"\naddresses = [\"198.51.100.0/28\", \"x\"]\n"
 	_, err := Parse("steelyard.toml", []byte(text+fmt.Sprintf(withService, "")))

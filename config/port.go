@@ -60,7 +60,7 @@ func (i item) port() (lb.Port, bool) {
 			return p, false
 		}
 		if size := last - first; target == end && target+size <= 65535 {
-			end = target + size // the first port is enough
+			end = target + size // the hint shows only the first port
 		}
 	}
 	if end-target != last-first {
@@ -76,7 +76,7 @@ func (i item) port() (lb.Port, bool) {
 	return p, true
 }
 
-// ports reads "80" or "8000-8999", a part of s.
+// ports reads part, "80" or "8000-8999". Errors quote s, which contains it.
 func (i item) ports(s, part string) (first, last uint64, ok bool) {
 	from, to, isRange := strings.Cut(part, "-")
 	if !isRange {
@@ -110,7 +110,7 @@ type claim struct {
 	path, object string
 }
 
-// claimFrontends reports frontends that an earlier service in the file uses.
+// claimFrontends reports frontends already used by an earlier service in the file.
 func (d *decoder) claimFrontends(vips []placed[netip.Addr], ports []lb.Port) {
 	for _, v := range vips {
 		path, _, _ := strings.Cut(v.item.where(), ".")
@@ -129,8 +129,8 @@ func (d *decoder) claimFrontends(vips []placed[netip.Addr], ports []lb.Port) {
 	}
 }
 
-// rangesMeet reports backends with their own port in a service with a port range, because one port cannot serve the
-// range.
+// rangesMeet reports backends with a port of their own in a service with a port range, because one port cannot serve
+// it.
 func rangesMeet(ports []placed[lb.Port], backends []placed[lb.Backend]) {
 	for _, p := range ports {
 		if p.v.Last == 0 {

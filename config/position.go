@@ -7,18 +7,17 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// position is the position of a key or of an element of a list.
 type position struct {
 	Path string // with indices: service[1].check.interval
 	Key  string // as in toml.MetaData.Keys: service.check.interval; "" for a list element
 	Line int
 }
 
-// scan returns the positions of all keys and list elements of a TOML document, in document order. For a text that is
-// not valid TOML the result is a best effort; scan never fails and always ends.
+// scan returns the positions of all keys and list elements of a TOML document, in document order. For invalid TOML the
+// result is a best effort. scan never fails and always terminates.
 //
-// It exists because BurntSushi/toml 1.6.0 keeps positions by dotted key without index, and so only has the lines of the
-// last of several [[service]], and because it has no positions of unknown keys.
+// It exists because BurntSushi/toml 1.6.0 has no positions of unknown keys and stores positions by dotted key without
+// index, so it knows the lines only of the last [[service]].
 func scan(text string) (all []position) {
 	sc := newScanner(text)
 	for {
@@ -30,7 +29,7 @@ func scan(text string) (all []position) {
 	}
 }
 
-// stripBOM removes a byte order mark, as the parser does.
+// stripBOM removes a byte order mark, which the parser ignores.
 func stripBOM(text string) string {
 	for _, mark := range []string{"\xff\xfe", "\xfe\xff", "\xef\xbb\xbf"} {
 		if rest, ok := strings.CutPrefix(text, mark); ok {
@@ -44,17 +43,17 @@ type scanner struct {
 	s          string
 	i          int
 	line       int
-	found      []position     // by next
+	found      []position     // by the last call of next
 	elements   map[string]int // number of elements seen so far in each array of tables, by path
-	table, key string         // of the last header
+	table, key string         // from the last header
 }
 
 func newScanner(text string) *scanner {
 	return &scanner{s: stripBOM(text), line: 1, elements: map[string]int{}}
 }
 
-// next returns the positions of the next header, or of the next key and the contents of its value, or false at the end.
-// They are valid until the next call.
+// next returns the positions from the next header, or from the next key and its value, or false at the end. They are
+// valid until the next call.
 func (sc *scanner) next() (found []position, more bool) {
 	sc.found = sc.found[:0]
 	sc.blank(true)
@@ -94,7 +93,6 @@ func (sc *scanner) header(parts []string, array bool) (path, key string) {
 	return path, key
 }
 
-// pair reads key = value.
 func (sc *scanner) pair(path, key string) {
 	line := sc.line
 	for _, p := range sc.keys() {
@@ -180,7 +178,7 @@ func (sc *scanner) keys() (parts []string) {
 	}
 }
 
-// str reads a string of any of the four forms and returns it with its quotes.
+// str reads a string in any of the four forms and returns it with its quotes.
 func (sc *scanner) str() string {
 	start, q := sc.i, sc.s[sc.i:sc.i+1]
 	end := q
@@ -198,7 +196,7 @@ func (sc *scanner) str() string {
 		sc.i++
 	}
 	sc.i += len(end)
-	for len(end) == 3 && sc.i < len(sc.s) && sc.s[sc.i] == q[0] { // """" ends with a quote inside
+	for len(end) == 3 && sc.i < len(sc.s) && sc.s[sc.i] == q[0] { // """" ends a string whose last character is a quote
 		sc.i++
 	}
 	sc.i = min(sc.i, len(sc.s))
@@ -234,7 +232,7 @@ func unquote(quoted string) string {
 	return strings.Trim(quoted, quoted[:1])
 }
 
-// joinKey appends a key to a path, quoted if it is not a bare key.
+// joinKey appends a key to a path, in quotes unless it is a bare key.
 func joinKey(path, key string) string {
 	if strings.IndexFunc(key, notBare) >= 0 || key == "" {
 		key = strconv.Quote(key)

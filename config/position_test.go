@@ -88,7 +88,7 @@ func TestScan(t *testing.T) {
 	must.Equal(t, want, scan(positions))
 }
 
-// A file is scanned for positions up to its findings: to scan it takes as long as to parse it.
+// A file is scanned only up to its findings, because scanning takes as long as parsing.
 func TestPositionsAreOfFindings(t *testing.T) {
 	const valid = "[admin]\n[[service]]\nname = \"web\"\naddress = \"203.0.113.10\"\nports = [\"80\"]\n" +
 		"backends = [\"10.0.0.1\"]\n%s[bgp]\nasn = 64512\n[[bgp.peers]]\naddress = \"192.0.2.1\"\nasn = 64513\n%s"
@@ -103,7 +103,7 @@ func TestPositionsAreOfFindings(t *testing.T) {
 	}
 }
 
-// keys returns the keys of a document as the parser and as the scanner see them; false when it is not TOML.
+// keys returns a document's keys according to the parser and the scanner, or false if it is not TOML.
 func keys(text string) (parser, scanner []string, ok bool) {
 	var m map[string]any
 	md, err := toml.Decode(text, &m)
@@ -139,7 +139,7 @@ func tomlFiles(t testing.TB) []string {
 	return append(texts, positions)
 }
 
-// FuzzScan compares the scanner with the parser: the same keys in the same order.
+// FuzzScan checks that the scanner finds the same keys as the parser, in the same order.
 func FuzzScan(f *testing.F) {
 	for _, text := range tomlFiles(f) {
 		f.Add(text)
@@ -163,7 +163,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(checkParse)
 }
 
-// checkParse finds an incomplete error.
+// checkParse fails if an error is incomplete.
 func checkParse(t *testing.T, text string) {
 	c, err := Parse("/nowhere/steelyard.toml", []byte(text))
 	if err == nil {
@@ -185,7 +185,7 @@ var update = flag.Bool("update", false, "rewrite the want lines of testdata/bad;
 
 var wantLine = regexp.MustCompile(`(?m)^# want ?(.*)\n`)
 
-// secrets makes a directory with good and bad secret files.
+// secrets creates a directory with good and bad secret files.
 func secrets(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -206,7 +206,7 @@ func secrets(t *testing.T) string {
 	} {
 		name := filepath.Join(dir, f.name)
 		must.Do(t, os.WriteFile(name, []byte(f.text), f.mode))
-		if err := os.Chmod(name, f.mode); err != nil { // whatever the umask
+		if err := os.Chmod(name, f.mode); err != nil { // regardless of the umask
 			t.Fatal(err)
 		}
 	}
@@ -215,7 +215,7 @@ func secrets(t *testing.T) string {
 	return dir
 }
 
-// authority returns a certificate in PEM.
+// authority returns a PEM certificate.
 var authority = sync.OnceValue(func() string {
 	s := httptest.NewTLSServer(nil)
 	defer s.Close()
@@ -247,7 +247,7 @@ func TestBad(t *testing.T) {
 	t.Logf("%d mistakes in %d files", mistakes, len(files))
 }
 
-// errorsOf returns the errors of a text, without the name of its file.
+// errorsOf returns the errors in a text, without the file name.
 func errorsOf(t *testing.T, dir string, text []byte) string {
 	t.Helper()
 	file := filepath.Join(dir, "steelyard.toml")
@@ -261,7 +261,7 @@ func errorsOf(t *testing.T, dir string, text []byte) string {
 	return strings.ReplaceAll(got, dir, "DIR")
 }
 
-// rewrite replaces the want lines in their place: at the beginning of files with an error at the end.
+// rewrite replaces the want lines, at the beginning of the file if an error is at its end.
 func rewrite(t *testing.T, file string, text []byte, got string) {
 	t.Helper()
 	first := wantLine.FindIndex(text)

@@ -13,7 +13,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// Each reader of an address or a community reports failure together with one error.
+// Each reader of an address or community that fails reports exactly one error.
 func TestWrongAddressIsNotRead(t *testing.T) {
 	v4 := []any{"192.0.2.1", "2001:db8::1"}
 	for _, c := range []struct {
@@ -58,7 +58,7 @@ func TestWrongAddressIsNotRead(t *testing.T) {
 	}
 }
 
-// The hint for an address with something after it is the address.
+// For an address followed by something else, the hint is the address.
 func TestHintOfAddress(t *testing.T) {
 	const form = `write one like "192.0.2.1" or "2001:db8::1"`
 	for s, want := range map[string]string{
@@ -71,7 +71,7 @@ func TestHintOfAddress(t *testing.T) {
 	}
 }
 
-// A syntax error is at the last position of its key that is not below it.
+// A syntax error is reported at the last position of its key that is not below the error.
 func TestSyntaxErrorPosition(t *testing.T) {
 	const text = "[[a]]\nb = [1]\n\n[[a]]\nb = 2\n"
 	for _, c := range []struct {
@@ -100,7 +100,7 @@ func TestSuggestLimits(t *testing.T) {
 	}
 }
 
-// One mistake is one error: what depends on the wrong value is not reported.
+// One mistake causes one error: values that depend on the wrong one are not reported.
 func TestOneErrorForOneMistake(t *testing.T) {
 	const (
 		service = "[[service]]\nname = \"s\"\nports = [\"80\"]\n"
@@ -124,7 +124,7 @@ func TestOneErrorForOneMistake(t *testing.T) {
 	}
 }
 
-// min_healthy counts the backends of each family; a tunnel reaches backends of the other family.
+// min_healthy counts each family's backends separately; a tunnel also reaches backends of the other family.
 func TestMinHealthyByFamily(t *testing.T) {
 	const v4, v6 = `"203.0.113.1"`, `"2001:db8:1::1"`
 	for _, c := range []struct {
@@ -146,7 +146,7 @@ func TestMinHealthyByFamily(t *testing.T) {
 	}
 }
 
-// The settings that are warned of, and those next to them.
+// These settings cause warnings, unlike the ones next to them.
 func TestWhatIsWarnedOf(t *testing.T) {
 	const announced, nothing = "no address is announced", "nothing to do"
 	service := fmt.Sprintf(withService, "")
@@ -189,7 +189,7 @@ func TestWhatIsWarnedOf(t *testing.T) {
 	}
 }
 
-// A min_healthy that cannot be reached because of backends that accept no new connections is a warning.
+// A min_healthy that is unreachable because backends accept no new connections causes a warning.
 func TestUnreachableMinHealthy(t *testing.T) {
 	const v4, idle4, drained4, v6 = `"10.0.0.1"`, `{ address = "10.0.0.2", weight = 0 }`,
 		`{ address = "10.0.0.3", drain = true }`, `"2001:db8::1", "2001:db8::2"`
@@ -215,7 +215,7 @@ func TestUnreachableMinHealthy(t *testing.T) {
 	}
 }
 
-// Keys that are read only when they are there are known to suggestions (a wrong one would change the AS).
+// Suggestions include keys that are read only if present (a wrong suggestion would change the AS).
 func TestSuggestionsKnowOptionalKeys(t *testing.T) {
 	const peer = "[bgp]\nasn = 64512\n[[bgp.peers]]\naddress = \"192.0.2.1\"\nasn = 64500\n"
 	const pool = "[bgp]\nasn = 64512\n[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/28\"]\n"

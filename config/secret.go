@@ -14,14 +14,14 @@ import (
 
 const redacted = "[redacted]"
 
-// Secret is a password or key from a file. Printed, logged or marshalled it is [redacted]; only Reveal returns the
-// value. The zero Secret is "none". Equal secrets are equal with ==, so that a reload can compare them.
+// Secret is a password or key from a file. It prints, logs and marshals as [redacted]; only Reveal returns the value.
+// The zero Secret means that none is set. Compare secrets with ==.
 type Secret struct {
-	// This is a handle because fmt does not call methods of values in unexported fields, and would print a string.
+	// A handle hides the value from fmt, which calls no methods on unexported fields and would print a string.
 	handle unique.Handle[string]
 }
 
-// NewSecret is for tests and for secrets that do not come from the configuration; "" gives the zero Secret.
+// NewSecret is for tests and for secrets that are not in the configuration. "" gives the zero Secret.
 func NewSecret(value string) Secret {
 	if value == "" {
 		return Secret{}
@@ -29,7 +29,7 @@ func NewSecret(value string) Secret {
 	return Secret{handle: unique.Make(value)}
 }
 
-// Reveal returns the value, or "" if there is none.
+// Reveal returns the value, or "" if the secret is not set.
 func (s Secret) Reveal() string {
 	if !s.IsSet() {
 		return ""
@@ -37,7 +37,7 @@ func (s Secret) Reveal() string {
 	return s.handle.Value()
 }
 
-// IsSet reports whether there is a secret.
+// IsSet reports whether s is not the zero Secret.
 func (s Secret) IsSet() bool { return s != Secret{} }
 
 // String never returns the secret.
@@ -54,14 +54,14 @@ func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
 // MarshalText never returns the secret.
 func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// Format prints the same for every verb.
+// Format prints the result of String for every verb.
 func (s Secret) Format(f fmt.State, _ rune) { fmt.Fprint(f, s.String()) }
 
-// secretMax exceeds the limit of every use. It limits how much of a wrong file is read.
+// secretMax exceeds every limit on secrets. It bounds how much of a wrong file is read.
 const secretMax = 4096
 
-// secret reads the secret file that a key names. An empty file is an error, because a wrong password file must not
-// result in a session without a password. low and high limit the secret's length in bytes.
+// secret reads the secret file that a key names. An empty file is an error, because a wrong password file must not lead
+// to a session without a password. low and high limit the length in bytes.
 func (t *table) secret(key, like string, low, high int) Secret {
 	i, name, text, ok := t.secretText(key, like)
 	if !ok {
@@ -83,7 +83,7 @@ func (t *table) secret(key, like string, low, high int) Secret {
 	return Secret{}
 }
 
-// secrets reads the secret file that a key names, with one secret per line, at most n.
+// secrets reads up to n secrets from the file that a key names, one per line.
 func (t *table) secrets(key, like string, low, high, n int) (list []Secret) {
 	i, name, text, ok := t.secretText(key, like)
 	if !ok {
@@ -115,7 +115,6 @@ func (t *table) secrets(key, like string, low, high, n int) (list []Secret) {
 	return list
 }
 
-// secretText reads the file that a key names, and returns its name and text.
 func (t *table) secretText(key, like string) (i item, name string, text []byte, ok bool) {
 	if i, ok = t.get(key); !ok {
 		return i, "", nil, false
@@ -135,10 +134,10 @@ func (t *table) secretText(key, like string) (i item, name string, text []byte, 
 	return i, name, text, ok
 }
 
-// placeholder is a secret valid for every key. It replaces one that only another machine has.
+// placeholder is valid for every key. It replaces a secret that only the other machine has.
 const placeholder = "0123456789abcdef"
 
-// isElsewhere reports whether the configuration is for another machine and this machine lacks the file.
+// isElsewhere reports whether the configuration is for another machine and this one lacks the file.
 func (i item) isElsewhere(name string) bool {
 	if !i.d.elsewhere {
 		return false
@@ -150,7 +149,7 @@ func (i item) isElsewhere(name string) bool {
 	return true
 }
 
-// secretFile reads a secret file. A file that every user can read is accepted with a warning.
+// secretFile reads a secret file. It warns about a file to which every user has access, but accepts it.
 func (i item) secretFile(name string) ([]byte, bool) {
 	if info, err := os.Stat(name); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o007 != 0 {
 		i.warnf(fmt.Sprintf("chmod 0640 %s (a Kubernetes Secret volume: defaultMode: 0440)", name),

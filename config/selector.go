@@ -2,8 +2,8 @@ package config
 
 import "regexp"
 
-// selectorSyntax is the syntax of a Kubernetes label selector (labels.Parse): requirements such as a=b, a!=b, a, !a,
-// a in (b,c), a notin (b,c), a>1, separated by commas.
+// selectorSyntax matches Kubernetes label selectors (labels.Parse): requirements such as a=b, a!=b, a, !a, a in (b,c),
+// a notin (b,c), a>1, separated by commas.
 var selectorSyntax = func() *regexp.Regexp {
 	const (
 		space = `\s*`

@@ -16,7 +16,7 @@ const (
 // seedWord begins the line with the hash seed.
 const seedWord = "seed:"
 
-// otherWord matches the start of a line with a wrong word instead of seedWord. Such a line is not a key.
+// otherWord matches the start of a line with another word instead of seedWord. Such a line is an error, not a key.
 var otherWord = regexp.MustCompile(`^[A-Za-z_-]+:\s`)
 
 // tunnelKeys reads the tunnel key file that a key names: one key per line, and at most one line with the hash seed.

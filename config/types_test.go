@@ -13,7 +13,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// A number where text is expected is one error at that key, for every key.
+// For every key that needs text, a number is one error at that key.
 func TestTextIsRequired(t *testing.T) {
 	const pool = "[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/28\"]\n"
 	service := fmt.Sprintf(withService, "")
@@ -46,7 +46,7 @@ func TestTextIsRequired(t *testing.T) {
 	}
 }
 
-// A service with a pool and no address has the announcers of the pool.
+// A service with a pool and no address has the pool's announcers.
 func TestServiceOfAPool(t *testing.T) {
 	const text = "[bgp]\nasn = 64512\n[l2]\n" +
 		"[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/28\"]\nannounce = [\"l2\"]\n" +
@@ -54,7 +54,7 @@ func TestServiceOfAPool(t *testing.T) {
 	s := mustParseText(t, fmt.Sprintf(text, `"10.0.0.1"`)).Services[0]
 	must.True(t, s.Pool == "p" && len(s.Addresses) == 0 && slices.Equal(s.Announce, []lb.AnnouncerKind{lb.AnnounceL2}),
 		"%+v", s)
-	// The addresses of the pool decide which families the backends may have.
+	// The pool's addresses determine which families the backends may have.
 	_, err := Parse("steelyard.toml", []byte(fmt.Sprintf(text, `"2001:db8::1"`)))
 	must.True(t, err != nil, "an IPv6 backend of an IPv4 pool is accepted")
 }
@@ -78,7 +78,6 @@ func TestNodeSelectorNeedsKubernetes(t *testing.T) {
 		strings.Contains(got[0], "6: bgp.peers[0].node_selector: has no effect without Kubernetes"), "warnings %q", got)
 }
 
-// The keys of a check are validated for its type.
 func TestCheckKeys(t *testing.T) {
 	for keys, want := range map[string]bool{
 		`type = "http", path = "/a"`: true, `type = "http", path = "a"`: false, `type = "http", path = "/a b"`: false,
@@ -102,7 +101,7 @@ func TestCheckKeys(t *testing.T) {
 	}
 }
 
-// The contract: every key of DESIGN §9, as it stands there.
+// The contract: a literal copy of every key in DESIGN §9.
 func TestSecondEdition(t *testing.T) {
 	const text = `
 [datapath]
@@ -171,7 +170,7 @@ hold        = "0s"
 	must.True(t, !p.External && p.ASN == 64999, "an internal peer of another local AS: %+v", p)
 }
 
-// address_per_node warns where [l2] does not have several members, or the service not several addresses.
+// address_per_node causes a warning unless [l2] has several members and the service several addresses.
 func TestAddressPerNode(t *testing.T) {
 	const (
 		head  = "[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/24\"]\n"
@@ -201,7 +200,7 @@ func TestAddressPerNode(t *testing.T) {
 	}
 }
 
-// An address that routers have is a warning where [l2] announces it.
+// A subnet-router anycast address causes a warning if [l2] announces it.
 func TestSubnetRouterAnycast(t *testing.T) {
 	const service = "[[service]]\nname = \"s\"\nports = [\"80\"]\nbackends = [\"fd00::1\"]\naddress = \"%s\"\n"
 	const both = "[bgp]\nasn = 1\n[l2]\n[[pool]]\nname = \"p\"\naddresses = [\"2001:db8::/48\"]\nannounce = [\"%s\"]\n"
@@ -263,7 +262,7 @@ func TestTunnelKeyFile(t *testing.T) {
 	}
 }
 
-// A key that is sent to no server of a service by GUE is warned of.
+// A key that GUE sends to none of a service's servers causes a warning.
 func TestKeysWithoutTunnelSources(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "k")
 	must.Do(t, os.WriteFile(file, []byte("aaaaaaaaaaaaaaaa\n"), 0o600))

@@ -56,16 +56,16 @@ func (d *decoder) admin(t *table) {
 	}
 }
 
-// A token has this many bytes. Even in hexadecimal, the shortest has 64 bits.
+// Length in bytes. Even in hexadecimal, the shortest token has 64 bits.
 const tokenMin, tokenMax = 16, 1024
 
-// onLoopback reports whether a listen address accepts packets only from this machine.
+// onLoopback reports whether a listen address accepts connections only from this machine.
 func onLoopback(listen string) bool {
 	at, err := netip.ParseAddrPort(listen)
 	return err == nil && at.Addr().Unmap().IsLoopback()
 }
 
-// adminTLS reads the names of the certificate and key files and checks that they are a pair.
+// adminTLS reads the names of the certificate and key files and checks that the two match.
 func (d *decoder) adminTLS(t *table, a *Admin) {
 	if a.TLSCert = t.str("tls_cert_file", "", "/etc/steelyard/tls.crt"); a.TLSCert != "" {
 		a.TLSCert = d.inDir(a.TLSCert)
@@ -96,7 +96,7 @@ func (d *decoder) adminTLS(t *table, a *Admin) {
 	}
 }
 
-// listen reads "address:port". Without an address, it means all addresses. Port 0 lets the kernel choose.
+// listen reads "address:port". Without an address it means all addresses, and the kernel chooses a port if it is 0.
 func (d *decoder) listen(i item) string {
 	const like = "127.0.0.1:9911"
 	s, ok := i.str(like)
@@ -113,7 +113,6 @@ func (d *decoder) listen(i item) string {
 	return s
 }
 
-// levels are the values of log.level.
 var levels = map[string]slog.Level{
 	"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError,
 }

@@ -70,11 +70,11 @@ func (i item) backend() (lb.Backend, bool) {
 	}
 }
 
-// unused reports whether a backend accepts no new connections.
+// unused reports whether b accepts no new connections.
 func unused(b lb.Backend) bool { return b.Drain || b.Weight == 0 }
 
-// minHealthy reads min_healthy. If it exceeded the number of backends, the address would never be announced. Families
-// count separately. Backends that accept no new connections do not count as healthy.
+// minHealthy reads min_healthy, which must not exceed the number of backends, or the address would never be announced.
+// It applies to each family separately. Backends that accept no new connections do not count.
 func minHealthy(t *table, s *Service, f families) int {
 	n := integer(t, "min_healthy", s.MinHealthy, 1, 65535)
 	for _, c := range []struct {
@@ -100,7 +100,7 @@ func minHealthy(t *table, s *Service, f families) int {
 }
 
 // checkFamilies reports backends without a VIP of their family, VIPs without a backend of their family, and backends
-// that are a VIP of the service. A tunnel can carry either family over either.
+// whose address is a VIP of the service. A tunnel can carry either family over either.
 func checkFamilies(vips []placed[netip.Addr], backends []placed[lb.Backend], f families, method lb.Method) {
 	for _, b := range backends {
 		if slices.ContainsFunc(vips, func(v placed[netip.Addr]) bool { return v.v == b.v.Addr }) {
@@ -128,7 +128,7 @@ func family(a netip.Addr) string {
 	return "IPv6"
 }
 
-// samePorts reports port mappings with dsr and tunnel, which deliver the packet as the client sent it.
+// samePorts reports port mappings with dsr and tunnel, which do not change the destination port.
 func samePorts(ports []placed[lb.Port], backends []placed[lb.Backend], method lb.Method) {
 	if method == lb.MethodNAT {
 		return

@@ -51,7 +51,7 @@ func (d *decoder) bgp(t *table) *BGP {
 	return b
 }
 
-// weighted reads the key that selects the routes with weights.
+// weighted reads the key that selects which routes have weights.
 func (t *table) weighted(def lb.Weighted) lb.Weighted {
 	i, ok := t.get("weighted")
 	switch {
@@ -65,8 +65,7 @@ func (t *table) weighted(def lb.Weighted) lb.Weighted {
 	return lb.WeightedNever
 }
 
-// aggregates reads prefix lengths. The lower bounds are the largest allocations, a /8 and a /16, so that a typo cannot
-// result in a default route.
+// aggregates reads prefix lengths. Their minimum, a /8 and a /16, keeps a typo from announcing a default route.
 func (t *table) aggregates(v4, v6 int) (int, int) {
 	return integer(t, "aggregate_v4", v4, 8, 32), integer(t, "aggregate_v6", v6, 16, 128)
 }
@@ -95,7 +94,7 @@ func (i item) asn() uint32 {
 	return uint32(n)
 }
 
-// peerASN reads the AS number of a peer, or the word for the numbers it may have.
+// peerASN reads a peer's AS number, or "external" or "internal".
 func (t *table) peerASN(own uint32) (asn uint32, external bool) {
 	i := t.at("asn")
 	text, ok := i.value.(string)
@@ -150,7 +149,6 @@ func (d *decoder) peer(t *table, asn uint32, seen map[netip.Addr]string) Peer {
 	return p
 }
 
-// attributes reads the path attributes that peers and pools may have.
 func (t *table) attributes() Attributes {
 	a := Attributes{Communities: distinct(t.list("communities", "64512:100"), item.community)}
 	a.LocalPref, a.MED = t.optionalUint32("local_pref"), t.optionalUint32("med")
@@ -166,7 +164,7 @@ func (t *table) optionalUint32(key string) *uint32 {
 	return &n
 }
 
-// bfd reads true, false or a table. hops is the maximum distance of the peer, or 0 if it is unknown or one hop.
+// bfd reads true, false or a table. hops is the maximum distance of the peer, or 0 if it is one or unknown.
 func (t *table) bfd(hops int) BFD {
 	i, ok := t.get("bfd")
 	values, isTable := i.value.(map[string]any)
@@ -181,7 +179,7 @@ func (t *table) bfd(hops int) BFD {
 	case isBool && !on:
 		return BFD{}
 	}
-	sub := i.table(values) // empty for true
+	sub := i.table(values) // empty if the value is true
 	b := BFD{
 		Interval:   sub.duration("interval", 100*time.Millisecond, 10*time.Millisecond, time.Minute),
 		Multiplier: integer(sub, "multiplier", 3, 1, 255),
@@ -190,7 +188,7 @@ func (t *table) bfd(hops int) BFD {
 	if b.Multihop {
 		lowest := 0
 		if hops > 0 {
-			lowest = 256 - hops // the first of the hops does not reduce it
+			lowest = 256 - hops // the first hop does not decrement the TTL
 		}
 		b.MinTTL = integer(sub, "min_ttl", lowest, 0, 255)
 	} else if sub.has("min_ttl") {
@@ -202,7 +200,7 @@ func (t *table) bfd(hops int) BFD {
 	return b
 }
 
-// peerAddress is host for a neighbour. A link-local address needs a zone.
+// peerAddress reads the address of a neighbour. A link-local address needs a zone.
 func (i item) peerAddress(seen map[netip.Addr]string) netip.Addr {
 	s, ok := i.str(likeAddr)
 	if !ok {
@@ -242,13 +240,13 @@ func (d *decoder) source(i item, peer netip.Addr) netip.Addr {
 	return a
 }
 
-// restartTime reads a time that has 12 bits of seconds in the capability (RFC 4724 §3).
+// restartTime reads a time. The capability has 12 bits for its seconds (RFC 4724 §3).
 func (t *table) restartTime(def time.Duration) time.Duration {
 	return t.seconds("restart_time", def, 4095*time.Second)
 }
 
-// longLivedRestartTime reads a time that has 24 bits of seconds in the capability (RFC 9494, section 3.1). That
-// capability requires the one for graceful restart.
+// longLivedRestartTime reads a time. The capability has 24 bits for its seconds (RFC 9494, section 3.1) and requires
+// graceful restart.
 func (t *table) longLivedRestartTime(restart time.Duration) time.Duration {
 	key := "long_lived_restart_time"
 	if other := "long_lived"; t.has(other) {

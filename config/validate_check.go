@@ -23,7 +23,7 @@ func defaultCheck() lb.CheckSpec {
 	}
 }
 
-// check reads the check of a service. check = "http" is short for check = { type = "http" }.
+// check reads a service's check. check = "http" is short for check = { type = "http" }.
 func (d *decoder) check(t *table, ports []lb.Port) lb.CheckSpec {
 	i, given := t.get("check")
 	var sub *table
@@ -42,7 +42,7 @@ func (d *decoder) check(t *table, ports []lb.Port) lb.CheckSpec {
 	before := len(d.errs)
 	c.Type = word(sub, "type", "check type", c.Type, lb.CheckTypes)
 	if len(d.errs) > before {
-		c.Type = lb.CheckNone // avoids further errors about keys that may be right for the intended type
+		c.Type = lb.CheckNone // prevents errors about keys that the intended type may use
 	}
 	if !sub.has("type") {
 		needType(sub, ports)
@@ -81,13 +81,13 @@ func (d *decoder) check(t *table, ports []lb.Port) lb.CheckSpec {
 
 func byUDP(check lb.CheckType) bool { return check == lb.CheckUDP || check == lb.CheckDNS }
 
-// byTCP reports whether an explicit check needs a TCP port of the service. The node port check has its own port.
+// byTCP reports whether an explicit check needs a TCP port of the service. A node port check has a port of its own.
 func byTCP(check lb.CheckType) bool {
 	return !byUDP(check) && check != lb.CheckNone && check != lb.CheckExec && check != lb.CheckNodePort
 }
 
-// warnOtherProtocol warns about probes with a protocol that clients do not use. Servers may still respond at the same
-// port number, as DNS and HTTP/3 servers do over TCP; setting check.port says so.
+// warnOtherProtocol warns about probes with a protocol that clients do not use. Servers may still respond on the same
+// port number, as DNS and HTTP/3 servers do over TCP. An explicit check.port turns off the warning.
 func warnOtherProtocol(t *table, check lb.CheckType, ports []lb.Port) {
 	has := func(p lb.Protocol) bool {
 		return slices.ContainsFunc(ports, func(o lb.Port) bool { return o.Protocol == p })
@@ -102,7 +102,7 @@ func warnOtherProtocol(t *table, check lb.CheckType, ports []lb.Port) {
 	}
 }
 
-// portFor returns the first port that a check of this type can probe or, if there is none, the first port.
+// portFor returns the first port that this check type can probe or, if there is none, the first port.
 func portFor(check lb.CheckType, ports []lb.Port) lb.Port {
 	want := lb.TCP
 	if byUDP(check) {
@@ -113,13 +113,13 @@ func portFor(check lb.CheckType, ports []lb.Port) lb.Port {
 			return p
 		}
 	}
-	if len(ports) == 0 { // servicePorts has reported it
+	if len(ports) == 0 { // already reported by servicePorts
 		return lb.Port{}
 	}
 	return ports[0]
 }
 
-// needType requires a type if the service has no tcp port, because every probe of the default type, tcp, would fail.
+// needType requires a type if the service has no tcp port, because the default type, tcp, would always fail.
 func needType(t *table, ports []lb.Port) {
 	isTCP := func(p lb.Port) bool { return p.Protocol == lb.TCP }
 	if len(ports) == 0 || slices.ContainsFunc(ports, isTCP) || t.has("port") {
@@ -130,8 +130,8 @@ func needType(t *table, ports []lb.Port) {
 		"missing, and the default, tcp, cannot probe a service without a tcp port")
 }
 
-// checkUses lists the types that use a key. A key that the type does not use is an error, because a user who writes
-// expect_body expects the response to be compared.
+// checkUses lists the types that use a key. Any other key is an error: a user who sets expect_body, for example,
+// expects the response to be compared.
 var checkUses = map[string][]lb.CheckType{
 	"path":            {lb.CheckHTTP, lb.CheckHTTPS, lb.CheckHTTP2, lb.CheckGRPC, lb.CheckExec},
 	"expect_status":   {lb.CheckHTTP, lb.CheckHTTPS, lb.CheckHTTP2},
@@ -143,8 +143,8 @@ var checkUses = map[string][]lb.CheckType{
 	"tls_ca_file":     {lb.CheckHTTPS, lb.CheckGRPC},
 }
 
-// onlyFor reports an error for a key that the check type does not use. Type none accepts every key, so that a check can
-// be turned off without deleting its keys.
+// onlyFor reports a key that the check type does not use. Type none accepts every key, so users can turn off a check
+// without deleting its keys.
 func (i item) onlyFor(key string, used lb.CheckType) bool {
 	if used == lb.CheckNone || slices.Contains(checkUses[key], used) {
 		return true
@@ -153,7 +153,7 @@ func (i item) onlyFor(key string, used lb.CheckType) bool {
 	return false
 }
 
-// text reads a string that only some types use. "" is the same as no key.
+// text reads a string that only some types use. "" counts as a missing key.
 func (t *table) text(key, like string, c *lb.CheckSpec) (string, bool) {
 	i, ok := t.get(key)
 	if !ok || i.value == "" {
@@ -166,7 +166,7 @@ func (t *table) text(key, like string, c *lb.CheckSpec) (string, bool) {
 	return s, true
 }
 
-// checkKeys validates the keys that the type requires and fills in defaults.
+// checkKeys checks the keys that each type needs, and fills in defaults.
 func checkKeys(t *table, c *lb.CheckSpec) {
 	path, host := t.at("path"), t.at("host")
 	switch c.Type {
@@ -192,7 +192,7 @@ func checkKeys(t *table, c *lb.CheckSpec) {
 			host.errorf(`write one like "example.net"`, "missing: a dns check queries this name")
 		}
 	case lb.CheckNodePort:
-		// kube-proxy serves /healthz; other implementations respond at every path. 10256 is kube-proxy's port.
+		// kube-proxy serves /healthz on port 10256; other implementations respond on every path.
 		c.Path = "/healthz"
 		if c.Port == 0 {
 			c.Port = 10256

@@ -48,10 +48,10 @@ func (t *table) timeouts(def Timeouts) Timeouts {
 	return o
 }
 
-// portRangesMax is the number of ranges that the datapath programs have room for.
+// portRangesMax is the capacity of the datapath programs' list of ranges.
 const portRangesMax = 8
 
-// portRanges reads "1024-32767,61000-65535". Ports below 1024 are reserved for the machine's own services.
+// portRanges reads "1024-32767,61000-65535". Ports below 1024 are reserved for local services.
 func (i item) portRanges() (ranges []PortRange, ok bool) {
 	const like = "1024-32767,61000-65535"
 	s, ok := i.str(like)

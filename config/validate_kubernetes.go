@@ -14,10 +14,11 @@ func defaultKubernetes() *Kubernetes {
 	}
 }
 
-// className matches load balancer classes that the API server accepts: a label-style name with or without a prefix.
+// className matches the load balancer classes that the API server accepts: a label-style name, optionally with a
+// prefix.
 var className = regexp.MustCompile(`^([a-z0-9][-a-z0-9.]*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
 
-// class returns a load balancer class. "" means Services without one.
+// class reads a load balancer class. "" means Services without one.
 func (i item) class() (string, bool) {
 	const like = "steelyard.dev/lb"
 	s, ok := i.str(like)

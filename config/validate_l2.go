@@ -7,10 +7,10 @@ import (
 
 func defaultL2() *L2 { return &L2{Port: 7946, SpreadLocal: true, ProbeOwn: 15 * time.Second} }
 
-// l2SecretsMax is the number of secrets that a rotation needs: the previous, the current and the next one.
+// l2SecretsMax is what a rotation needs: the previous, the current and the next secret.
 const l2SecretsMax = 3
 
-// l2 reads [l2]. A cluster has keys for its members.
+// l2 reads [l2]. In a cluster the members already have keys.
 func (d *decoder) l2(t *table, cluster bool) *L2 {
 	l := defaultL2()
 	l.Interfaces = t.interfaces("interfaces")

@@ -5,7 +5,7 @@ import (
 	"regexp"
 )
 
-// hostName matches a DNS name. Underscores are allowed, because some machine names have them.
+// hostName matches DNS names. It allows underscores, because some host names contain them.
 var hostName = regexp.MustCompile(`^[A-Za-z0-9_]([-A-Za-z0-9_]{0,62})(\.[A-Za-z0-9_]([-A-Za-z0-9_]{0,62}))*\.?$`)
 
 const hostNameMax = 253

@@ -7,7 +7,7 @@ import (
 	"unicode"
 )
 
-// neighbour reads who the peer is: an address, the router on an interface, or any host that connects from a range.
+// neighbour reads which of three the peer is: an address, the router on an interface, or any host in a range.
 func (d *decoder) neighbour(t *table, p *Peer, seen map[netip.Addr]string) {
 	set := func(key string) (item, bool) {
 		i, ok := t.get(key)
@@ -43,7 +43,7 @@ func (d *decoder) neighbour(t *table, p *Peer, seen map[netip.Addr]string) {
 	}
 }
 
-// listenRange checks a range of peers, so that a typo cannot let everybody in.
+// listenRange limits the size of a range of peers, so that a typo cannot admit everybody.
 func (i item) listenRange(p netip.Prefix) netip.Prefix {
 	least := 32
 	if p.Addr().Is4() {
@@ -62,7 +62,7 @@ func (i item) listenRange(p netip.Prefix) netip.Prefix {
 	return netip.Prefix{}
 }
 
-// interfaceName returns an interface name. The rules come from dev_valid_name in net/core/dev.c.
+// interfaceName reads an interface name. The rules come from dev_valid_name in net/core/dev.c.
 func (i item) interfaceName() (string, bool) {
 	s, ok := i.str("eth0")
 	if !ok {
@@ -76,7 +76,7 @@ func (i item) interfaceName() (string, bool) {
 	return s, true
 }
 
-// device reads the interface or VRF that a peer's session is bound to.
+// device reads the interface or VRF to which a peer's session is bound.
 func (t *table) device(p *Peer) string {
 	i, ok := t.get("device")
 	if !ok || i.value == "" {
@@ -89,7 +89,7 @@ func (t *table) device(p *Peer) string {
 	return name
 }
 
-// ranges reports settings that keep peers from connecting, and ranges and interfaces that are named twice.
+// ranges reports settings that keep peers from connecting, and duplicate ranges and interfaces.
 func (d *decoder) ranges(b *BGP) {
 	seen := map[string]int{}
 	for n, p := range b.Peers {

@@ -11,14 +11,13 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// poolTable holds the properties of pools that other sections use.
+// poolTable has the properties of pools that the checks of other sections use.
 type poolTable struct {
 	names  map[string]string // paths by name
-	broken bool              // a pool has errors, so addresses outside pools are not reported
+	broken bool              // a pool has errors, so do not report addresses outside pools
 	ranges []pooledRange
 }
 
-// pooledRange is a range and its position.
 type pooledRange struct {
 	lb.AddrRange
 	item item
@@ -29,7 +28,7 @@ var (
 	namespaceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 )
 
-// name reads the unique name of a pool or service and adds it to the table's errors.
+// name reads the unique name of a pool or service. Later errors about the table show it.
 func (t *table) name(kind string, taken map[string]string) string {
 	i, ok := t.need("name", fmt.Sprintf("write name = %q", "web"))
 	if !ok {
@@ -88,7 +87,7 @@ func (d *decoder) pool(t *table) {
 	d.config.Pools = append(d.config.Pools, p)
 }
 
-// poolRanges reads addresses and compares them with the pools read before.
+// poolRanges reads addresses and compares them with the previous pools.
 func (d *decoder) poolRanges(t *table) []lb.AddrRange {
 	var ranges []lb.AddrRange
 	for _, e := range t.some("addresses", "203.0.113.0/28", `write addresses = ["203.0.113.0/28"]`) {
@@ -120,7 +119,7 @@ func (d *decoder) poolRanges(t *table) []lb.AddrRange {
 	return ranges
 }
 
-// announce reads the announcers of a pool, which must be on.
+// announce reads a pool's announcers, which must be on.
 func (d *decoder) announce(t *table) []lb.AnnouncerKind {
 	return distinct(t.list("announce", "bgp"), func(i item) (lb.AnnouncerKind, bool) {
 		s, ok := i.word("announcer", words(lb.AnnouncerKinds))
@@ -148,7 +147,6 @@ func (d *decoder) poolOf(addr netip.Addr) *Pool {
 	return nil
 }
 
-// poolNamed returns the pool of that name.
 func (d *decoder) poolNamed(name string) *Pool {
 	for n := range d.config.Pools {
 		if p := &d.config.Pools[n]; p.Name == name {
@@ -158,7 +156,7 @@ func (d *decoder) poolNamed(name string) *Pool {
 	return nil
 }
 
-// describePools returns a text like "public (203.0.113.0/28, 2001:db8:1::/124), office (198.51.100.0/24)".
+// describePools formats the pools like "public (203.0.113.0/28, 2001:db8:1::/124), office (198.51.100.0/24)".
 func (d *decoder) describePools() string {
 	list := make([]string, len(d.config.Pools))
 	for n, p := range d.config.Pools {

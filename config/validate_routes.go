@@ -9,8 +9,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// aggregates reports announced prefixes with addresses outside all pools, or in another pool although the pool has its
-// own prefix length or peers choose pools.
+// aggregates reports announced prefixes with addresses outside all pools. If the pool has its own prefix length, or
+// peers choose pools, it also reports prefixes with addresses of other pools.
 func (d *decoder) aggregates() {
 	b := d.config.BGP
 	if b == nil || d.pools.broken {
@@ -22,15 +22,15 @@ func (d *decoder) aggregates() {
 
 func (d *decoder) bgpItem(key string) item { return item{d: d, path: joinKey("bgp", key)} }
 
-// prefixRule says which prefixes may be announced: prefixes of this length within one of the ranges.
+// prefixRule says which prefixes may be announced: prefixes of one length within one of the ranges.
 type prefixRule struct {
 	item       item
 	bits, full int
 	ranges     []lb.AddrRange
-	own        bool // the ranges belong to one pool
+	own        bool // all ranges belong to one pool
 }
 
-// allows reports the prefix of addr if it may not be announced.
+// allows reports whether the prefix of addr may be announced, and reports an error if not.
 func (r *prefixRule) allows(addr netip.Addr) bool {
 	p, _ := addr.Prefix(r.bits)
 	for _, in := range r.ranges {
@@ -47,7 +47,7 @@ func (r *prefixRule) allows(addr netip.Addr) bool {
 	return false
 }
 
-// aggregatesOf applies [bgp]'s rule for a family, or the pools' own rules where they have them.
+// aggregatesOf checks the pools of one family against [bgp]'s rule, or against their own rules if they have them.
 func (d *decoder) aggregatesOf(v4 bool, global prefixRule) {
 	for n := range d.config.Pools {
 		p, rule, only := &d.config.Pools[n], global, joined(d.config.Pools[n:n+1], v4)
@@ -75,7 +75,7 @@ func (d *decoder) aggregatesOf(v4 bool, global prefixRule) {
 		}
 	}
 	if len(d.config.Pools) > 0 || global.bits == global.full {
-		return // all service addresses are in pools
+		return // all service addresses are in pools, and so already checked
 	}
 	for _, s := range d.config.Services {
 		for _, a := range s.Addresses {
@@ -86,7 +86,7 @@ func (d *decoder) aggregatesOf(v4 bool, global prefixRule) {
 	}
 }
 
-// aggregate returns the length of announced prefixes of a family, or 0 for that of [bgp].
+// aggregate returns the length of announced prefixes of a family, or 0 for [bgp]'s length.
 func (p *Pool) aggregate(v4 bool) int {
 	if v4 {
 		return p.AggregateV4
@@ -99,7 +99,7 @@ func (d *decoder) choosesPools() bool {
 	return slices.ContainsFunc(d.config.BGP.Peers, func(p Peer) bool { return len(p.Pools) > 0 })
 }
 
-// poolsOfPeers reports pools named by peers that do not exist or are not announced over BGP.
+// poolsOfPeers reports peers' pools that do not exist or are not announced over BGP.
 func (d *decoder) poolsOfPeers() {
 	if d.config.BGP == nil || d.pools.broken {
 		return
@@ -123,7 +123,7 @@ func (d *decoder) poolsOfPeers() {
 	}
 }
 
-// joined returns the ranges of the pools announced over BGP, with adjacent ones joined.
+// joined returns the ranges of the pools announced over BGP, and joins adjacent ones.
 func joined(pools []Pool, v4 bool) []lb.AddrRange {
 	var ranges []lb.AddrRange
 	for _, p := range pools {

@@ -18,7 +18,7 @@ func defaultService() Service {
 	}
 }
 
-// placed is a value with its item in the file, for validations across several keys.
+// placed is a value with its item in the file, to validate several keys together.
 type placed[T any] struct {
 	v    T
 	item item
@@ -73,11 +73,10 @@ func (d *decoder) service(t *table) {
 	d.config.Services = append(d.config.Services, s)
 }
 
-// elsewhereInService are check keys that users may write in the service, for the error's hint.
+// elsewhereInService are check keys that users may write in the service by mistake.
 var elsewhereInService = []string{"check.interval", "check.timeout", "check.rise", "check.fall", "check.path",
 	"check.type", "check.expect_status", "check.host"}
 
-// families are the address families of a service.
 type families struct {
 	v4, v6 bool
 	known  bool // false if an address or the pool could not be read
@@ -90,7 +89,7 @@ func (f *families) note(a netip.Addr) {
 	f.v6 = f.v6 || a.Is6()
 }
 
-// addresses reads address and pool. A service has at least one of them.
+// addresses reads address and pool. A service needs one of them.
 func (d *decoder) addresses(t *table, s *Service) ([]placed[netip.Addr], families) {
 	var vips []placed[netip.Addr]
 	var f families
@@ -130,10 +129,10 @@ func (d *decoder) addresses(t *table, s *Service) ([]placed[netip.Addr], familie
 	return vips, f
 }
 
-// addressPerNode reads address_per_node, which concerns [l2] with members.
+// addressPerNode reads address_per_node, which needs [l2] with members.
 func (d *decoder) addressPerNode(t *table, s *Service) {
 	s.AddressPerNode = t.boolean("address_per_node", false)
-	of := map[bool]int{} // by whether it is IPv4
+	of := map[bool]int{} // key: whether IPv4
 	for _, a := range s.Addresses {
 		of[a.Is4()]++
 	}
@@ -149,7 +148,7 @@ func (d *decoder) addressPerNode(t *table, s *Service) {
 	}
 }
 
-// servicePool reads the name of the pool. It returns nil if the key is missing or no pool has that name.
+// servicePool reads the pool's name. It returns nil if the key is missing or no pool has that name.
 func (d *decoder) servicePool(t *table, s *Service) *Pool {
 	i, ok := t.get("pool")
 	if !ok {
@@ -173,8 +172,8 @@ func (d *decoder) servicePool(t *table, s *Service) *Pool {
 	return pool
 }
 
-// notOwn reports an error if a VIP is a node's address. The datapath drops packets to a VIP that match none of its
-// frontends, so that node would be unreachable.
+// notOwn reports a VIP that is a node's own address. The datapath drops packets to a VIP that match no frontend, which
+// would make that node unreachable.
 func (d *decoder) notOwn(v placed[netip.Addr]) bool {
 	for _, own := range d.own {
 		if own.addr == v.v {
@@ -185,7 +184,7 @@ func (d *decoder) notOwn(v placed[netip.Addr]) bool {
 	return true
 }
 
-// inPool checks that a VIP is in the named pool or, without a name, in any pool if pools exist.
+// inPool checks that a VIP is in the named pool. Without a name, any pool will do, and with no pools, any address.
 func (d *decoder) inPool(v placed[netip.Addr], named *Pool, s *Service) {
 	if len(d.config.Pools) == 0 || d.pools.broken {
 		return
@@ -212,7 +211,7 @@ func sameKinds(a, b []lb.AnnouncerKind) bool {
 	return slices.Equal(a, b)
 }
 
-// allowMeets warns about a VIP whose family has no prefix in allow, so that no source may connect to it.
+// allowMeets warns about a VIP whose address family is missing from allow, because no client could connect to it.
 func allowMeets(t *table, s *Service) {
 	if len(s.Allow) == 0 {
 		return

@@ -10,7 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// what describes a value of the wrong type for errors.
+// what describes a value of the wrong type in errors.
 func (i item) what() string {
 	switch v := i.value.(type) {
 	case string:
@@ -30,16 +30,16 @@ func (i item) what() string {
 	}
 }
 
-// str returns a string. like is an example without quotes.
+// str reads a string. like is an example without quotes.
 func (i item) str(like string) (string, bool) {
 	s, ok := i.value.(string)
 	if !ok {
 		i.errorf(fmt.Sprintf("write one like %q", like), "%s, must be a string", i.what())
 	}
-	return strings.Clone(s), ok // the decoded string refers to the text of the whole file
+	return strings.Clone(s), ok // the decoded string would keep the whole file in memory
 }
 
-// digits is str with a hint for an unquoted number, as in ports = [80].
+// digits is like str, with a hint for an unquoted number, as in ports = [80].
 func (i item) digits(like string) (string, bool) {
 	if n, ok := i.value.(int64); ok {
 		i.errorf(fmt.Sprintf(`write "%d"`, n), "%s, must be a string", i.what())
@@ -48,7 +48,7 @@ func (i item) digits(like string) (string, bool) {
 	return i.str(like)
 }
 
-// str returns the string of a key, or def.
+// str reads the string of a key, or returns def.
 func (t *table) str(key, def, like string) string {
 	i, ok := t.get(key)
 	if !ok {
@@ -74,7 +74,7 @@ func (t *table) boolean(key string, def bool) bool {
 	return b
 }
 
-// integer returns an integer in [low, high].
+// integer reads an integer in [low, high].
 func (i item) integer(low, high int64) (int64, bool) {
 	n, ok := i.value.(int64)
 	if !ok {
@@ -106,7 +106,7 @@ func integer[T ~int | ~uint16 | ~uint32 | ~int32](t *table, key string, def T, l
 	return T(n)
 }
 
-// duration returns a duration in [low, high].
+// duration reads a duration in [low, high].
 func (t *table) duration(key string, def, low, high time.Duration) time.Duration {
 	i, ok := t.get(key)
 	if !ok {
@@ -129,7 +129,7 @@ func (t *table) duration(key string, def, low, high time.Duration) time.Duration
 	return d
 }
 
-// seconds is duration for whole seconds.
+// seconds is like duration, but accepts only whole seconds.
 func (t *table) seconds(key string, def, high time.Duration) time.Duration {
 	d := t.duration(key, def, 0, high)
 	if d%time.Second != 0 {
@@ -153,7 +153,7 @@ func short(d time.Duration) string {
 	return s
 }
 
-// list returns the elements of a list, or nil if the file does not have it. like is an example of an element.
+// list returns a list's elements, or nil if the file does not have it. like is an example of an element.
 func (t *table) list(key, like string) []item {
 	i, ok := t.get(key)
 	if !ok {
@@ -170,7 +170,7 @@ func (t *table) list(key, like string) []item {
 	return items
 }
 
-// some is list for a required list with at least one element. hint shows an example.
+// some is like list, but the list is required and has at least one element. hint shows an example.
 func (t *table) some(key, like, hint string) []item {
 	i, ok := t.need(key, hint)
 	if !ok {
@@ -183,7 +183,7 @@ func (t *table) some(key, like, hint string) []item {
 	return items
 }
 
-// oneOrMore is list for a key whose value may also be a single element.
+// oneOrMore is like list, but the value may also be a single element.
 func (t *table) oneOrMore(key, like string) []item {
 	if i, ok := t.get(key); ok {
 		if _, isList := i.elements(); !isList {
@@ -210,7 +210,7 @@ func distinct[T comparable](items []item, read func(item) (T, bool)) []T {
 	return list
 }
 
-// word returns one of the allowed words. what names their kind in errors.
+// word reads one of the allowed words. what names their kind in errors.
 func (i item) word(what string, allowed []string) (string, bool) {
 	hint := "allowed: " + strings.Join(allowed, ", ")
 	s, ok := i.value.(string)
@@ -226,12 +226,12 @@ func (i item) word(what string, allowed []string) (string, bool) {
 	return allowed[k], true
 }
 
-// words returns words defined in lb as strings.
+// words converts words defined in lb to strings.
 func words[T ~string](list []T) []string {
 	return strings.Split(lb.Words(list), ", ")
 }
 
-// word returns the word of a key, or def.
+// word reads the word of a key, or returns def.
 func word[T ~string](t *table, key, what string, def T, allowed []T) T {
 	i, ok := t.get(key)
 	if !ok {

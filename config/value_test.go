@@ -99,10 +99,10 @@ func TestSuggest(t *testing.T) {
 	}
 }
 
-// Each key of the reference with any value: a configuration, or complete errors.
+// FuzzValues sets each key of the reference to any value. The result is a configuration or complete errors.
 func FuzzValues(f *testing.F) {
 	b := must.Get(os.ReadFile("reference.toml"))(f)
-	var keys []int // the lines "key = value"
+	var keys []int // indexes of the lines "key = value"
 	lines := strings.Split(string(b), "\n")
 	for i, line := range lines {
 		if key, _, ok := strings.Cut(line, "="); ok && !strings.ContainsAny(strings.TrimSpace(key), " #\"") {
@@ -133,7 +133,7 @@ func TestSecretDoesNotPrint(t *testing.T) {
 		fmt.Fprintf(&out, verb+"\n", p.Password)
 		fmt.Fprintf(&out, verb+"\n", p)
 		fmt.Fprintf(&out, verb+"\n", &p)
-		// fmt does not call methods of what is in an unexported field.
+		// fmt calls no methods on values in unexported fields.
 		fmt.Fprintf(&out, verb+"\n", struct{ inner Peer }{p})
 	}
 	for _, h := range []slog.Handler{slog.NewTextHandler(&out, nil), slog.NewJSONHandler(&out, nil)} {
@@ -167,12 +167,12 @@ func TestSecretOpenToAllWorksWithAWarning(t *testing.T) {
 		"warnings %q; want one about the mode", c.Warnings)
 }
 
-// tableOf returns a table with the key k.
+// tableOf returns a table in which the key k has this value.
 func tableOf(value any) *table {
 	return &table{d: newDecoder("steelyard.toml"), values: map[string]any{"k": value}}
 }
 
-// Each method that reads a key returns the default for a value of the wrong type, and reports one error.
+// For a value of the wrong type, each method that reads a key returns the default and reports one error.
 func TestWrongTypeIsDefault(t *testing.T) {
 	method := func(t *table) any { return word(t, "k", "method", lb.MethodNAT, lb.Methods) }
 	for _, c := range []struct {
@@ -208,7 +208,7 @@ func TestWrongTypeIsDefault(t *testing.T) {
 	}
 }
 
-// Each method that reads an item reports failure together with one error.
+// Each method that reads an item and fails reports exactly one error.
 func TestWrongItemIsNotRead(t *testing.T) {
 	second := func(_ any, ok bool) bool { return ok }
 	port := func(i item) bool { return second(i.port()) }
@@ -236,7 +236,7 @@ func TestWrongItemIsNotRead(t *testing.T) {
 	}
 }
 
-// The hint for a number in quotes proposes it without quotes if it is in range, also at the limits.
+// The hint for a number in quotes suggests it without quotes if it is in range, including the limits.
 func TestHintOfQuotedNumber(t *testing.T) {
 	for s, want := range map[string]string{
 		"0": "write a number from 1 to 9", "1": "write 1, without quotes", "9": "write 9, without quotes",
@@ -248,7 +248,7 @@ func TestHintOfQuotedNumber(t *testing.T) {
 	}
 }
 
-// The hint for ports of two sizes is a range that ends at 65535 or before.
+// If the ranges' sizes differ, the hint suggests a range that ends at 65535 or before.
 func TestHintOfRange(t *testing.T) {
 	for s, want := range map[string]string{
 		"8000-8009:65526": "", "8000-8009:65527": `"8000-8009:65526"`, "8000-8009:9000-9001": `"8000-8009:9000"`,
@@ -266,7 +266,7 @@ func TestHintOfRange(t *testing.T) {
 	must.True(t, ok && p.Last == 0, "80-80: %+v, %t; want a single port", p, ok)
 }
 
-// A string in three quotes may end with one or two quotes of its text, and at the end of the document.
+// A triple-quoted string may end with one or two quotes that belong to its text, also at the end of the document.
 func TestScanLongStrings(t *testing.T) {
 	for text, want := range map[string]string{
 		"a = \"\"\"x\"\"\"":            "1 a",
@@ -295,7 +295,7 @@ func TestParentPathOfTheFirstPart(t *testing.T) {
 	}
 }
 
-// A file of secretMax bytes is read, and one byte more is not.
+// A secret file may have secretMax bytes, but no more.
 func TestSecretMax(t *testing.T) {
 	dir := t.TempDir()
 	for size, want := range map[int]string{
@@ -307,7 +307,7 @@ func TestSecretMax(t *testing.T) {
 	}
 }
 
-// A configuration of another machine, with all keys that name secrets, is valid without these files.
+// Another machine's configuration is valid without its secret files, for all keys that name them.
 func TestElsewhere(t *testing.T) {
 	text := `[datapath]
 tunnel_key_file = "/nowhere/tunnel.key"

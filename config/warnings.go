@@ -39,8 +39,8 @@ func (d *decoder) warn(t *table) {
 	}
 }
 
-// warnNested warns about backends that are a VIP of another service, because packets from this machine are not
-// balanced.
+// warnNested warns about backends whose address is a VIP of another service, because this machine's own packets are not
+// load-balanced.
 func (d *decoder) warnNested() {
 	vips := map[netip.Addr]string{}
 	for _, s := range d.config.Services {
@@ -59,7 +59,7 @@ func (d *decoder) warnNested() {
 	}
 }
 
-// warnTunnels warns about sources without keys and keys without sources. A cluster always has both.
+// warnTunnels warns about tunnel sources without keys and keys without sources. A cluster always has both.
 func (d *decoder) warnTunnels() {
 	c := d.config.Datapath
 	if d.config.Kubernetes != nil {
@@ -79,7 +79,7 @@ func (d *decoder) warnTunnels() {
 	}
 }
 
-// warnKeyless warns about GUE services whose servers are sent no key, and reports whether there are any. A balancer
+// warnKeyless warns about GUE services whose servers receive no key, and reports whether there are any. A load balancer
 // sends the key only to servers in its own tunnel_sources.
 func (d *decoder) warnKeyless() (warned bool) {
 	keyed := func(b lb.Backend) bool {
