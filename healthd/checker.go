@@ -26,10 +26,10 @@ type Result struct {
 	Weight int    // the weight that the backend reports, or -1
 }
 
-// drainingError is the error of a backend that reports that it accepts no new flows. Its existing flows continue.
+// drainingError is the error of a backend that accepts no new flows. Its existing flows continue.
 type drainingError struct{ error }
 
-// stateFor returns the state that a probe's error is evidence of.
+// stateFor returns the state that the error of a probe indicates.
 func stateFor(err error) lb.State {
 	switch {
 	case err == nil:
@@ -58,14 +58,14 @@ func ok(reason string) (Result, error) { return Result{Reason: reason, Weight: -
 
 func fail(format string, args ...any) (Result, error) { return Result{}, fmt.Errorf(format, args...) }
 
-// words replaces library terms with operators' terms.
+// words maps library terms to operators' terms.
 var words = strings.NewReplacer("net/http: ", "", "HTTP/1.x transport connection broken: ", "",
 	"malformed HTTP ", "not HTTP: malformed ", "readLoopPeekFailLocked: %!w(<nil>)", "sent before the request",
 	"http2: failed reading the frame payload: ", "", "http2: client conn could not be established", "not HTTP/2",
 	"http2: frame too large, note that the frame header looked like an HTTP/1.1 header", "not HTTP/2")
 
-// reason returns a short text for err, without addresses because a reason is shown next to its backend. Some errors
-// quote data that the backend has sent.
+// reason returns a short text for err, without addresses because users see it next to its backend. Some errors quote
+// data from the backend.
 func reason(err error, timeout time.Duration) string {
 	var op *net.OpError
 	switch {
@@ -89,8 +89,8 @@ func reason(err error, timeout time.Duration) string {
 	return printable.Cut(words.Replace(line))
 }
 
-// cause reduces an error to what a receiver may test with errors.Is: whether anything listens and answers. The original
-// error may hold a certificate of 256 KiB.
+// cause reduces err to what receivers test with errors.Is: whether anything listens and responds. The original error
+// may contain a certificate of 256 KiB.
 func cause(err error) error {
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):

@@ -30,7 +30,7 @@ func TestEveryTypeHasAChecker(t *testing.T) {
 	}
 }
 
-// probeFor is probeOnce with a timeout for this result: a short one where the timeout is what is tested.
+// probeFor calls probeOnce with a timeout that suits the wanted result: a short one if the test is about the timeout.
 func probeFor(t *testing.T, c lb.Check, want string) string {
 	t.Helper()
 	c.Spec.Timeout = 20 * time.Second
@@ -46,7 +46,7 @@ func wantProbe(t *testing.T, c lb.Check, want string) {
 	must.Equal(t, want, probeFor(t, c, want))
 }
 
-// probeOnce probes as the Prober does. It returns "ok: reason", or the reason of the failure.
+// probeOnce probes like the Prober. It returns "ok: reason", or the reason for the failure.
 func probeOnce(t *testing.T, c lb.Check) string {
 	t.Helper()
 	if c.Spec.Status == nil {
@@ -75,14 +75,14 @@ func listen(t testing.TB) net.Listener {
 	return l
 }
 
-// closedPort returns an address on which nothing listens.
+// closedPort returns an address without a listener.
 func closedPort(t *testing.T) netip.AddrPort {
 	l := listen(t)
 	defer l.Close()
 	return targetOf(l.Addr())
 }
 
-// silent returns an address that accepts connections and sends nothing.
+// silent returns an address that accepts connections but sends nothing.
 func silent(t *testing.T) netip.AddrPort { return targetOf(listen(t).Addr()) }
 
 func TestHTTP(t *testing.T) {
@@ -300,7 +300,8 @@ func TestNodePortWithoutWeight(t *testing.T) {
 	must.True(t, err == nil && r == (Result{Reason: "HTTP 200", Weight: -1}), "%+v, %v; want no weight", r, err)
 }
 
-// The servers respond with the protocol and the name of the TLS handshake. Their certificate is for example.com.
+// The servers respond with the protocol and the server name from the TLS handshake. Their certificate is for
+// example.com.
 func TestHTTPOverTLSAndHTTP2(t *testing.T) {
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name := ""

@@ -7,8 +7,8 @@ import (
 	"github.com/miekg/dns"
 )
 
-// dnsChecker sends a query for a name over UDP, and again over TCP if the response is truncated. Without a name it
-// queries the root's NS records, a query that resolvers and most authoritative servers answer.
+// dnsChecker sends a query for a name over UDP, and repeats it over TCP if the response is truncated. Without a name it
+// queries the root's NS records, which resolvers and most authoritative servers answer.
 type dnsChecker struct{ target }
 
 func (c dnsChecker) Probe(ctx context.Context) (Result, error) {

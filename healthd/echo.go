@@ -13,12 +13,12 @@ import (
 	"golang.org/x/net/ipv6"
 )
 
-// echoChecker sends an ICMP echo request to the VIP by way of another node, whose datapath answers it (RFC 792, RFC
-// 4443). So a reply proves that the node and the tunnel to it work, whatever runs there. It needs CAP_NET_RAW.
+// echoChecker sends an ICMP echo request to the VIP through another node, whose datapath replies (RFC 792, RFC 4443). A
+// reply proves that the node and the tunnel to it work, whatever else runs there. It needs CAP_NET_RAW.
 type echoChecker struct{ target }
 
 const (
-	protocolICMP  = 1 // numbers of IANA
+	protocolICMP  = 1 // IANA numbers
 	protocolICMP6 = 58
 )
 
@@ -39,7 +39,7 @@ func (c echoChecker) Probe(ctx context.Context) (Result, error) {
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
-	token := make([]byte, 16) // other nodes reply from the same VIP
+	token := make([]byte, 16) // distinguishes replies of other nodes, which also come from the VIP
 	rand.Read(token)
 	message := icmp.Message{Type: request, Body: &icmp.Echo{ID: int(token[0])<<8 | int(token[1]), Data: token}}
 	b, err := message.Marshal(nil)
@@ -49,8 +49,8 @@ func (c echoChecker) Probe(ctx context.Context) (Result, error) {
 	if _, err := conn.Write(b); err != nil {
 		return Result{}, err
 	}
-	answers := conn.(net.PacketConn)     // Read of the Conn would return the IPv4 header
-	for answer := make([]byte, 128); ; { // until the deadline of ctx
+	answers := conn.(net.PacketConn)     // Read of conn would return the IPv4 header
+	for answer := make([]byte, 128); ; { // until ctx's deadline
 		n, _, err := answers.ReadFrom(answer)
 		if err != nil {
 			return Result{}, errors.Join(err, ctx.Err())

@@ -13,7 +13,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// The first probe determines the state of a backend; each change of its health is reported.
+// The first probe determines the backend's state. Each change of its health is reported.
 func ExampleProber() {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -17,14 +17,14 @@ import (
 )
 
 // execChecker runs a program with the address and the port as arguments; exit status 0 is healthy. The program has its
-// own session and process group, which is killed at the timeout. Processes that it leaves behind are also killed
-// (supervisor). Its packets do not take the path of service traffic.
+// own session and process group, which is killed at the timeout. The supervisor kills any processes that the program
+// leaves behind. Its packets do not take the path of service traffic.
 type execChecker struct{ target }
 
 func (c execChecker) Probe(ctx context.Context) (Result, error) {
 	addr, port := c.Target.Addr().String(), strconv.Itoa(int(c.Target.Port()))
 	cmd, err := c.command(ctx, addr, port)
-	if err != nil { // says nothing about the backend
+	if err != nil { // not the backend's fault
 		return Result{}, ownError{err}
 	}
 	cmd.Env = append(environment(),
@@ -52,8 +52,7 @@ func (c execChecker) Probe(ctx context.Context) (Result, error) {
 	return ok("exit status 0")
 }
 
-// command returns the command of a probe, which runs as Spec.User without capabilities. An agent that is not root has
-// no capabilities to drop.
+// command returns the command of a probe. It runs as Spec.User, or as the agent's user if the agent is not root.
 func (c execChecker) command(ctx context.Context, args ...string) (*exec.Cmd, error) {
 	u, err := program.Lookup(c.Spec.User)
 	if err != nil {
@@ -82,8 +81,8 @@ func (c execChecker) command(ctx context.Context, args ...string) (*exec.Cmd, er
 	return cmd, nil
 }
 
-// environment returns the variables that programs commonly need. The rest of the agent's environment is not passed on:
-// NOTIFY_SOCKET would let a program report to systemd in the agent's name, and other variables may hold credentials.
+// environment returns the variables that programs commonly need. Others are left out: NOTIFY_SOCKET would let a program
+// send notifications to systemd as the agent, and other variables may contain credentials.
 func environment() (env []string) {
 	for _, name := range []string{"PATH", "LANG", "TZ", "TMPDIR"} {
 		if v, ok := os.LookupEnv(name); ok {
@@ -95,7 +94,7 @@ func environment() (env []string) {
 
 // firstKiB keeps the first 1,024 bytes written to it and discards the rest.
 //
-// The buffer is not embedded: os/exec would call its ReadFrom, which has no limit.
+// The buffer is not embedded, because os/exec would call its ReadFrom, which has no limit.
 type firstKiB struct{ kept bytes.Buffer }
 
 func (k *firstKiB) Write(b []byte) (int, error) {

@@ -27,10 +27,10 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// execCheck returns a check by a program with this script, and a directory that the program may write to.
+// execCheck returns a check whose program is this script, and a directory to which the program may write.
 func execCheck(t *testing.T, script string) (c lb.Check, dir string) {
 	t.Helper()
-	top, err := os.MkdirTemp("", "check") // t.TempDir is for its owner only
+	top, err := os.MkdirTemp("", "check") // only the owner can use t.TempDir
 	must.Do(t, err)
 	t.Cleanup(func() { os.RemoveAll(top) })
 	path, dir := filepath.Join(top, "check"), filepath.Join(top, "out")
@@ -45,7 +45,7 @@ func execCheck(t *testing.T, script string) (c lb.Check, dir string) {
 	return c, dir
 }
 
-// A program gets the variables of its check and few others.
+// A program receives its check's variables and few others.
 func TestEnvironmentOfPrograms(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", "/run/systemd/notify")
 	t.Setenv("WATCHDOG_USEC", "30000000")
@@ -75,9 +75,9 @@ func TestExec(t *testing.T) {
 		"bad, binary":       {"head -c 1000 /dev/zero >&2; exit 1", "", "exit status 1: �"},
 		"arguments":         {show, "", "exit status 1: 10.0.0.1 80 web 10.0.0.1 80"},
 		"arguments and VIP": {show, "203.0.113.10", "exit status 1: 10.0.0.1 80 web 10.0.0.1 80 203.0.113.10"},
-		// The group is killed at the timeout; a process outside it that holds stderr does not extend the probe.
+		// The group is killed at the timeout. A process outside it that has stderr open does not extend the probe.
 		"own session": {"setsid sleep 3 & wait", "", "no response within 300ms"},
-		// A background process that holds stderr does not change the result.
+		// A background process that has stderr open does not change the result.
 		"good, background process": {"sleep 1 & exit 0", "", "ok: exit status 0"},
 		"bad, background process":  {"sleep 1 & echo no disk >&2; exit 2", "", "exit status 2: no disk"},
 		"hanging":                  {"sleep 60 & wait", "", "no response within 300ms"},
@@ -107,7 +107,7 @@ func TestExec(t *testing.T) {
 	}
 }
 
-// A program runs as nobody, without groups and capabilities, and cannot get any.
+// A program runs as nobody without groups and capabilities, and cannot gain any.
 func TestProgramsHaveNoPrivileges(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -124,8 +124,8 @@ func TestProgramsHaveNoPrivileges(t *testing.T) {
 	}
 }
 
-// Nothing that a program starts outlives it for long, even in its own session and without its parent, and nothing is
-// left to reap. A child of this process that belongs to no check stays.
+// Processes that a program starts soon end with it, even without a parent and in their own session, and nothing is left
+// to reap. A child of this process that belongs to no check stays.
 func TestProgramsAreEndedAsAWhole(t *testing.T) {
 	own := exec.Command("sleep", "1000")
 	must.Do(t, own.Start())
@@ -136,7 +136,7 @@ func TestProgramsAreEndedAsAWhole(t *testing.T) {
 		"short children": "for i in 1 2 3 4 5; do setsid true & done; : %s",
 	} {
 		t.Run(name, func(t *testing.T) {
-			mark := fmt.Sprintf("10%09d", time.Now().UnixNano()%1e9) // an argument that nobody else has
+			mark := fmt.Sprintf("10%09d", time.Now().UnixNano()%1e9) // an argument that no other process has
 			c, _ := execCheck(t, fmt.Sprintf(script, "sleep "+mark))
 			want := "ok: exit status 0"
 			if strings.HasSuffix(script, "wait") {
@@ -155,7 +155,7 @@ func TestProgramsAreEndedAsAWhole(t *testing.T) {
 	must.Do(t, own.Process.Signal(syscall.Signal(0)))
 }
 
-// processes returns the processes with an argument.
+// processes returns the processes that have this argument.
 func processes(t *testing.T, argument string) (pids []string) {
 	t.Helper()
 	all := must.Get(filepath.Glob("/proc/[0-9]*/cmdline"))(t)
@@ -167,7 +167,7 @@ func processes(t *testing.T, argument string) (pids []string) {
 	return pids
 }
 
-// childrenWithout returns the children of this process without one.
+// childrenWithout returns this process's children except pid.
 func childrenWithout(t *testing.T, pid int) (pids []string) {
 	t.Helper()
 	lists, err := filepath.Glob("/proc/self/task/*/children")
@@ -179,8 +179,8 @@ func childrenWithout(t *testing.T, pid int) (pids []string) {
 	return slices.DeleteFunc(pids, func(p string) bool { return p == strconv.Itoa(pid) })
 }
 
-// The same as process 1 of a container, whose children are all processes that lose their parent, and with no other
-// capabilities than programs need.
+// Programs are also killed if this process is process 1 of a container, whose children are all orphans, and has only
+// the capabilities that programs need.
 func TestProgramsOfProcessOne(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: makes a PID namespace")
@@ -213,11 +213,11 @@ func TestInconclusive(t *testing.T) {
 	}
 }
 
-// starvedEnv marks the process of TestWithoutDescriptors whose limit of descriptors is low.
+// starvedEnv marks the process of TestWithoutDescriptors that has a low descriptor limit.
 const starvedEnv = "STEELYARD_TEST_STARVED"
 
-// A shortage of descriptors says nothing about the backends: they keep their states, the problem is reported, and
-// probes decide again when it is over. A separate process has the limit.
+// A shortage of descriptors says nothing about backends. They keep their states until it is over, and the problem is
+// reported. A separate process has the limit.
 func TestWithoutDescriptors(t *testing.T) {
 	if os.Getenv(starvedEnv) == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestWithoutDescriptors$", "-test.v")
@@ -261,13 +261,13 @@ func TestWithoutDescriptors(t *testing.T) {
 		return len(problems) == 1 && strings.Contains(problems[0], "3 health checks are inconclusive") &&
 			strings.Contains(problems[0], "too many open files")
 	})
-	time.Sleep(200 * time.Millisecond) // ten probes of each
+	time.Sleep(200 * time.Millisecond) // ten probes each
 	must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before))
 	eventually("no problem", func() bool { return len(lbtest.Texts(p.Findings())) == 0 })
 	must.True(t, healthy(), "a backend was reported as unhealthy, or twice")
 }
 
-// A program that cannot be started says nothing about the backend; the report says why the backend has no state.
+// A program that cannot start says nothing about the backend. The report says why the backend has no state.
 func TestMissingProgramIsInconclusive(t *testing.T) {
 	reports := make(chan lb.Health, 1)
 	p := New(Options{Report: func(h lb.Health) { reports <- h }, Log: slog.New(slog.DiscardHandler)})

@@ -16,7 +16,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/printable"
 )
 
-// fuzzServer answers each request on loopback, over TCP and UDP, with what is stored.
+// fuzzServer responds to each request on loopback, over TCP and UDP, with stored data.
 type fuzzServer struct {
 	at     netip.AddrPort
 	answer atomic.Pointer[[]byte]
@@ -43,14 +43,14 @@ func newFuzzServer(f *testing.F) *fuzzServer {
 				return
 			}
 			answer := slices.Clone(*s.answer.Load())
-			copy(answer[:min(2, len(answer))], request[:]) // the identifier: a client of DNS waits for no other
+			copy(answer[:min(2, len(answer))], request[:]) // the ID, because a DNS client ignores others
 			_, _ = u.WriteToUDPAddrPort(answer, from)
 		}
 	}()
 	return s
 }
 
-// probe checks what a probe makes of the answer.
+// probe checks the result of a probe that receives answer.
 func (s *fuzzServer) probe(t *testing.T, kind lb.CheckType, body string) {
 	t.Helper()
 	const timeout = 10 * time.Second
@@ -68,7 +68,7 @@ func (s *fuzzServer) probe(t *testing.T, kind lb.CheckType, body string) {
 	must.True(t, !isTimeout(err), "%s: waits for another answer", kind)
 }
 
-// Whatever a server of HTTP answers, the probe ends with a short reason.
+// Whatever an HTTP server responds, the probe ends with a short reason.
 func FuzzHTTP(f *testing.F) {
 	a := newFuzzServer(f)
 	const ok, weight = "HTTP/1.1 200 OK\r\n", "X-Load-Balancing-Endpoint-Weight: "
@@ -88,7 +88,7 @@ func FuzzHTTP(f *testing.F) {
 	})
 }
 
-// Whatever a server of DNS answers, the probe ends with a short reason.
+// Whatever a DNS server responds, the probe ends with a short reason.
 func FuzzDNS(f *testing.F) {
 	a := newFuzzServer(f)
 	question := new(dns.Msg)
@@ -109,7 +109,7 @@ func FuzzDNS(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, answer []byte) {
 		if len(answer) < 12 || answer[2]&0x80 == 0 {
-			return // the client waits for an answer
+			return // the client waits for a response
 		}
 		a.answer.Store(&answer)
 		a.probe(t, lb.CheckDNS, "192.0.2.1")

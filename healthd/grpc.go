@@ -17,10 +17,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// gRPC would write to stderr itself, and wait until somebody reads it: a line for each GOAWAY frame of some servers.
+// By default gRPC logs to stderr, a line for each GOAWAY frame of some servers, and blocks until somebody reads it.
 func init() { grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard)) }
 
-// grpcChecker calls grpc.health.v1.Health/Check for the service that Path names. "" means the whole server.
+// grpcChecker calls grpc.health.v1.Health/Check for the service in Path. "" means the whole server.
 type grpcChecker struct{ target }
 
 func (c grpcChecker) Probe(ctx context.Context) (Result, error) {
@@ -32,7 +32,7 @@ func (c grpcChecker) Probe(ctx context.Context) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	var mu sync.Mutex // guards dialErr and connected, because gRPC dials in its own goroutine
+	var mu sync.Mutex // guards dialErr and connected: gRPC dials in its own goroutine
 	var dialErr error
 	connected := false
 	conn, err := grpc.NewClient("passthrough:///"+to.String(), grpc.WithTransportCredentials(creds),
@@ -59,9 +59,9 @@ func (c grpcChecker) Probe(ctx context.Context) (Result, error) {
 		case s.Code() == codes.DeadlineExceeded || ctx.Err() != nil:
 			return Result{}, context.DeadlineExceeded
 		case connected && c.secondary():
-			return ok("connected, no gRPC health service") // ports other than the first may speak another protocol
+			return ok("connected, no gRPC health service") // a secondary port may use another protocol
 		case dialErr != nil:
-			return Result{}, dialErr // gRPC would convert it to text
+			return Result{}, dialErr // err has only its text
 		}
 		return Result{}, errors.New("gRPC " + s.Code().String() + ": " + s.Message())
 	}

@@ -18,13 +18,11 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// maxHeader and maxBody are the maximum numbers of bytes read of a response.
+// maxHeader and maxBody limit how many bytes of a response are read.
 const maxHeader, maxBody = 64 << 10, 64 << 10
 
-// httpChecker requests a path and checks the response's status and body.
-//
-// The first port of a service must speak the configured scheme. On its other ports the other scheme is tried as well,
-// and a port that speaks neither need only accept the connection and respond or close it.
+// httpChecker requests a path. The first port of a service must use the configured scheme. On other ports it also tries
+// the other scheme; if a port uses neither, it need only accept the connection and respond or close it.
 type httpChecker struct {
 	target
 	scheme    string
@@ -73,7 +71,7 @@ func (c httpChecker) wants(resp *http.Response) bool {
 	return slices.ContainsFunc(c.Spec.Status, func(r lb.StatusRange) bool { return r.Contains(resp.StatusCode) })
 }
 
-// isOtherProtocol reports whether the server accepted the connection and responded in another protocol. HTTPS servers
+// isOtherProtocol reports whether the server accepted the connection but responded in another protocol. HTTPS servers
 // respond to HTTP with status 400.
 func (c httpChecker) isOtherProtocol(resp *http.Response, err error) bool {
 	if err == nil {
@@ -85,8 +83,8 @@ func (c httpChecker) isOtherProtocol(resp *http.Response, err error) bool {
 	return !isDial && !isTimeout(err) && !errors.As(err, &certificate)
 }
 
-// get makes one request over a new connection and follows no redirects. It reads the response body only if the check
-// needs it.
+// get makes one request over a new connection and does not follow redirects. It reads the response body only if the
+// check needs it.
 func (c httpChecker) get(ctx context.Context, scheme string) (*http.Response, string, error) {
 	u, err := url.Parse(c.Spec.Path)
 	if err != nil {
@@ -113,7 +111,7 @@ func (c httpChecker) get(ctx context.Context, scheme string) (*http.Response, st
 		return nil, "", err
 	}
 	defer resp.Body.Close()
-	// After 101 the body is the connection itself, and reading it would not end with ctx.
+	// After status 101 the body is the connection itself, and ctx would not interrupt reads.
 	if c.Spec.Body == "" || resp.StatusCode == http.StatusSwitchingProtocols {
 		return resp, "", nil
 	}
@@ -137,11 +135,12 @@ func ranges(rs []lb.StatusRange) string {
 }
 
 // nodePortChecker requests a Kubernetes node's healthCheckNodePort, or its proxy's /healthz, as an external load
-// balancer does: only the HTTP status counts, because the port is open on every node. With a Body, "namespace/name",
-// the response must be about that Service. The request is sent to the node's own address, not to the VIP.
+// balancer does: only the HTTP status counts, because the port is open on every node. If Body is set, to
+// "namespace/name", the response must be about that Service. The request goes to the node's own address, not to the
+// VIP.
 //
-// A node that responds with 503 accepts no new flows but keeps existing ones: its pods are terminating, or it will be
-// removed.
+// A node that responds with 503 accepts no new flows but keeps existing ones: its pods are terminating, or it is about
+// to be removed.
 type nodePortChecker struct{ httpChecker }
 
 func (c nodePortChecker) Probe(ctx context.Context) (Result, error) {

@@ -13,33 +13,33 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// ownError is an error of this node that says nothing about a backend.
+// ownError is an error of this node, unrelated to a backend.
 type ownError struct{ error }
 
 func (e ownError) Unwrap() error { return e.error }
 
-// inconclusive reports whether a probe failed because of this node: a shortage or a lack of permission. It then says
+// inconclusive reports whether a probe failed because this node lacks a resource or permission. The failure then says
 // nothing about the backend, which keeps its state.
 func inconclusive(err error) bool {
 	var own ownError
 	var op *net.OpError
-	if errors.Is(err, syscall.EACCES) { // from a connection: a prohibit route, or a host that rejects it in this way
+	if errors.Is(err, syscall.EACCES) { // on a connection: a prohibit route, or a rejection by another host
 		return errors.As(err, &own) || !errors.As(err, &op) || op.Op == "listen"
 	}
 	return errors.As(err, &own) || slices.ContainsFunc([]syscall.Errno{
 		syscall.EMFILE, syscall.ENFILE, // descriptors of the process and of the system
-		syscall.ENOBUFS, syscall.ENOMEM, syscall.EAGAIN, syscall.ENOSPC, // memory, processes, entries of epoll
+		syscall.ENOBUFS, syscall.ENOMEM, syscall.EAGAIN, syscall.ENOSPC, // memory, processes, epoll watches
 		syscall.EADDRNOTAVAIL, syscall.EADDRINUSE, // no local ports, or the source address is gone
 		syscall.EPERM, // a local firewall
 	}, func(no syscall.Errno) bool { return errors.Is(err, no) })
 }
 
-// ownTrouble records the checks whose last probe was inconclusive, each with the cause.
+// ownTrouble records checks whose last probe was inconclusive, with the cause.
 type ownTrouble struct {
 	log    *slog.Logger
 	mu     sync.Mutex // guards all below
 	causes map[lb.CheckKey]string
-	logged time.Time // the last warning
+	logged time.Time // time of the last warning
 }
 
 // logInterval is the minimum time between warnings about inconclusive probes.

@@ -6,20 +6,20 @@ import (
 	"time"
 )
 
-// errLate is the error of a probe without a timely response on a node that was itself late.
+// errLate replaces the timeout of a probe if this node itself was late.
 var errLate = ownError{errors.New("this node lacks CPU: a response may have waited for it")}
 
-// lateness measures how late the timers of one probe have fired. If this node serves neither timers nor sockets in
-// time, a missing response says nothing about the server.
+// lateness measures how late the timers of one probe fire. If this node does not serve timers and sockets in time, a
+// missing response says nothing about the server.
 type lateness struct {
 	mu    sync.Mutex // guards all below
 	step  time.Duration
-	due   time.Time // when timer is due
+	due   time.Time
 	sum   time.Duration
 	timer *time.Timer
 }
 
-// measureLateness starts a timer for each quarter of a timeout, one at a time, so a quick response costs only one.
+// measureLateness starts one timer at a time, each for a quarter of timeout, so a quick response costs only one.
 func measureLateness(timeout time.Duration) *lateness {
 	l := &lateness{step: max(timeout/4, time.Millisecond)}
 	l.mu.Lock()
@@ -41,7 +41,7 @@ func (l *lateness) fire() {
 	l.timer.Reset(l.step)
 }
 
-// stop ends the measurement. It reports whether the timers were late by a quarter of the timeout in total.
+// stop ends the measurement. It reports whether the timers' total delay exceeds a quarter of the timeout.
 func (l *lateness) stop() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 )
 
 // listenOn listens on a port of each of this node's addresses within these prefixes. Without prefixes it listens on
-// every address, including those added later.
+// every address, including future ones.
 func listenOn(within []netip.Prefix, port uint16) (net.Listener, error) {
 	if len(within) == 0 {
 		return net.Listen("tcp", fmt.Sprintf(":%d", port)) // both families
@@ -42,7 +42,7 @@ func listenOn(within []netip.Prefix, port uint16) (net.Listener, error) {
 	return j, nil
 }
 
-// joined combines several listeners.
+// joined is a net.Listener that accepts from several listeners.
 type joined struct {
 	all      []net.Listener
 	accepted chan accepted
@@ -72,7 +72,6 @@ func (j *joined) accept(l net.Listener) {
 	}
 }
 
-// Accept implements net.Listener.
 func (j *joined) Accept() (net.Conn, error) {
 	select {
 	case a := <-j.accepted:
@@ -82,10 +81,9 @@ func (j *joined) Accept() (net.Conn, error) {
 	}
 }
 
-// Addr implements net.Listener with the first address.
+// Addr returns the first listener's address.
 func (j *joined) Addr() net.Addr { return j.all[0].Addr() }
 
-// Close implements net.Listener.
 func (j *joined) Close() (err error) {
 	j.once.Do(func() {
 		close(j.closed)

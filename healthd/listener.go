@@ -12,8 +12,8 @@ import (
 	"syscall"
 )
 
-// notRootError is the error of a check that trusts only root if another user listens at its target. That counts as if
-// nobody listened, because any user may be able to listen on the port.
+// notRootError is the error of a check that trusts only root if another user's socket listens at its target. Any user
+// may be able to listen on that port, so this counts as a refused connection.
 type notRootError struct{ uid uint64 }
 
 func (e notRootError) Error() string {
@@ -22,15 +22,15 @@ func (e notRootError) Error() string {
 
 func (notRootError) Is(target error) bool { return target == syscall.ECONNREFUSED }
 
-// byRoot returns a notRootError if another user's socket listens at an address of the loopback interface. A socket that
-// is not found belongs to another network namespace, or /proc is not readable; its user is then unknown.
+// byRoot returns a notRootError if another user's socket listens at an address of the loopback interface. If it finds
+// no socket, the user is unknown: the socket is in another network namespace, or /proc is not readable.
 func byRoot(at netip.AddrPort) error {
 	if !at.Addr().IsLoopback() {
 		return nil
 	}
 	tables := []string{"tcp6"}
 	if at.Addr().Is4() {
-		tables = []string{"tcp", "tcp6"} // tcp6 has those that accept both families
+		tables = []string{"tcp", "tcp6"} // tcp6 includes dual-stack sockets
 	}
 	for _, table := range tables {
 		if uid, found := listenerIn("/proc/self/net/"+table, at); found && uid != 0 {
@@ -42,10 +42,9 @@ func byRoot(at netip.AddrPort) error {
 	return nil
 }
 
-// stateListen is TCP_LISTEN in the tables of /proc/net.
 const stateListen = "0A"
 
-// listenerIn returns the user of the socket in a table (proc_net_tcp(5)) that listens at an address.
+// listenerIn returns the user of the socket that listens at an address, according to a table (proc_net_tcp(5)).
 func listenerIn(table string, at netip.AddrPort) (uid uint64, found bool) {
 	f, err := os.Open(table)
 	if err != nil {
@@ -58,7 +57,7 @@ func listenerIn(table string, at netip.AddrPort) (uid uint64, found bool) {
 		// sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid …
 		fields := strings.Fields(lines.Text())
 		if len(fields) < 8 || fields[3] != stateListen {
-			return 0, false // listening sockets come first
+			return 0, false // the kernel lists listening sockets first
 		}
 		local, ok := parseSocket(fields[1])
 		if !ok || local.Port() != at.Port() || !local.Addr().IsUnspecified() && local.Addr() != at.Addr() {
@@ -70,7 +69,7 @@ func listenerIn(table string, at netip.AddrPort) (uid uint64, found bool) {
 	return 0, false
 }
 
-// parseSocket parses an address and port in the tables' notation: 32-bit words in the machine's byte order.
+// parseSocket parses the tables' notation of an address and port: 32-bit words in the machine's byte order.
 func parseSocket(s string) (netip.AddrPort, bool) {
 	host, port, _ := strings.Cut(s, ":")
 	b, err := hex.DecodeString(host)

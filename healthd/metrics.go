@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics counts probes per service. There is no label for backends, because they change too often.
+// metrics counts probes per service. Backends are not a label, because they change too often.
 type metrics struct {
 	probes   *prometheus.CounterVec
 	duration *prometheus.HistogramVec
@@ -48,7 +48,7 @@ func (m *metrics) observe(service string, took time.Duration, ok bool) {
 	m.duration.WithLabelValues(service).Observe(took.Seconds())
 }
 
-// forget removes a deleted service's series.
+// forget removes the series of a deleted service.
 func (m *metrics) forget(service string) {
 	m.probes.DeletePartialMatch(prometheus.Labels{"service": service})
 	m.duration.DeletePartialMatch(prometheus.Labels{"service": service})

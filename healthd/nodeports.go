@@ -18,10 +18,10 @@ import (
 )
 
 // NodePorts serves health check node ports. The responses match kube-proxy's byte for byte
-// (pkg/proxy/healthcheck/service_health.go in Kubernetes 1.35), because external load balancers use them to determine
+// (pkg/proxy/healthcheck/service_health.go in Kubernetes 1.35), because external load balancers rely on them to learn
 // whether a node has endpoints of a Service.
 type NodePorts struct {
-	// Addresses are the addresses to listen on, or all if there are none. Set them before the first call of Serve.
+	// Addresses are the addresses to listen on, or empty for all. Set them before the first call of Serve.
 	Addresses []netip.Prefix
 	behind    func() (time.Time, error) // as in ProxyHealth
 	inForce   func(service string) bool // whether the datapath serves a Service
@@ -33,7 +33,6 @@ type NodePorts struct {
 	services map[string]*nodePort
 }
 
-// nodePort is the port of one Service.
 type nodePort struct {
 	port     uint16
 	listener net.Listener
@@ -44,9 +43,9 @@ type nodePort struct {
 	other     bool // another program serves the Service
 }
 
-// NewNodePorts returns NodePorts without listeners. They call behind and inForce for each request. behind returns since
-// when a datapath update has been pending, or an error if the engine does not respond; inForce reports whether the
-// datapath serves a Service.
+// NewNodePorts returns NodePorts without listeners. They call behind and inForce for each request. behind returns when
+// the oldest pending datapath update was requested, or an error if the engine does not respond. inForce reports whether
+// the datapath serves a Service.
 func NewNodePorts(
 	behind func() (time.Time, error), inForce func(service string) bool, log *slog.Logger,
 ) *NodePorts {
@@ -54,15 +53,15 @@ func NewNodePorts(
 }
 
 // healthy reports whether the proxy may receive traffic for a Service: the datapath or another program serves it, and
-// no update has been pending for too long.
+// no update is overdue.
 func (n *NodePorts) healthy(service string, other bool) bool {
 	behind, err := n.behind()
 	return err == nil && inTime(behind, time.Now()) && (other || n.inForce(service))
 }
 
-// Serve listens for a Service, "namespace/name", on the node's Addresses and responds with this number of ready local
-// endpoints. other says that another program serves the Service, not the datapath. A further call updates these values
-// or the port. Serve fails if the port is in use; call it again to retry.
+// Serve listens for a Service, "namespace/name", on the node's Addresses and responds with its number of ready local
+// endpoints. other says that another program, not the datapath, serves the Service. Later calls update these values or
+// the port. Serve fails if the port is in use; call it again to retry.
 func (n *NodePorts) Serve(service string, port uint16, endpoints int, other bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -91,7 +90,6 @@ func (n *NodePorts) Serve(service string, port uint16, endpoints int, other bool
 	return nil
 }
 
-// Stop closes the port of a Service, if there is one.
 func (n *NodePorts) Stop(service string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -100,14 +98,14 @@ func (n *NodePorts) Stop(service string) {
 
 func (n *NodePorts) stop(service string) {
 	if p := n.services[service]; p != nil {
-		// The errors do not matter. A server that does not serve yet does not close its listener.
+		// Errors do not matter here. A server that is not serving yet does not close its listener.
 		p.server.Close()
 		p.listener.Close()
 		delete(n.services, service)
 	}
 }
 
-// Run closes every port when ctx ends.
+// Run waits until ctx ends and then closes every port.
 func (n *NodePorts) Run(ctx context.Context) error {
 	<-ctx.Done()
 	n.mu.Lock()
@@ -127,7 +125,6 @@ const nodePortResponse = `{
 	"serviceProxyHealthy": %t
 }`
 
-// handler responds to every method and path.
 func (n *NodePorts) handler(service string, p *nodePort) http.HandlerFunc {
 	namespace, name, _ := strings.Cut(service, "/")
 	return func(w http.ResponseWriter, _ *http.Request) {

@@ -22,7 +22,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// With Addresses, the ports are open there only.
+// With Addresses, the ports are open only there.
 func TestHealthAddresses(t *testing.T) {
 	n := NewNodePorts(nil, nil, slog.New(slog.DiscardHandler))
 	n.Addresses = []netip.Prefix{netip.MustParsePrefix("2001:db8:dead::/48"), netip.MustParsePrefix("127.0.0.0/8")}
@@ -48,7 +48,7 @@ func TestHealthAddresses(t *testing.T) {
 	must.True(t, err != nil, "a node without such an address serves")
 }
 
-// The responses are those of kube-proxy, byte by byte.
+// The responses match kube-proxy's, byte for byte.
 func TestNodePorts(t *testing.T) {
 	var behind time.Duration
 	var broken error
@@ -108,7 +108,7 @@ func TestNodePorts(t *testing.T) {
 	}
 }
 
-// freePorts returns n ports on which nothing listens.
+// freePorts returns n ports without listeners.
 func freePorts(t *testing.T, n int) []uint16 {
 	t.Helper()
 	var ports []uint16
@@ -128,7 +128,7 @@ func isOpen(port uint16) bool {
 	return err == nil
 }
 
-// A changed port replaces the old one, the same port stays open, and the end of Run closes all.
+// A changed port replaces the old one, an unchanged port stays open, and Run closes all ports when it ends.
 func TestNodePortsChange(t *testing.T) {
 	var out bytes.Buffer
 	n := NewNodePorts(nil, nil, slog.New(slog.NewTextHandler(&out, nil)))
@@ -213,7 +213,7 @@ func TestProxyHealth(t *testing.T) {
 	}
 }
 
-// An update that is pending for exactly a minute is too late.
+// An update pending for exactly one minute is overdue.
 func TestSyncTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()
@@ -228,7 +228,7 @@ func TestSyncTimeout(t *testing.T) {
 	must.Equal(t, 10256, ProxyHealthPort)
 }
 
-// While the port is in use Run logs that once, retries every 5 s, and then serves until its context ends.
+// While the port is in use, Run logs this once and retries every 5 s. It then serves until its context ends.
 func TestProxyHealthRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer

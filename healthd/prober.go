@@ -17,13 +17,13 @@ import (
 
 // Options configures a Prober. Registerer may be nil. Way may be nil if no check has a VIP.
 type Options struct {
-	// Report is called on every change. It is never called for one check from two goroutines at once, nor after Put has
-	// removed the check.
+	// Report is called on every change. For one check, calls never overlap, and there are none after Put has removed
+	// it.
 	Report func(lb.Health)
 	// Way is called before each probe of a check with a VIP.
 	Way func(lb.Check) (Way, error)
-	// Earlier returns the health that a check had when the previous run ended. It is reported before the first probe,
-	// and only Rise or Fall probes change it. It may be nil.
+	// Earlier returns the health that a check had when the previous run ended. That health is reported before the first
+	// probe, and only Rise or Fall probes change it. It may be nil.
 	Earlier func(lb.CheckKey) (lb.Health, bool)
 	// Boundary wraps each probe. It may be nil.
 	Boundary   *lb.Boundary
@@ -37,7 +37,7 @@ type Prober struct {
 	metrics *metrics
 	slots   slots
 	own     ownTrouble
-	changes atomic.Uint64 // of states
+	changes atomic.Uint64 // state changes of all checks
 	make    func(lb.Check) Checker
 
 	mu     sync.Mutex                       // guards all below
@@ -48,7 +48,6 @@ type Prober struct {
 	loops  sync.WaitGroup
 }
 
-// New returns a Prober that starts no probe before Run.
 func New(o Options) *Prober {
 	p := &Prober{
 		o: o, metrics: newMetrics(o.Registerer), slots: newSlots(maxProbes()),
@@ -58,22 +57,21 @@ func New(o Options) *Prober {
 	return p
 }
 
-// loop is one check and its state.
 type loop struct {
 	check   lb.Check
 	cancel  context.CancelFunc // nil before Run
-	failing bool               // the last probe did not succeed; owned by the loop's goroutine
-	warned  time.Time          // the last warning about a weight; owned by the loop's goroutine
+	failing bool               // whether the last probe failed; owned by the loop's goroutine
+	warned  time.Time          // time of the last warning about a weight; owned by the loop's goroutine
 	mu      sync.Mutex         // guards all below; held while reporting
 	ended   bool
 	health  lb.Health
 	streak  int  // consecutive probes that contradict the state in the same way
-	working bool // whether their results were those of a working backend
+	working bool // whether these probes succeeded
 	earlier bool // health is from the previous run and not reported yet
 }
 
-// Put implements lb.Prober. An unchanged check continues. A changed one restarts and keeps its state until Rise or Fall
-// probes contradict it.
+// Put implements lb.Prober. An unchanged check continues. A changed check restarts and keeps its state until Rise or
+// Fall probes contradict it.
 func (p *Prober) Put(service string, checks []lb.Check) {
 	p.mu.Lock()
 	old := p.checks[service]
@@ -112,7 +110,7 @@ func (p *Prober) Put(service string, checks []lb.Check) {
 		delete(p.checks, service)
 	}
 	p.mu.Unlock()
-	// Outside the lock: a report in progress may wait for the caller of Put.
+	// Not under the lock, because a report in progress may wait for the caller of Put.
 	for key, l := range old {
 		l.end()
 		if now[key] == nil {
@@ -134,7 +132,7 @@ func (p *Prober) start(l *loop) {
 	p.loops.Go(func() { p.run(ctx, l) })
 }
 
-// end stops l. Once it returns, nothing more is reported.
+// end stops l. After it returns, l reports nothing.
 func (l *loop) end() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -144,7 +142,7 @@ func (l *loop) end() {
 	}
 }
 
-// Run probes until ctx ends and every probe has ended.
+// Run probes until ctx ends, and returns once every probe has ended.
 func (p *Prober) Run(ctx context.Context) error {
 	p.mu.Lock()
 	p.ctx, p.epoch = ctx, time.Now()
@@ -179,7 +177,8 @@ func (p *Prober) run(ctx context.Context, l *loop) {
 	l.failing = l.health.State == lb.StateUnhealthy || l.health.State == lb.StateDraining
 	known := l.health.State != lb.StateUnknown
 	l.mu.Unlock()
-	// At startup others wait for the first result of a check without a state, so that probe does not wait for its slot.
+	// At startup, announcements wait for the first result of a check without a state, so that probe does not wait for
+	// its phase.
 	first := time.Duration(phaseOf(l.check.Key) * float64(p.firstWindow(interval)))
 	if known {
 		first = time.Until(next())
@@ -196,10 +195,9 @@ func (p *Prober) run(ctx context.Context, l *loop) {
 	}
 }
 
-// errPanicked is the error of a probe that panicked. The backend keeps its state.
+// errPanicked is the result of a probe that panicked. The backend keeps its state.
 var errPanicked = ownError{errors.New("the check itself failed; see the log")}
 
-// probe runs one due probe and applies its result.
 func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.Time) {
 	release, ok := p.slots.take(ctx, l.failing)
 	if !ok {
@@ -220,7 +218,7 @@ func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.T
 		err = errLate
 	}
 	if ctx.Err() != nil {
-		return // the check was stopped: the backend did not cause the error
+		return // the check was stopped, so the backend did not cause the error
 	}
 	l.failing = err != nil
 	service := l.check.Key.Service
@@ -249,10 +247,10 @@ func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.T
 	}
 }
 
-// warnOfWeight logs a change by more than a factor of two in the weight that a backend reports, at most once a minute.
-// The backend may be broken or compromised.
+// warnOfWeight warns that a backend may be broken or compromised if the weight it reports has changed by more than a
+// factor of two. It warns at most once a minute.
 func (p *Prober) warnOfWeight(l *loop, weight int) {
-	was := l.health.Weight // only this goroutine changes it
+	was := l.health.Weight // needs no lock: only this goroutine writes it
 	if low, high := min(was, weight), max(was, weight); low < 0 || high <= 2*low || time.Since(l.warned) < logInterval {
 		return
 	}
@@ -262,7 +260,7 @@ func (p *Prober) warnOfWeight(l *loop, weight int) {
 }
 
 // apply counts a result towards Rise or Fall and reports changes of state, weight or reason. It returns whether the
-// state has changed.
+// state changed.
 func (l *loop) apply(report func(lb.Health), r Result, state lb.State) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -302,7 +300,7 @@ func (l *loop) apply(report func(lb.Health), r Result, state lb.State) bool {
 	return true
 }
 
-// undecided reports why a check still has no state.
+// undecided reports why a check has no state yet.
 func (l *loop) undecided(report func(lb.Health), why string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -329,5 +327,5 @@ func (p *Prober) Health() []lb.Health {
 	return all
 }
 
-// Changes returns a number that increases with every change of a state.
+// Changes returns a number that increases with every state change.
 func (p *Prober) Changes() uint64 { return p.changes.Load() }

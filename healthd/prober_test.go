@@ -49,7 +49,7 @@ func check(i int, s lb.CheckSpec) lb.Check {
 	return lb.Check{Key: lb.CheckKey{Service: "web", Backend: at}, Target: at, Spec: s}
 }
 
-// checks returns n checks of different backends.
+// checks returns checks of n different backends.
 func checks(n int, s lb.CheckSpec) (all []lb.Check) {
 	for i := range n {
 		all = append(all, check(i, s))
@@ -57,7 +57,7 @@ func checks(n int, s lb.CheckSpec) (all []lb.Check) {
 	return all
 }
 
-// bubble runs f beside a running Prober whose probes are those of checker. reports returns the reports so far.
+// bubble runs f with a running Prober that uses checker. reports returns the reports so far.
 func bubble(t *testing.T, checker Checker, f func(t *testing.T, p *Prober, reports func() []string)) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -89,7 +89,7 @@ func TestFirstProbeThenRiseAndFall(t *testing.T) {
 	bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
 		p.Put("web", []lb.Check{check(1, spec())})
 		expect := func(want ...string) { t.Helper(); wantReports(t, reports, want...) }
-		time.Sleep(1001 * time.Millisecond) // the second probe is at its slot, at most an interval after the first
+		time.Sleep(1001 * time.Millisecond) // the second probe is at its phase, at most one interval after the first
 		expect("healthy: fine")
 		n := len(f.startTimes())
 		f.set(errors.New("broken"))
@@ -169,7 +169,8 @@ func BenchmarkPut10000(b *testing.B) {
 	}
 }
 
-// A probe that panics leaves its backend as it was; others are probed, and it is when the panic is gone.
+// A probe that panics leaves its backend's state unchanged. Others are probed, and so is this backend once the probe no
+// longer panics.
 func TestPanicOfAProbe(t *testing.T) {
 	f := &fake{}
 	bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
@@ -195,7 +196,7 @@ func TestPanicOfAProbe(t *testing.T) {
 	})
 }
 
-// A backend that says that it takes no new flows drains: after Fall such results, and until Fall failures or Rise
+// A backend that reports that it accepts no new flows drains after Fall such results, until Fall failures or Rise
 // successes.
 func TestDrainingBackend(t *testing.T) {
 	down, drains := errors.New("no response"), drainingError{errors.New("HTTP 503")}
@@ -205,7 +206,7 @@ func TestDrainingBackend(t *testing.T) {
 		var want []string
 		for i, step := range []struct {
 			err  error
-			n    int // probes
+			n    int
 			want string
 		}{
 			{nil, 1, "healthy: fine"},
@@ -213,7 +214,7 @@ func TestDrainingBackend(t *testing.T) {
 			{nil, 1, ""},
 			{drains, 1, ""},
 			{down, 1, ""},
-			{drains, 1, "draining: HTTP 503"}, // three in a row were no success
+			{drains, 1, "draining: HTTP 503"}, // three consecutive probes without success
 			{down, 2, ""},
 			{drains, 1, ""},
 			{nil, 1, ""},

@@ -18,24 +18,24 @@ import (
 // ProxyHealthPort is the port of the health endpoints of a service proxy (kubernetes pkg/cluster/ports).
 const ProxyHealthPort = 10256
 
-// connections limits client connections to all health ports of this node together.
+// connections limits the total client connections to this node's health ports.
 var connections = httplimit.New(512)
 
-// syncTimeout is how long a datapath update may be pending before the service proxy counts as unhealthy: twice
+// syncTimeout is how long a datapath update may be pending before the service proxy is considered unhealthy: twice
 // kube-proxy's sync period.
 const syncTimeout = 60 * time.Second
 
 // ProxyHealth serves the health port of a service proxy with kube-proxy's responses
-// (pkg/proxy/healthcheck/proxy_health.go in Kubernetes 1.35): /healthz reports whether external load balancers may send
-// traffic to the node, /livez whether the proxy works.
+// (pkg/proxy/healthcheck/proxy_health.go in Kubernetes 1.35). /healthz reports whether external load balancers may send
+// traffic to the node; /livez reports whether the proxy works.
 type ProxyHealth struct {
-	// Addresses are the addresses to listen on, or all if there are none.
+	// Addresses are the addresses to listen on, or empty for all.
 	Addresses []netip.Prefix
-	// Behind returns when the oldest pending datapath update was requested, or zero if there is none. An error means
-	// that the proxy does not work.
+	// Behind returns when the oldest pending datapath update was requested, or zero if there is none. It returns an
+	// error if the proxy does not work.
 	Behind func() (time.Time, error)
-	// Applied reports whether the first complete state was applied. Until then /healthz fails, but /livez does not,
-	// because a slow start does not call for a restart.
+	// Applied reports whether the first complete state was applied. Until then /healthz fails. /livez does not, because
+	// a slow start does not require a restart.
 	Applied func() bool
 	// Eligible reports whether the node may receive traffic from outside the cluster (KEP-3836): the Node exists and is
 	// not being deleted.
@@ -59,7 +59,6 @@ type proxyFamily struct {
 	Healthy     bool      `json:"healthy"`
 }
 
-// Handler serves /healthz and /livez.
 func (p *ProxyHealth) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -70,7 +69,7 @@ func (p *ProxyHealth) Handler() http.Handler {
 	return mux
 }
 
-// inTime reports whether an update pending since behind is not late. Zero means that none is pending.
+// inTime reports whether no update has been pending for too long. behind is zero if none is pending.
 func inTime(behind, now time.Time) bool { return behind.IsZero() || now.Sub(behind) < syncTimeout }
 
 func (p *ProxyHealth) respond(w http.ResponseWriter, eligible *bool, applied bool) {
@@ -79,14 +78,14 @@ func (p *ProxyHealth) respond(w http.ResponseWriter, eligible *bool, applied boo
 	a := proxyResponse{LastUpdated: now, CurrentTime: now, NodeEligible: eligible}
 	a.Healthy = err == nil && applied && inTime(behind, now)
 	good := a.Healthy && (eligible == nil || *eligible)
-	if !good && !behind.IsZero() { // a healthy proxy was last updated now
+	if !good && !behind.IsZero() { // a healthy proxy is up to date
 		a.LastUpdated = behind.UTC()
 	}
 	family := proxyFamily{LastUpdated: a.LastUpdated, Healthy: a.Healthy}
 	a.Status = map[string]proxyFamily{"IPv4": family, "IPv6": family}
 	body, err := json.Marshal(a)
 	if err != nil {
-		panic("healthd: " + err.Error()) // no field can fail to encode
+		panic("healthd: " + err.Error()) // cannot happen: every field can be encoded
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -99,7 +98,7 @@ func (p *ProxyHealth) respond(w http.ResponseWriter, eligible *bool, applied boo
 // portRetry is the time between attempts to listen while the port is in use.
 const portRetry = 5 * time.Second
 
-// Run serves on Addresses until ctx ends. While the port is in use it logs that once and retries.
+// Run serves on Addresses until ctx ends. While the port is in use, it logs this once and retries.
 func (p *ProxyHealth) Run(ctx context.Context) error {
 	return p.run(ctx, func() (net.Listener, error) { return listenOn(p.Addresses, ProxyHealthPort) })
 }

@@ -50,14 +50,14 @@ func TestReason(t *testing.T) {
 		{fmt.Errorf("outer: %w", dial(errors.New("inner"))), "inner"},
 		{errors.New("first line\nsecond line"), "first line"},
 		{dial(errors.New("\x1b[2JOK")), "�[2JOK"},
-		{errors.New("readLoopPeekFailLocked: %!w(<nil>)"), "sent before the request"}, // of net/http
+		{errors.New("readLoopPeekFailLocked: %!w(<nil>)"), "sent before the request"}, // from net/http
 		{errors.New(strings.Repeat("x", 1<<20)), strings.Repeat("x", 200) + "…"},
 	} {
 		must.Row(t, tt.err, tt.want, reason(tt.err, time.Second))
 	}
 }
 
-// A report carries the error of the probe, so that a receiver need not parse the reason.
+// A report contains the probe's error, so that receivers need not parse the reason.
 func TestReportCarriesTheError(t *testing.T) {
 	open, closed := silent(t), closedPort(t)
 	reports := make(chan lb.Health, 2)
@@ -77,7 +77,7 @@ func TestReportCarriesTheError(t *testing.T) {
 	}
 }
 
-// hangs is a Checker of a server that does not respond.
+// hangs is a Checker for a server that does not respond.
 type hangs struct{}
 
 func (hangs) Probe(ctx context.Context) (Result, error) {
@@ -85,7 +85,7 @@ func (hangs) Probe(ctx context.Context) (Result, error) {
 	return Result{}, ctx.Err()
 }
 
-// A server that responds at its own address and not at the VIP probably lacks the VIP.
+// A server that responds at its own address, but not at the VIP, probably lacks the VIP.
 func TestServerWithoutTheVIP(t *testing.T) {
 	vip := netip.MustParseAddr("203.0.113.10")
 	const itself = ", but the server answers at its own address: is 203.0.113.10 on its device lo?"
@@ -112,7 +112,7 @@ func TestServerWithoutTheVIP(t *testing.T) {
 
 const escape = "\x1b[2J\u009b1A"
 
-// answering returns the address of a server that does this with each connection.
+// answering returns the address of a server that calls do for each connection.
 func answering(t testing.TB, do func(net.Conn)) netip.AddrPort {
 	l := listen(t)
 	go func() {
@@ -130,7 +130,7 @@ func answering(t testing.TB, do func(net.Conn)) netip.AddrPort {
 	return targetOf(l.Addr())
 }
 
-// saying returns the address of a server that answers a request with this text, and then sends another again and again.
+// saying returns the address of a server that responds to a request with once, and then sends again repeatedly.
 func saying(t *testing.T, once, again string) netip.AddrPort {
 	return answering(t, func(c net.Conn) {
 		_, err := c.Read(make([]byte, 4096))
@@ -143,7 +143,7 @@ func saying(t *testing.T, once, again string) netip.AddrPort {
 	})
 }
 
-// named returns the address of a server whose certificate has this name.
+// named returns the address of a server whose certificate is for this name.
 func named(t *testing.T, name string) netip.AddrPort {
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	must.Do(t, err)
@@ -156,7 +156,7 @@ func named(t *testing.T, name string) netip.AddrPort {
 	return targetOf(s.Listener.Addr())
 }
 
-// unavailable is a gRPC health service that is not available for this reason.
+// unavailable is a gRPC health service that fails with this reason.
 type unavailable struct {
 	healthpb.UnimplementedHealthServer
 	reason string
@@ -175,7 +175,7 @@ func sayingByGRPC(t *testing.T, reason string) netip.AddrPort {
 	return targetOf(l.Addr())
 }
 
-// flooding returns the address of a server that answers a datagram with many.
+// flooding returns the address of a server that responds to a datagram with many.
 func flooding(t *testing.T) netip.AddrPort {
 	c := must.Get(net.ListenPacket("udp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { c.Close() })
@@ -194,14 +194,14 @@ func flooding(t *testing.T) netip.AddrPort {
 	return targetOf(c.LocalAddr())
 }
 
-// Of an answer only what is needed is read, and the reason of a failure is a short printable line.
+// A probe reads only the necessary part of a response, and the reason for a failure is a short printable line.
 func TestHostileAnswers(t *testing.T) {
 	web := func(body string) lb.CheckSpec { return lb.CheckSpec{Type: lb.CheckHTTP, Path: "/", Body: body} }
 	const head = "HTTP/1.1 200 OK\r\n"
 	for name, tt := range map[string]struct {
 		at   netip.AddrPort
 		spec lb.CheckSpec
-		want string // the beginning
+		want string // the beginning of the reason
 	}{
 		"not HTTP": {saying(t, "\x00\xff"+escape+"\r\n\r\n", ""), web(""),
 			`not HTTP: malformed response "\x00\xff`},
@@ -210,7 +210,7 @@ func TestHostileAnswers(t *testing.T) {
 		"endless body":        {saying(t, head+"\r\n", "."), web(""), "ok: HTTP 200"},
 		"endless body, other": {saying(t, head+"\r\n", "."), web("x"), `HTTP 200, body does not contain "x"`},
 		"another protocol, then silence": {answering(t, func(c net.Conn) {
-			c.Read(make([]byte, 4096)) // an answer before the request is "sent before the request"
+			c.Read(make([]byte, 4096)) // a response before the request would be "sent before the request"
 			io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
 			io.Copy(io.Discard, c)
 		}), web("x"), "HTTP 101, want 200-399"},

@@ -19,12 +19,11 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// checkerFunc is a Checker.
 type checkerFunc func(ctx context.Context) (Result, error)
 
 func (f checkerFunc) Probe(ctx context.Context) (Result, error) { return f(ctx) }
 
-// startTimes returns when the probes of f started.
+// startTimes returns when f's probes started.
 func (f *fake) startTimes() []time.Time {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -54,7 +53,7 @@ func TestPhaseOf(t *testing.T) {
 	must.True(t, phaseOf(a) != phaseOf(b), "two services check one backend at the same phase")
 }
 
-// The first probes are spread over a tenth of the interval, and over 200 ms at most.
+// The first probes are spread over a tenth of the interval, but at most over 200 ms.
 func TestFirstProbesAreSpread(t *testing.T) {
 	for interval, want := range map[time.Duration]time.Duration{
 		time.Second: 100 * time.Millisecond, time.Hour: 200 * time.Millisecond,
@@ -66,7 +65,7 @@ func TestFirstProbesAreSpread(t *testing.T) {
 			begin := time.Now()
 			p.Put("web", checks(1000, s))
 			time.Sleep(want)
-			times := f.startTimes() // some with their second probe, at their slot
+			times := f.startTimes() // including some second probes, at their phase
 			n := len(times)
 			must.Need(t, n >= 1000 && n <= 1200, "%d probes in %s; want 1000 first ones", n, want)
 			slots := map[time.Duration]int{}
@@ -81,8 +80,8 @@ func TestFirstProbesAreSpread(t *testing.T) {
 	}
 }
 
-// Probes stay spread over the interval: none of its ten slots ever has many more than a tenth, even of checks that were
-// added together.
+// Probes stay spread over the interval: no tenth of it ever has many more than a tenth of the probes, even if the
+// checks were added together.
 func TestProbesStaySpread(t *testing.T) {
 	f := &fake{took: time.Millisecond}
 	bubble(t, f, func(t *testing.T, p *Prober, _ func() []string) {
@@ -106,7 +105,7 @@ func TestProbesStaySpread(t *testing.T) {
 	})
 }
 
-// A probe that overruns the interval delays the next one; the probes that it displaced are not made up for.
+// A probe that overruns the interval delays the next one, and the probes that it displaced are skipped.
 func TestOverrunIsNotMadeUp(t *testing.T) {
 	f := &fake{took: 3500 * time.Millisecond}
 	bubble(t, f, func(t *testing.T, p *Prober, _ func() []string) {
@@ -144,7 +143,7 @@ func TestConcurrentProbesAreBounded(t *testing.T) {
 	})
 }
 
-// A weight that changes by more than a factor of two is logged, once a minute at most.
+// A weight that changes by more than a factor of two is logged, at most once per minute.
 func TestWarningOfWeights(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log strings.Builder
@@ -166,7 +165,7 @@ func TestWarningOfWeights(t *testing.T) {
 	})
 }
 
-// A changed reason or weight is reported although the state stays; At is the time of the last change of state.
+// A changed reason or weight is reported even if the state is unchanged. At is the time of the last state change.
 func TestReportsWithinAState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got []lb.Health
@@ -203,13 +202,13 @@ func TestReportsWithinAState(t *testing.T) {
 	})
 }
 
-// Run returns only when every probe has ended.
+// Run returns only after every probe has ended.
 func TestRunWaitsForProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := New(Options{Log: slog.New(slog.DiscardHandler), Report: func(lb.Health) {}})
 		p.make = func(lb.Check) Checker {
 			return checkerFunc(func(context.Context) (Result, error) {
-				time.Sleep(10 * time.Second) // whatever its context
+				time.Sleep(10 * time.Second) // ignores its context
 				return ok("fine")
 			})
 		}
@@ -222,7 +221,7 @@ func TestRunWaitsForProbes(t *testing.T) {
 	})
 }
 
-// A failed probe has no weight, whatever the weight of the backend was.
+// A failed probe has no weight, whatever the backend's weight was.
 func TestFailureHasNoWeight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got []int
@@ -244,7 +243,7 @@ func TestFailureHasNoWeight(t *testing.T) {
 	})
 }
 
-// Checks that are put before Run start with Run; those that are put after its end never start.
+// Checks put before Run start with Run. Checks put after its end never start.
 func TestPutOutsideRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{}

@@ -17,7 +17,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// The first failure of a backend without a state does not decide: the state follows after Fall failures.
+// A backend without a state becomes unhealthy only after Fall failures, not after the first.
 func TestFirstFailureDoesNotDecide(t *testing.T) {
 	f := &fake{err: errors.New("broken")}
 	bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
@@ -29,7 +29,7 @@ func TestFirstFailureDoesNotDecide(t *testing.T) {
 	})
 }
 
-// The health of an earlier run is reported before the first probe, and one failure does not change it.
+// The health from the previous run is reported before the first probe, and one failure does not change it.
 func TestEarlierHealth(t *testing.T) {
 	for _, tt := range []struct {
 		earlier lb.State
@@ -57,8 +57,8 @@ func TestEarlierHealth(t *testing.T) {
 	}
 }
 
-// Backends that do not respond do not delay the checks of others: of 10,000 backends, half of which are down, every
-// failure and every recovery is reported within its promise.
+// Backends that do not respond do not delay other checks: with 10,000 backends, half of them down, every failure and
+// recovery is reported within the guaranteed time.
 func TestDeadBackendsDelayNoOthers(t *testing.T) {
 	const all = 10_000
 	s := lb.CheckSpec{Type: lb.CheckTCP, Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3}
@@ -121,7 +121,7 @@ func TestDeadBackendsDelayNoOthers(t *testing.T) {
 	})
 }
 
-// Probes that have failed before take one half of the slots only.
+// Checks whose last probe failed may use only half of the slots.
 func TestFailingProbesLeaveSlots(t *testing.T) {
 	s := newSlots(4)
 	ended, cancel := context.WithCancel(t.Context())
@@ -140,7 +140,7 @@ func TestFailingProbesLeaveSlots(t *testing.T) {
 	must.True(t, !ok, "more slots than four")
 }
 
-// A check whose port changes keeps the state of the backend.
+// A check whose port changes keeps the backend's state.
 func TestChangedPortKeepsTheState(t *testing.T) {
 	f := &fake{}
 	bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
@@ -158,7 +158,7 @@ func TestChangedPortKeepsTheState(t *testing.T) {
 	})
 }
 
-// A presumed check is healthy until Fall probes have failed, at their slots, and reports no failure before that.
+// A presumed check is healthy until Fall probes have failed, at their phase. It reports no failure before that.
 func TestPresumedHealth(t *testing.T) {
 	f := &fake{err: errors.New("broken")}
 	bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
@@ -172,11 +172,11 @@ func TestPresumedHealth(t *testing.T) {
 	})
 }
 
-// silentServer never responds. During the first probe this process is stopped for 0.3 s.
+// silentServer never responds. During the first probe, this process is stopped for 0.3 s.
 type silentServer struct {
 	probes  int
 	trouble func() []string
-	found   []string // the problems at the second probe
+	found   []string // findings at the second probe
 }
 
 func (s *silentServer) Probe(ctx context.Context) (Result, error) {
@@ -192,7 +192,7 @@ func (s *silentServer) Probe(ctx context.Context) (Result, error) {
 	return Result{}, ctx.Err()
 }
 
-// A time-out on a node that did not run in the meantime says nothing about the server. The next one does.
+// A timeout while this node was suspended says nothing about the server. The next timeout does.
 func TestLateProbeIsInconclusive(t *testing.T) {
 	reports := make(chan lb.Health, 8)
 	p := New(Options{Report: func(h lb.Health) { reports <- h }, Log: slog.New(slog.DiscardHandler)})

@@ -16,20 +16,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// programs supervises the programs of all exec checks. There is one for the process, because processes that lose their
-// parent become children of the process.
+// programs supervises the programs of all exec checks. There is one per process, because the process adopts all
+// orphans.
 var programs = supervisor{start: make(chan starting), ended: make(chan ending)}
 
-// supervisor starts programs, and kills and reaps the processes they leave behind.
+// supervisor starts programs, and kills and reaps the processes that they leave behind.
 //
 // This process is a subreaper (PR_SET_CHILD_SUBREAPER): a descendant whose parent ends becomes its child, whatever
-// group and session it has moved to. A child that is neither a running program, nor in the process group of one, nor in
-// this process's group, is left over from a program that has ended. It is killed, and its own children follow. So
-// processes that leave both their program's group and their parent are killed when any program ends, not only their
-// own.
+// group and session it has moved to. A child is an orphan unless it is a running program, in a running program's
+// process group, or in this process's group. When any program ends, the supervisor kills all orphans, then their
+// children, including processes of other programs that left both their group and their parent.
 //
-// One thread that never ends does all this. It has no_new_privs, so that no file gives a program privileges. The kernel
-// kills the programs when the thread ends, which is when this process ends (Pdeathsig).
+// A single thread that never ends does this. It has no_new_privs, so no file can give a program privileges. The kernel
+// kills the programs when the thread ends with this process (Pdeathsig).
 type supervisor struct {
 	once  sync.Once
 	start chan starting
@@ -46,7 +45,6 @@ type ending struct {
 	log *slog.Logger // may be nil
 }
 
-// run runs cmd like cmd.Run.
 func (s *supervisor) run(cmd *exec.Cmd, log *slog.Logger) error {
 	s.once.Do(func() { go s.supervise() })
 	done := make(chan error)
@@ -62,7 +60,7 @@ func (s *supervisor) run(cmd *exec.Cmd, log *slog.Logger) error {
 func (s *supervisor) supervise() {
 	runtime.LockOSThread()
 	refused := cmp.Or(unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
-		unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) // a seccomp filter may refuse
+		unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) // a seccomp filter may forbid them
 	running := map[int]bool{}
 	var log *slog.Logger
 	var warned time.Time
@@ -96,10 +94,10 @@ func (s *supervisor) supervise() {
 	}
 }
 
-// endOrphans reaps and kills children of this process that do not belong to a running program. It returns the number of
-// processes it killed.
+// endOrphans kills and reaps children of this process that do not belong to a running program. It returns the number
+// killed.
 func endOrphans(running map[int]bool) (killed int) {
-	// proc_pid_children(5) describes the format. Errors come from threads that have ended.
+	// proc_pid_children(5) describes the format. Reading fails for threads that have ended.
 	lists, _ := filepath.Glob("/proc/self/task/*/children")
 	for _, list := range lists {
 		text, _ := os.ReadFile(list)

@@ -17,8 +17,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Way holds the socket options that make packets to a VIP reach one particular server although many servers have the
-// VIP.
+// Way has the socket options that direct packets for a VIP to one of the servers that have the VIP.
 type Way struct {
 	Mark uint32     // SO_MARK
 	From netip.Addr // source address
@@ -31,12 +30,12 @@ type target struct {
 	log *slog.Logger
 }
 
-// secondary reports whether the target is not the first of the service's ports that this type of check can probe. Such
-// a port may speak another protocol.
+// secondary reports whether the target's port is not the first one that this type of check can probe. Such a port may
+// use another protocol.
 func (t target) secondary() bool { return t.Key.Port != lb.Port{} && t.Key.Port != t.Spec.ServicePort }
 
-// ownAddress asks a server that is probed at the VIP for a TCP connection to its own address, once half the timeout has
-// passed. The returned function ends that, and reports whether the server has answered.
+// ownAddress helps to explain timeouts at the VIP: after half the timeout it connects to the server's own address over
+// TCP. The returned function stops this, and reports whether the server has responded.
 func ownAddress(ctx context.Context, c lb.Check) (answers func() bool) {
 	others := []lb.CheckType{lb.CheckExec, lb.CheckNodePort, lb.CheckEcho}
 	if !c.VIP.IsValid() || slices.Contains(others, c.Spec.Type) {
@@ -57,7 +56,7 @@ func ownAddress(ctx context.Context, c lb.Check) (answers func() bool) {
 }
 
 // dialer returns a dialer and the address to dial. A server that replies to clients directly (dsr, tunnel) is probed at
-// the VIP over the path of clients' packets, because that path must work.
+// the VIP over the path of clients' packets, because that path has to work.
 func (t target) dialer(network string) (*net.Dialer, netip.AddrPort, error) {
 	if !t.VIP.IsValid() {
 		return &net.Dialer{}, t.Target, nil

@@ -49,13 +49,13 @@ func TestDialer(t *testing.T) {
 	}
 }
 
-// Without a path to the server no probe of a VIP is sent.
+// Without a path to the server, no probe is sent to the VIP.
 func TestDialerWithoutPath(t *testing.T) {
 	broken := errors.New("no such server")
 	c := lb.Check{Target: netip.MustParseAddrPort("10.0.0.1:80"), VIP: netip.MustParseAddr("203.0.113.10")}
 	for typ, checker := range checkers {
 		if typ == lb.CheckExec || typ == lb.CheckNodePort {
-			continue // they use the server's own address
+			continue // uses the server's own address
 		}
 		way := func(lb.Check) (Way, error) { return Way{}, broken }
 		_, err := checker(target{Check: c, way: way}).Probe(t.Context())
@@ -63,7 +63,7 @@ func TestDialerWithoutPath(t *testing.T) {
 	}
 }
 
-// SO_MARK needs CAP_NET_ADMIN: without it the dial fails, and is not sent unmarked.
+// SO_MARK needs CAP_NET_ADMIN. Without it the dial fails, rather than send unmarked packets.
 func TestMarkIsSet(t *testing.T) {
 	l := listen(t)
 	c := lb.Check{Target: targetOf(l.Addr()), VIP: netip.MustParseAddr("127.0.0.1")}
@@ -89,7 +89,8 @@ func TestMarkIsSet(t *testing.T) {
 	must.True(t, got == from.String(), "from %s; want %s", got, from)
 }
 
-// An HTTP check of a service with several ports probes each of them, and accepts other protocols where they respond.
+// An HTTP check of a service with several ports probes each of them. Except on the first port, it accepts other
+// protocols.
 func TestSecondaryPorts(t *testing.T) {
 	serve := func(start func(*httptest.Server), status int) netip.AddrPort {
 		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -118,7 +119,7 @@ func TestSecondaryPorts(t *testing.T) {
 		typ   lb.CheckType
 		to    netip.AddrPort
 		want  string // at a secondary port
-		first string // at the first port; "": the same
+		first string // at the first port; "" if the same
 	}{
 		{"HTTP", lb.CheckHTTP, serve((*httptest.Server).Start, 200), "ok: HTTP 200", ""},
 		{"HTTP with an error", lb.CheckHTTP, serve((*httptest.Server).Start, 500), "HTTP 500, want 200-399", ""},
@@ -164,7 +165,7 @@ func TestTCPResets(t *testing.T) {
 	must.True(t, errors.Is(err, syscall.ECONNRESET), "the server reads %v; want a reset", err)
 }
 
-// The kernel answers on loopback as a node's datapath does at the VIP.
+// On loopback, the kernel replies as a node's datapath does for the VIP.
 func TestEcho(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: raw sockets")
@@ -182,7 +183,7 @@ func TestEcho(t *testing.T) {
 	}
 }
 
-// A UDP probe ends with its context, before its deadline.
+// A UDP probe ends with its context, even before its deadline.
 func TestUDPEndsWithContext(t *testing.T) {
 	at := udpServer(t, func([]byte) []byte { return nil })
 	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
@@ -193,7 +194,7 @@ func TestUDPEndsWithContext(t *testing.T) {
 	must.True(t, err != nil && took <= 10*time.Second, "%+v, %v after %s; want an error", r, err, took)
 }
 
-// The question is about an address of the target's family, and is asked again over TCP after a truncated response.
+// The query is for an address of the target's family, and is repeated over TCP after a truncated response.
 func TestDNSQuestion(t *testing.T) {
 	answer := func(q *dns.Msg, truncated bool) *dns.Msg {
 		m := new(dns.Msg)
@@ -223,7 +224,7 @@ func TestDNSQuestion(t *testing.T) {
 	}
 }
 
-// Only the first 1,024 bytes that a program writes are kept, however they arrive.
+// Only a program's first 1,024 bytes of output are kept, however they arrive.
 func TestFirstKiB(t *testing.T) {
 	text := strings.Repeat("0123456789", 200)
 	for _, r := range []io.Reader{strings.NewReader(text), iotest.OneByteReader(strings.NewReader(text))} {
@@ -234,7 +235,7 @@ func TestFirstKiB(t *testing.T) {
 	}
 }
 
-// What gRPC logs of a server's frames does not get to stderr.
+// gRPC's log about a server's frames does not reach stderr.
 func TestGRPCIsSilent(t *testing.T) {
 	file := must.Get(os.Create(t.TempDir() + "/stderr"))(t)
 	defer file.Close()
@@ -268,7 +269,7 @@ func TestGRPCUsesTLS(t *testing.T) {
 	}
 }
 
-// listenAs returns a listener of a user.
+// listenAs returns a listener whose socket belongs to a user.
 func listenAs(t *testing.T, uid int, address string) net.Listener {
 	t.Helper()
 	var l net.Listener
@@ -276,7 +277,7 @@ func listenAs(t *testing.T, uid int, address string) net.Listener {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // and the thread ends with this goroutine: only it has the user
+		runtime.LockOSThread() // the thread, which alone has the user, ends with this goroutine
 		if _, _, no := syscall.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid), ^uintptr(0)); no != 0 {
 			err = no
 			return
@@ -289,8 +290,8 @@ func listenAs(t *testing.T, uid int, address string) net.Listener {
 	return l
 }
 
-// A check that believes only root ignores the answer of another user, because every user can listen at the port of
-// kube-proxy's health endpoint. An answer is believed if no socket is found for it.
+// A check that trusts only root ignores responses from another user, because any user can listen on the port of
+// kube-proxy's health endpoint. If no socket is found, the response counts.
 func TestAnswersOfRootOnly(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: sockets have owners")

@@ -19,7 +19,7 @@ func (c tcpChecker) Probe(ctx context.Context) (Result, error) {
 	}
 	defer conn.Close()
 	if t, isTCP := conn.(*net.TCPConn); isTCP {
-		t.SetLinger(0) // fails only on a closed socket
+		t.SetLinger(0)
 	}
 	return ok("connected")
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// tlsConfig returns a check's TLS configuration. It verifies the certificate only if the check gives a server name or a
-// CA, because the target is an address. Servers with several certificates choose by the name that is sent (RFC 6066
-// server_name), so Host is sent in any case.
+// tlsConfig returns a check's TLS configuration. It verifies the certificate only if the check has a server name or a
+// CA, because the target is an address. It always sends Host, because servers with several certificates choose one by
+// that name (RFC 6066 server_name).
 func tlsConfig(s lb.CheckSpec) *tls.Config {
 	host := s.Host
 	if name, _, err := net.SplitHostPort(host); err == nil {

@@ -8,14 +8,11 @@ import (
 	"time"
 )
 
-// udpChecker sends a datagram. An ICMP error is a failure. With a Body, a response that contains it is required.
-// Without one, the probe succeeds if there is no error until shortly before the timeout, because UDP provides no
-// further evidence.
-//
-// A server may answer with several datagrams, but not with a flood of them.
+// udpChecker sends a datagram. An ICMP error is a failure. With a Body, a response must contain it. Without one, the
+// probe succeeds if there is no error until shortly before the timeout, because UDP provides no other evidence.
 type udpChecker struct{ target }
 
-// maxDatagrams is the maximum number of datagrams read of one response.
+// maxDatagrams limits the datagrams read per probe: a server may respond with several, but not with a flood.
 const maxDatagrams = 16
 
 func (c udpChecker) Probe(ctx context.Context) (Result, error) {
@@ -30,8 +27,8 @@ func (c udpChecker) Probe(ctx context.Context) (Result, error) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
 	if deadline, set := ctx.Deadline(); set {
-		// The read ends before the probe does, so that silence is not mistaken for a probe timeout. On a busy machine
-		// this goroutine may run after both deadlines.
+		// The read ends before the probe does, so that silence does not look like a probe timeout. On a busy machine,
+		// this goroutine may run only after both deadlines.
 		conn.SetReadDeadline(deadline.Add(-time.Until(deadline) / 10))
 	}
 	if _, err := conn.Write([]byte(c.Spec.Send)); err != nil {

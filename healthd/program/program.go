@@ -1,4 +1,4 @@
-// Package program decides whether the program of an exec check may run, and as which user. It changes nothing.
+// Package program decides whether the program of an exec check may run, and as which user. It does not run it.
 package program
 
 import (
@@ -19,7 +19,7 @@ type User struct {
 	UID, GID uint32
 }
 
-// nobody is the user of that name if /etc/passwd has none, as in most containers.
+// nobody is used if /etc/passwd lacks that user, as in most containers.
 var nobody = User{"nobody", 65534, 65534}
 
 // Lookup returns a user by name or number.
@@ -42,11 +42,11 @@ func Lookup(name string) (User, error) {
 	return User{found.Username, uint32(uid), uint32(gid)}, errors.Join(err1, err2)
 }
 
-// maxLinks is the maximum number of symbolic links followed, as in the kernel.
+// maxLinks is the maximum number of symbolic links followed, the kernel's limit.
 const maxLinks = 40
 
 // Find returns a program's path without symbolic links. It returns an error if u cannot execute the program, or if
-// anybody but root could replace it and so decide what runs on this machine.
+// anybody except root could replace it.
 func Find(path string, u User) (string, error) {
 	path = filepath.Clean(path)
 	for range maxLinks {
@@ -80,20 +80,20 @@ func Find(path string, u User) (string, error) {
 	return "", fmt.Errorf("%s: too many symbolic links", path)
 }
 
-// check returns an error that says why the program, or a directory above it, must not be used.
+// check returns an error if the program, or a directory above it, must not be used.
 func check(path string, info fs.FileInfo, isProgram bool, u User) error {
 	mode := info.Mode()
 	if isProgram && !mode.IsRegular() {
 		return fmt.Errorf("%s is not a file", path)
 	}
 	stat := info.Sys().(*syscall.Stat_t)
-	// In a directory with the sticky bit, others cannot replace root's files. A read-only mount proves nothing: it may
-	// be read-only for this process only, like /usr with systemd's ProtectSystem.
+	// In a sticky directory, other users cannot replace root's files. A read-only mount proves nothing: it may be
+	// read-only only for this process, like /usr with systemd's ProtectSystem.
 	others := mode&0o002 != 0 || mode&0o020 != 0 && stat.Gid != 0
 	if others && (isProgram || mode&fs.ModeSticky == 0) {
 		return fmt.Errorf("%s can be written by users other than root (mode %04o)", path, mode.Perm())
 	}
-	if stat.Uid != 0 && (os.Geteuid() == 0 || stat.Uid != u.UID) { // an agent that is not root may use its own programs
+	if stat.Uid != 0 && (os.Geteuid() == 0 || stat.Uid != u.UID) { // a non-root agent may use its own programs
 		return fmt.Errorf("%s belongs to user %d and not to root", path, stat.Uid)
 	}
 	var x fs.FileMode = 0o001

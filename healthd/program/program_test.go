@@ -9,12 +9,12 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// Only root may be able to replace the program, and the user must be able to execute it.
+// Find requires that only root can replace the program and that the user can execute it.
 func TestFind(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: files have owners")
 	}
-	top, err := os.MkdirTemp("", "programs") // in a directory with the sticky bit
+	top, err := os.MkdirTemp("", "programs") // in a sticky directory
 	must.Do(t, err)
 	t.Cleanup(func() { os.RemoveAll(top) })
 	do := func(err error) {
@@ -47,7 +47,7 @@ func TestFind(t *testing.T) {
 	for name, tt := range map[string]struct {
 		path string
 		user User
-		want string // what it finds, or a part of the error
+		want string // the path found, or part of the error
 	}{
 		"good":                {good, nobody, good},
 		"not clean":           {top + "//good/../good/check", nobody, good},
@@ -76,7 +76,7 @@ func TestFind(t *testing.T) {
 		}
 		must.True(t, strings.Contains(got, tt.want), "%s: %s; want %s", name, got, tt.want)
 	}
-	do(os.Symlink(good, filepath.Join(filepath.Dir(open), "link"))) // anybody can make it another one
+	do(os.Symlink(good, filepath.Join(filepath.Dir(open), "link"))) // anybody can replace the link
 	got, err := Find(filepath.Join(filepath.Dir(open), "link"), nobody)
 	must.True(t, err != nil, "a link that others can replace: %s", got)
 }
