@@ -19,17 +19,17 @@ var unit []byte
 //go:embed steelyard.toml
 var example []byte
 
-// Paths of the installed files, relative to the root given to Install.
+// Paths of installed files, relative to the root given to Install.
 const (
 	binaryPath = "usr/local/bin/steelyard"
 	unitPath   = "etc/systemd/system/steelyard.service"
 	configPath = "etc/steelyard/steelyard.toml"
-	drainsPath = "run/steelyard/drained.json" // lb/agent writes it: a later installation must not start drained
+	drainsPath = "run/steelyard/drained.json" // lb/agent writes it; a new installation must not start drained
 )
 
-// Install copies the running binary, the unit and, if there is no configuration, an example below root. It reloads
-// systemd if root is "/" and systemd runs the system. To upgrade, install again. It starts and enables nothing, since
-// the example configures nothing. It reports each file and the next step on w.
+// Install copies the running binary and the unit to root and, if there is no configuration, adds an example. It reloads
+// systemd if root is "/" and systemd runs the system. To upgrade, install again. Because the example configures
+// nothing, Install does not start or enable the unit. It reports each file and the next step on w.
 func Install(w io.Writer, root string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -70,13 +70,12 @@ func Install(w io.Writer, root string) error {
 	return err
 }
 
-// errRemains is the reason why Uninstall refuses: the kernel would continue to forward, with no binary left to clean
-// up.
+// errRemains is why Uninstall refuses: the kernel would continue to forward, without a binary to clean up.
 var errRemains = errors.New(`programs of Steelyard are in the kernel, and forward also without the agent; ` +
 	`stop the agent and run "steelyard cleanup" first`)
 
-// Uninstall stops the service and removes the record of drains and the files of Install, except the configuration. It
-// refuses while anything remains in the kernel. A missing file is not an error.
+// Uninstall stops the service and removes the record of drains and the files from Install, except the configuration. It
+// refuses while remains reports that something is left in the kernel. A missing file is not an error.
 func Uninstall(w io.Writer, root string, remains func() (bool, error)) error {
 	if is, err := remains(); err != nil {
 		return fmt.Errorf("uninstall: %w", err)
@@ -101,8 +100,8 @@ func Uninstall(w io.Writer, root string, remains func() (bool, error)) error {
 	return systemctl(root, "daemon-reload")
 }
 
-// replace writes a file atomically, so that a running program or a reader never sees a partial file. The mode does not
-// depend on the umask or on an older file, since systemd's tools must be able to read the unit.
+// replace writes a file atomically, so readers never see a partial file. The mode does not depend on the umask or an
+// older file, because systemd's tools must be able to read the unit.
 func replace(path string, text []byte, mode os.FileMode) error {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {

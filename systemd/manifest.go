@@ -15,8 +15,8 @@ var (
 )
 
 // Manifest returns, as YAML with this image, the Kubernetes objects that run the agent on every node and the address
-// allocator. If configuration is given, its lines replace the example of a router and a pool. The allocator's account
-// may write only addresses in pools, or any address if there are none.
+// allocator. If configuration is given, it replaces the example of a router and a pool. The allocator's account may
+// write only addresses in pools, or any address if there are none.
 func Manifest(image, configuration string, pools ...netip.Prefix) string {
 	manifest := daemonSet
 	if configuration != "" {
@@ -33,8 +33,8 @@ func Manifest(image, configuration string, pools ...netip.Prefix) string {
 	return withImage(manifest, image) + filledLater()
 }
 
-// filledLater returns the Secret of the tunnel keys and the ConfigMaps of the node table, both without data. The
-// allocator fills them, and so needs no right to create objects: it could read tokens of other accounts with it.
+// filledLater returns the tunnel keys' Secret and the node table's ConfigMaps, all without data. The allocator fills
+// them. It has no right to create objects, because that right would let it read other accounts' tokens.
 func filledLater() string {
 	const object = `---
 apiVersion: v1
@@ -53,8 +53,8 @@ metadata:
 	return text
 }
 
-// CleanupManifest returns the Kubernetes objects that run "steelyard cleanup" on every node, for use once Manifest's
-// objects that run the agent have been deleted.
+// CleanupManifest returns the Kubernetes objects that run "steelyard cleanup" on every node. Apply them after deleting
+// Manifest's objects that run the agent.
 func CleanupManifest(image string) string { return withImage(cleanup, image) }
 
 func withImage(manifest, image string) string {

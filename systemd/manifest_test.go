@@ -23,7 +23,7 @@ import (
 	"github.com/steelyard-lb/steelyard/systemd"
 )
 
-// objects returns the objects of the manifest by kind and name. A field that their types do not have is an error.
+// objects returns the objects of the manifest by kind and name. An unknown field is an error.
 func objects(t *testing.T) map[string]runtime.Object {
 	t.Helper()
 	return objectsOf(t, systemd.Manifest("steelyard:test", ""))
@@ -43,8 +43,8 @@ func objectsOf(t *testing.T, manifest string) map[string]runtime.Object {
 	return all
 }
 
-// Pods run only on Linux, with the least privileges: the agent has the same capabilities as in the unit; the allocator
-// has none and is not root.
+// Pods run only on Linux, with the least privileges: the agent has the unit's capabilities; the allocator has none and
+// is not root.
 func TestManifestPods(t *testing.T) {
 	all := objects(t)
 	agent := all["DaemonSet steelyard"].(*apps.DaemonSet).Spec.Template.Spec
@@ -88,10 +88,10 @@ func TestManifestPods(t *testing.T) {
 	}
 }
 
-// A probe has time for the answer of an agent that is busy, and the agent has time to start: without an answer of the
-// API server it waits a minute for the keys of the tunnels.
+// Probes allow for a busy agent's response time. The agent also has time to start: without a response from the API
+// server, it waits one minute for the tunnel keys.
 func TestManifestProbes(t *testing.T) {
-	// From lb/admin: how long the command waits for the agent.
+	// lb/admin: the command waits this long for the agent.
 	const answer, start = 5 * time.Second, time.Minute
 	seconds := func(n int32) time.Duration { return time.Duration(n) * time.Second }
 	c := objects(t)["DaemonSet steelyard"].(*apps.DaemonSet).Spec.Template.Spec.Containers[0]
@@ -105,8 +105,8 @@ func TestManifestProbes(t *testing.T) {
 	}
 }
 
-// The account of the nodes may write Events and nothing else: who takes over a node changes nothing in the cluster. No
-// account may change the spec of a Service, or read the Secrets of others.
+// The nodes' account may write Events and nothing else, so an attacker who takes over a node cannot change the cluster.
+// No account may change a Service's spec, or read other Secrets.
 func TestManifestRights(t *testing.T) {
 	all := objects(t)
 	rules := map[string][]rbac.PolicyRule{} // by account
@@ -145,7 +145,7 @@ func TestManifestRights(t *testing.T) {
 				if resource == "secrets" && !slices.Equal(r.ResourceNames, []string{"steelyard-tunnel-keys"}) {
 					t.Errorf("%s: %v of any Secret", account, r.Verbs)
 				}
-				for _, name := range r.ResourceNames { // the account cannot create them
+				for _, name := range r.ResourceNames { // the account cannot create these
 					kind := map[string]string{
 						"secrets": "Secret", "configmaps": "ConfigMap", "daemonsets": "DaemonSet",
 					}[resource]
@@ -172,8 +172,7 @@ func TestManifestRights(t *testing.T) {
 	}
 }
 
-// The policy about metadata of Services is in force for the accounts of the manifest, and refuses what it cannot
-// evaluate.
+// The policy about Services' metadata applies to the manifest's accounts, and rejects requests that it cannot evaluate.
 func TestManifestPolicy(t *testing.T) {
 	all := objects(t)
 	policy := all["ValidatingAdmissionPolicy steelyard-allocator"].(*admission.ValidatingAdmissionPolicy).Spec
@@ -193,7 +192,7 @@ func TestManifestPolicy(t *testing.T) {
 	}
 }
 
-// The cleanup of the nodes has the capabilities for it, no account, and a namespace, even after an uninstall.
+// The nodes' cleanup has the necessary capabilities, no account, and a namespace, even after an uninstall.
 func TestCleanupManifest(t *testing.T) {
 	all := objectsOf(t, systemd.CleanupManifest("steelyard:test"))
 	d := all["DaemonSet steelyard-cleanup"].(*apps.DaemonSet)
@@ -208,7 +207,7 @@ func TestCleanupManifest(t *testing.T) {
 	added := c.SecurityContext.Capabilities.Add
 	must.Equal(t, []core.Capability{"BPF", "NET_ADMIN", "PERFMON"}, added)
 	agent := objects(t)["DaemonSet steelyard"].(*apps.DaemonSet).Spec.Template.Spec
-	for _, v := range pod.Volumes { // a directory of the agent, or the one from which that is removed
+	for _, v := range pod.Volumes { // a directory of the agent, or its parent, to remove it
 		if !slices.ContainsFunc(agent.Volumes, func(a core.Volume) bool {
 			return a.HostPath != nil && strings.HasPrefix(a.HostPath.Path+"/", v.HostPath.Path+"/")
 		}) {
@@ -217,7 +216,7 @@ func TestCleanupManifest(t *testing.T) {
 	}
 }
 
-// The example is valid as installed, and with every line uncommented.
+// The example is valid as installed, and also with every line uncommented.
 func TestExampleIsValid(t *testing.T) {
 	text := must.Get(os.ReadFile("steelyard.toml"))(t)
 	must.Get(config.Parse("steelyard.toml", text))(t)
@@ -230,7 +229,7 @@ func TestExampleIsValid(t *testing.T) {
 
 var toml = regexp.MustCompile(`(?s)steelyard.toml: \|\n(.*?)\n---`)
 
-// The configuration of the DaemonSet is valid, even with every line uncommented.
+// The DaemonSet's configuration is valid, even with every line uncommented.
 func TestManifestConfigurationIsValid(t *testing.T) {
 	text := toml.FindStringSubmatch(systemd.Manifest("steelyard:test", ""))
 	must.Need(t, text != nil, "the manifest has no configuration")

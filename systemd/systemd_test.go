@@ -30,7 +30,7 @@ func manager(t *testing.T) *net.UnixConn {
 	return c
 }
 
-// read returns the next notification, or the error.
+// read returns the next notification, or the error's text.
 func read(t *testing.T, c *net.UnixConn, within time.Duration) string {
 	t.Helper()
 	must.Do(t, c.SetReadDeadline(time.Now().Add(within)))
@@ -111,7 +111,7 @@ func TestWatchdogIsNotifiedWhileAlive(t *testing.T) {
 	took := time.Since(start)
 	must.True(t, took >= 150*time.Millisecond, "notified three times in %s; want twice in 200 ms", took)
 	ended.Store(true)
-	<-asked // a notification from before may still be in the socket
+	<-asked // the socket may still contain an older notification
 	<-asked
 	for range 10 {
 		if read(t, c, time.Millisecond) != "WATCHDOG=1" {
@@ -150,12 +150,12 @@ func TestInstall(t *testing.T) {
 	if err := Uninstall(new(bytes.Buffer), root, remains(true)); err == nil || len(files(t, root)) != 3 {
 		t.Errorf("Uninstall beside programs in the kernel: %v, which leaves %q", err, files(t, root))
 	}
-	for range 2 { // the second finds nothing
+	for range 2 { // the second call finds nothing to remove
 		must.Do(t, Uninstall(new(bytes.Buffer), root, remains(false)))
 	}
 	must.Equal(t, "mine", string(must.Get(os.ReadFile(config))(t)))
 	install("Next: systemctl enable --now steelyard")
-	// A drain from before the removal does not apply after the next installation.
+	// A drain from before an uninstall does not apply after the next installation.
 	drained := filepath.Join(root, drainsPath)
 	must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(drained), 0o755), os.WriteFile(drained, nil, 0o600)))
 	must.Do(t, Uninstall(new(bytes.Buffer), root, remains(false)))
@@ -180,7 +180,7 @@ func TestInstallIntoAFileFails(t *testing.T) {
 	must.Fail(t, err, "install "+filepath.Join(root, binaryPath)+": ")
 }
 
-// need skips the test when a program is missing, and fails it in CI.
+// need skips the test if a program is missing, and fails it in CI.
 func need(t *testing.T, program, pkg string) string {
 	t.Helper()
 	path, err := exec.LookPath(program)
@@ -192,8 +192,8 @@ func need(t *testing.T, program, pkg string) string {
 	return ""
 }
 
-// The unit needs no program but ours: a minimal system has no procps. A filtered system call must not kill the agent,
-// and a reload must fail when the file is refused, which a signal cannot report.
+// The unit needs no other programs, because a minimal system has no procps. A filtered system call must not kill the
+// agent. A reload must fail if the file is rejected, which a signal could not report.
 func TestUnitLines(t *testing.T) {
 	lines := strings.Split(string(unit), "\n")
 	for _, want := range []string{
@@ -213,7 +213,7 @@ func TestUnitLines(t *testing.T) {
 
 func TestUnitIsValid(t *testing.T) {
 	analyze := need(t, "systemd-analyze", "systemd")
-	// The paths of the unit are those of an installed system; verify wants the program to exist.
+	// The unit's paths are those of an installed system. systemd-analyze verify requires that the program exists.
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "steelyard")
 	must.Do(t, os.WriteFile(bin, []byte("#!/bin/sh\n"), 0o755))
