@@ -24,7 +24,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// attackedGoBGP makes the test binary a plain gobgp that listens on this port.
+// attackedGoBGP makes the test binary run a plain gobgp that listens on this port.
 const attackedGoBGP = "STEELYARD_BGP_TEST_GOBGP"
 
 // update returns an UPDATE with these path attributes and routes, in hexadecimal.
@@ -42,32 +42,31 @@ func update(attributes, routes string) []byte {
 		[]byte{byte(len(a) >> 8), byte(len(a))}, a, r)
 }
 
-// attacks are UPDATEs that end the process of gobgp v3.37.0 or that are published as such for its releases.
+// attacks are UPDATEs that crash gobgp v3.37.0, or are published as attacks on its releases.
 var attacks = map[string]struct {
 	message []byte
-	crashes bool // gobgp v3.37.0 as the speaker configures it, by this message or one of those around it
+	crashes bool // gobgp v3.37.0 as the speaker configures it, with this or a similar message
 }{
-	// A NEXT_HOP of less than four bytes.
+	// A NEXT_HOP shorter than four bytes.
 	"CVE-2026-30405": {update("40 01 01 00 40 02 00 40 03 02 7f00", "18 cb0071"), false},
-	// A Prefix-SID with an SRv6 L3 service that is too short.
+	// A Prefix-SID whose SRv6 L3 service is too short.
 	"CVE-2026-7734": {update("40 01 01 00 40 02 00 40 03 04 7f000001 c0 28 04 05 00 01 00", "18 cb0071"), false},
-	// An AIGP that is too short.
+	// An AIGP attribute that is too short.
 	"CVE-2026-7735": {update("40 01 01 00 40 02 00 40 03 04 7f000001 80 1a 02 01 00", "18 cb0071"), false},
 	// AS4_PATH before AS_PATH as the last attribute: index out of range.
 	"CVE-2026-41643": {update("40 01 01 00 40 03 04 7f000001 c0 11 06 0201 0000fbf4 40 02 06 0201 0000fbf4", ""), true},
-	// The published message for the same attack: an AS4_PATH of one byte.
+	// The message published for this attack: an AS4_PATH of one byte.
 	"CVE-2026-41643 as published": {update("40 11 01 02 40 02 04 ffffdead", ""), false},
-	// An unknown attribute that is marked as well-known.
+	// An unknown attribute marked as well-known.
 	"CVE-2026-41642": {update("40 01 01 00 40 02 00 40 03 04 7f000001 40 c8 01 00", "18 cb0071"), false},
-	// Attributes with lengths that contradict each other.
+	// Attributes with contradictory lengths.
 	"CVE-2026-42285": {update("40 01 02 00 00 40 02 00 40 03 04 7f000001", "18 cb0071"), false},
 	// An IPv6 extended community that is too short.
 	"CVE-2026-37461": {update("40 01 01 00 40 02 00 40 03 04 7f000001 c0 19 05 00 02 20 01 0d", "18 cb0071"), false},
-	// A length of the attributes beyond the end of the message.
+	// An attribute length beyond the end of the message.
 	"CVE-2026-37462": {slices.Concat(update("40 01 01 00", "")[:21], []byte{0xff, 0xff, 0x40, 1, 1, 0}), false},
 }
 
-// runAttacked is the process of a plain gobgp.
 func runAttacked(port string) error {
 	s := server.NewBgpServer(server.LoggerOption(quiet{}))
 	go s.Serve()
@@ -101,7 +100,7 @@ func runAttacked(port string) error {
 	return err
 }
 
-// attacker is a router that sends what it likes. It returns once the session is established.
+// attacker establishes a session as a router. The test then sends arbitrary messages.
 func attacker(t *testing.T, c net.Conn) net.Conn {
 	t.Helper()
 	t.Cleanup(func() { c.Close() })
@@ -120,7 +119,6 @@ func attacker(t *testing.T, c net.Conn) net.Conn {
 	return c
 }
 
-// readType reads a message and returns its type.
 func readType(t *testing.T, c net.Conn) byte {
 	t.Helper()
 	head := make([]byte, packet.BGP_HEADER_LENGTH)
@@ -130,8 +128,8 @@ func readType(t *testing.T, c net.Conn) byte {
 	return head[18]
 }
 
-// The published attacks against gobgp do not reach it: the session stays, and the routes of the speaker are sent. The
-// same messages end the process of a gobgp without the guard.
+// Published attacks on gobgp do not reach it: the session stays, and the speaker's routes are sent. Without the guard,
+// the same messages crash gobgp.
 func TestPublishedAttacks(t *testing.T) {
 	for name, attack := range attacks {
 		t.Run(name, func(t *testing.T) {
@@ -149,7 +147,7 @@ func TestPublishedAttacks(t *testing.T) {
 			messages := around(attack.message)
 			written := make(chan error, 1)
 			go func() { _, err := c.Write(slices.Concat(messages...)); written <- err }()
-			for readType(t, c) != packet.BGP_MSG_UPDATE { // vip4
+			for readType(t, c) != packet.BGP_MSG_UPDATE { // wait for vip4
 			}
 			must.Do(t, <-written)
 			must.Do(t, s.Set(t.Context(), announcements(vip4, netip.MustParseAddr("203.0.113.11"))))
@@ -162,7 +160,7 @@ func TestPublishedAttacks(t *testing.T) {
 	}
 }
 
-// around returns an UPDATE, and 1,000 that differ from it in up to three bytes after the header.
+// around returns an UPDATE and 1,000 variants that differ in up to three bytes after the header.
 func around(message []byte) [][]byte {
 	list, random := [][]byte{message}, rand.New(rand.NewPCG(1, 2))
 	for range 1000 {
@@ -175,8 +173,8 @@ func around(message []byte) [][]byte {
 	return list
 }
 
-// crashes sends messages to a plain gobgp, and reports whether its process ends by that. It may end the session before
-// it has read all of them.
+// crashes sends messages to a plain gobgp, and reports whether it crashes. gobgp may end the session before it has read
+// all of them.
 func crashes(t *testing.T, messages [][]byte) bool {
 	t.Helper()
 	l := must.Get(net.Listen("tcp4", "127.0.0.1:0"))(t)
@@ -198,12 +196,12 @@ func crashes(t *testing.T, messages [][]byte) bool {
 	c = attacker(t, c)
 	cease := must.Get(packet.NewBGPNotificationMessage(packet.BGP_ERROR_CEASE, 0, nil).Serialize())(t)
 	_, _ = c.Write(slices.Concat(append(messages, cease)...))
-	_, _ = io.Copy(io.Discard, c) // until gobgp has closed it
+	_, _ = io.Copy(io.Discard, c) // until gobgp closes the connection
 	stdin.Close()
 	return cmd.Wait() != nil && strings.Contains(out.String(), "panic")
 }
 
-// A router that sends 400,000 routes costs no memory, and is reported.
+// A router that sends 400,000 routes uses up no memory here, and is reported.
 func TestFullTable(t *testing.T) {
 	const routes, perUpdate = 400_000, 1000
 	l := must.Get(net.Listen("tcp4", "127.0.0.1:0"))(t)

@@ -21,7 +21,6 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// awaitPaths waits until the router has n routes and returns their attributes.
 func (r *router) awaitPaths(t testing.TB, n int) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}
@@ -51,7 +50,7 @@ func TestAttributes(t *testing.T) {
 		name string
 		asn  uint32
 		pref uint32
-		want []string // before the next hop
+		want []string // attributes before the next hop
 	}{
 		{"other AS", 64512, 200, []string{"{Origin: i}", "{AsPath: 64512}"}},
 		{"same AS", 64500, 200, []string{"{Origin: i}", "{AsPath: }", "{LocalPref: 200}"}},
@@ -80,7 +79,7 @@ func TestAttributes(t *testing.T) {
 					"{Communities: 64512:100, no-export}", "{LargeCommunity: [ 64512:1:2]}", own[1])
 			}
 			must.Equal(t, sets(want), sets(got))
-			// A changed weight changes the community; the route stays.
+			// A new weight changes the community; the route stays.
 			setWeights(t, s, 5, 1)
 			labtest.Until(t, timeout, "the new weight arrives", func() error {
 				got := r.awaitPaths(t, 2)["203.0.113.10/32"]
@@ -114,7 +113,7 @@ func (c *child) sent(peer netip.Addr) []lb.SentRoute {
 	return must.Get(c.call(request{Sent: peer}))(c.t).Sent
 }
 
-// The routes of each peer are listed with the attributes that the router has received, and follow changes.
+// Sent lists each peer's routes with the attributes that the router received, and follows changes.
 func TestSentRoutes(t *testing.T) {
 	b := newBench(t)
 	bird, frr := b.router(peers.BIRD, nil), b.router(peers.FRR, nil)
@@ -169,8 +168,8 @@ func TestSentRoutes(t *testing.T) {
 	must.Row(t, "routes of a peer that does not exist", nil, c.sent(netip.MustParseAddr("192.0.2.99")))
 }
 
-// The details of a session are what both sides have negotiated, and its messages are those that the router counts. A
-// session that the router ends is counted, logged once with its reason, and established again with the routes.
+// A session's details match what both sides negotiated, and its message counters match the router's. If the router ends
+// the session, this is counted, logged once with its reason, and the session is established again with its routes.
 func TestSessionDetails(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		b := newBench(t)
@@ -207,7 +206,7 @@ func TestSessionDetails(t *testing.T) {
 	})
 }
 
-// wantCounted checks that our message counters equal the counters of FRR.
+// wantCounted compares our message counters with FRR's.
 func wantCounted(t *testing.T, c *child, r *peers.Router, peer, neighbor netip.Addr) {
 	t.Helper()
 	labtest.Until(t, timeout, "FRR has the same counters", func() error {

@@ -12,7 +12,6 @@ import (
 // bfdRetry is the time between attempts to start BFD while another program uses its port.
 const bfdRetry = 10 * time.Second
 
-// neighbors returns the peers with BFD.
 func (o *Options) neighbors() (list []bfd.Neighbor) {
 	for _, p := range o.Peers {
 		if p.BFD.Interval > 0 && p.known() {
@@ -26,7 +25,7 @@ func (o *Options) neighbors() (list []bfd.Neighbor) {
 }
 
 // startBFD runs the monitor once a peer has BFD, until stop is called. stop also tells the peers that the shutdown is
-// planned. Call it after the BGP sessions have ended, when routers no longer depend on BFD.
+// planned. Call stop after the BGP sessions have ended, when routers no longer depend on BFD.
 func (s *Speaker) startBFD() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -51,7 +50,7 @@ func (s *Speaker) startBFD() (stop func()) {
 	}
 }
 
-// setBFDError records why BFD does not run, and logs it once. BGP continues without it.
+// setBFDError records why BFD does not run, and logs it once. BGP continues without BFD.
 func (s *Speaker) setBFDError(err error) {
 	if err == nil {
 		return
@@ -65,25 +64,25 @@ func (s *Speaker) setBFDError(err error) {
 	}
 }
 
-// bfdChanged is called by the monitor. Only a BFD session that was up can fail (RFC 5882, section 4.2), because a
-// single packet, which any host on the link can forge, starts a session with a neighbor that does not run BFD. A
-// neighbor that shuts BFD down administratively has not failed either (section 3.2).
+// bfdChanged is called by the monitor. Only a BFD session that was up can fail (RFC 5882, section 4.2): any host on the
+// link can forge the single packet that starts a session with a neighbor that does not run BFD. A neighbor that
+// administratively shuts BFD down has not failed (section 3.2).
 func (s *Speaker) bfdChanged(before bfd.State, st bfd.Status) {
 	if before == bfd.Up && st.RemoteDiag != bfd.DiagAdminDown {
 		s.guard.Failed(st.Neighbor, st.BothUp, "bfd session down: "+st.Diag.String())
 	}
 }
 
-// bfdState is the state of BFD with a peer.
 type bfdState struct {
-	text       string    // for PeerStatus
-	notUpSince time.Time // zero if up or not configured
+	text       string
+	notUpSince time.Time // zero if BFD is up or not configured
 }
 
 // bfdWait is how long BFD may take to come up after the BGP session, because some routers start it only then.
 const bfdWait = 10 * time.Second
 
-// bfdNotice says why BFD is down although the BGP session is up, or returns "" if BFD is up or may still come up.
+// bfdNotice says why BFD is down although the BGP session is up, or returns "" if BFD is up or still has time to come
+// up.
 func (n *session) bfdNotice(b bfdState, now time.Time) string {
 	if n.state != stateEstablished || now.Sub(n.since) < bfdWait ||
 		b.notUpSince.IsZero() || now.Sub(b.notUpSince) < bfdWait {

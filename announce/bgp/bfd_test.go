@@ -17,12 +17,11 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// bfdLimit is more than the 0.3 s that it takes on a machine that is not busy with other tests.
+// bfdLimit is more than the 0.3 s necessary on an idle machine, because other tests run as well.
 const bfdLimit = 3 * time.Second
 
-// With BFD a router removes the routes of a node that is frozen although the hold time has not passed and graceful
-// restart would keep them, and the node notices a link that is cut. A planned end of the node is none of both. The
-// sessions with BIRD are bound to a device.
+// With BFD, a router removes a frozen node's routes before the hold time expires, although graceful restart would keep
+// them, and the node detects a cut link. A planned shutdown is neither. The sessions with BIRD are bound to a device.
 func TestBFD(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		b := newBench(t)
@@ -69,10 +68,10 @@ func TestBFD(t *testing.T) {
 	})
 }
 
-// Changed parameters of BFD end no session and remove no route. When the router ends the session of BGP, and BFD with
-// it, the failure of that BFD does not end the next session, but the first failure after BFD was up in it does.
+// Changed BFD parameters end no session and remove no route. If the router ends the BGP and BFD sessions, that BFD
+// failure does not end the next BGP session, but the next failure after BFD has come up does.
 func TestBFDOfTheSessionBefore(t *testing.T) {
-	const multiplier = 10 // on a busy machine, 3 packets may be late
+	const multiplier = 10 // 3 packets may be late on a busy machine
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		b := newBench(t)
 		r := b.router(kind, func(c *peers.RouterConfig) {
@@ -87,9 +86,9 @@ func TestBFDOfTheSessionBefore(t *testing.T) {
 		peer := b.theirs[0][0]
 		both := func(p lb.PeerStatus) bool { return p.BFD == "up" && isEstablished(p) }
 		s.until(peer, "both sessions are up", both)
-		pause := func() { time.Sleep(5 * time.Second) } // after a shorter session, the next one waits until BFD is down
+		pause := func() { time.Sleep(5 * time.Second) } // after a shorter session, the next waits until BFD is down
 		pause()
-		// When both have connected at the same time, the first session may end by the collision (RFC 4271, 6.8).
+		// If both sides connected simultaneously, a collision may end the first session (RFC 4271, section 6.8).
 		up := s.until(peer, "both sessions are up still", both)
 		ended := up.Flaps
 		stop := watchRoute(t, r, vip4, b.ours[0][0])
@@ -98,7 +97,7 @@ func TestBFDOfTheSessionBefore(t *testing.T) {
 		} {
 			o.Peers[0].BFD = c
 			s.configure(o)
-			time.Sleep(2 * time.Second) // a router notices the end of a session within one
+			time.Sleep(2 * time.Second) // a router detects the end of a session within one second
 			p := s.peer(peer)
 			must.True(t, p.Since.Equal(up.Since) && p.BFD == "up",
 				"%+v: bfd %s, up since %v, was since %v: %q", c, p.BFD, p.Since, up.Since, p.Errors)
@@ -129,8 +128,8 @@ func TestBFDOfTheSessionBefore(t *testing.T) {
 	})
 }
 
-// A router without BFD has a session and the routes; that BFD is missing is shown. Packets with its address, which
-// anybody on the link can send, change neither.
+// With a router without BFD, there is a session with its routes, and the status shows that BFD is missing. Packets from
+// the router's address, which anybody on the link can send, change neither.
 func TestRouterWithoutBFD(t *testing.T) {
 	b := newBench(t)
 	r := b.router(peers.BIRD, nil)

@@ -19,14 +19,13 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// bird is a BIRD with a configuration that peers.Router does not support.
 type bird struct {
 	t    *testing.T
 	host *lab.Host
 	log  *lab.Log
 }
 
-// startBIRD starts a BIRD with one neighbour; protocol is the body of its "protocol bgp".
+// startBIRD starts BIRD with one neighbour. protocol is the body of its "protocol bgp".
 func startBIRD(t *testing.T, h *lab.Host, protocol, more string) *bird {
 	t.Helper()
 	path, err := exec.LookPath("bird")
@@ -63,7 +62,7 @@ func (b *bird) birdc(command string) (string, error) {
 	return b.host.Run(context.Background(), "birdc", args...)
 }
 
-// await waits until the output of command has all of these words, and returns it.
+// await waits until a command's output contains all of these words, and returns it.
 func (b *bird) await(command string, words ...string) string {
 	b.t.Helper()
 	var out string
@@ -75,7 +74,7 @@ func (b *bird) await(command string, words ...string) string {
 	return out
 }
 
-// Lines of "show route count".
+// Output of "show route count".
 const (
 	one4  = "1 of 1 routes for 1 networks in table master4"
 	none4 = "0 of 0 routes for 0 networks in table master4"
@@ -84,15 +83,16 @@ const (
 
 const bothFamilies = "ipv4 { import all; export none; }; ipv6 { import all; export none; };"
 
-// oneLink returns a host linked to the speaker's, without a router yet.
+// oneLink returns a host linked to the speaker's, without a router.
 func oneLink(t *testing.T) (*bench, *lab.Host, bgp.Options) {
 	b := newBench(t)
 	h := b.link("router")
 	return b, h, b.options()
 }
 
-// A router without IPv6 gets the IPv4 route, with graceful restart too, and the count is right. That no router accepts
-// the IPv6 route is said, while there is one. The session has no hold time, and so no KEEPALIVEs.
+// A router without IPv6 receives the IPv4 route, also with graceful restart, and the count is right. The status says
+// that no router accepts the IPv6 route, as long as there is one. The session has no hold time, and therefore no
+// KEEPALIVEs.
 func TestIPv4OnlyRouter(t *testing.T) {
 	b, h, o := oneLink(t)
 	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; ipv4 { import all; export none; };", "")
@@ -113,8 +113,8 @@ func TestIPv4OnlyRouter(t *testing.T) {
 	}
 }
 
-// A session over IPv6 from a configured source carries both families. IPv4 routes have the IPv4 address of this node as
-// next hop, which a router can use without RFC 8950.
+// A session over IPv6 from a configured source carries both families. IPv4 routes have this node's IPv4 address as next
+// hop, which a router without RFC 8950 can use.
 func TestSessionOverIPv6(t *testing.T) {
 	b, h, o := oneLink(t)
 	source := netip.MustParseAddr("2001:db8:2::99")
@@ -129,8 +129,8 @@ func TestSessionOverIPv6(t *testing.T) {
 	r.await("show route count", none4, none6)
 }
 
-// Without an IPv6 address towards the router, IPv6 routes have no next hop: they are not sent, and the status has the
-// reason. They are sent as soon as there is an address.
+// Without an IPv6 address towards the router, IPv6 routes have no next hop. They are not sent until there is an
+// address, and the status shows the reason.
 func TestNoNextHop(t *testing.T) {
 	b, h, o := oneLink(t)
 	ours6 := netip.PrefixFrom(b.ours[0][1], 64)
@@ -156,14 +156,14 @@ func TestTTLSecurity(t *testing.T) {
 	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; ttl security yes; "+bothFamilies, "")
 	c := startChild(t, b.host, o)
 	c.set(vip4)
-	// Which packet is dropped first depends on the side that connects, and either side may see the session as
-	// established until its hold time expires; the router must not have the route.
+	// The side that connects determines which packet is dropped first. Either side may consider the session established
+	// until its hold time expires, but the router must not have the route.
 	<-time.After(5 * time.Second)
 	out, err := r.birdc("show route for 203.0.113.10")
 	must.True(t, err != nil || !strings.Contains(out, "203.0.113.10/32"),
 		"the router has a route from a speaker without TTL security:\n%s", out)
 	c.terminate()
-	// The router has not seen the end of a connection that it opened, and keeps it for four minutes.
+	// The router has not noticed the end of the connection that it opened, and would keep it for four minutes.
 	r.await("restart speaker", "restarted")
 	c.o.Peers[0].TTLSecurity = true
 	c.start()
@@ -171,7 +171,7 @@ func TestTTLSecurity(t *testing.T) {
 	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
 }
 
-// The router is two hops away: the session needs multihop.
+// The router is two hops away, so the session needs multihop.
 func TestMultihop(t *testing.T) {
 	b := newBench(t)
 	middle := b.link("middle")
@@ -195,7 +195,7 @@ func TestMultihop(t *testing.T) {
 	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
 }
 
-// Routes of one router are not propagated to another, and do not replace ours.
+// One router's routes are not propagated to another, and do not replace ours.
 func TestNoRouteIsPropagated(t *testing.T) {
 	b := newBench(t)
 	sender := startBIRD(t, b.link("sender"),
@@ -213,13 +213,13 @@ func TestNoRouteIsPropagated(t *testing.T) {
 	receiver.await("show route count", one4, none6)
 }
 
-// Communities as a router decodes them.
+// A router decodes the communities as configured.
 func TestCommunitiesAtBIRD(t *testing.T) {
 	b, h, o := oneLink(t)
 	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; "+bothFamilies, "")
 	o.Communities, o.LargeCommunities = []uint32{64512<<16 | 100}, [][3]uint32{{64512, 1, 2}}
 	o.ExtCommunities = [][8]byte{{0, 2, 252, 0, 0, 0, 0, 100}}
-	o.Peers[0].ExtCommunities = [][8]byte{{2, 3, 250, 86, 234, 0, 0, 7}} // by policy
+	o.Peers[0].ExtCommunities = [][8]byte{{2, 3, 250, 86, 234, 0, 0, 7}} // set by the policy
 	o.Weighted = lb.WeightedAlways
 	c := startChild(t, b.host, o)
 	c.set(vip4, vip6)
@@ -230,7 +230,7 @@ func TestCommunitiesAtBIRD(t *testing.T) {
 	}
 }
 
-// Two peers on two links have the same link-local address. Each gets the next hop of its own link.
+// Two peers on two links have the same link-local address. Each receives the next hop of its own link.
 func TestSameLinkLocalPeers(t *testing.T) {
 	b := newBench(t)
 	ours, theirs := netip.MustParseAddr("fe80::aa"), netip.MustParseAddr("fe80::bb")
@@ -241,7 +241,7 @@ func TestSameLinkLocalPeers(t *testing.T) {
 		iface := fmt.Sprintf("eth%d", n)
 		must.Do(t, b.host.AddAddress(iface, netip.PrefixFrom(ours, 64)))
 		must.Do(t, h.AddAddress("eth0", netip.PrefixFrom(theirs, 64)))
-		// One waits for the speaker, the other connects to it.
+		// One router waits for the speaker; the other connects to it.
 		direction := []string{"passive;", ""}[n]
 		const protocol = "local fe80::bb; neighbor fe80::aa%%eth0 as 64512; %s %s"
 		routers = append(routers, startBIRD(t, h, fmt.Sprintf(protocol, direction, bothFamilies), ""))
@@ -260,7 +260,7 @@ func TestSameLinkLocalPeers(t *testing.T) {
 	must.True(t, p.State == "established" && p.Routes == 2, "peer %+v", p)
 }
 
-// FRR accepts the documented configuration, first for a router, then for BFD, and both take effect.
+// FRR accepts both parts of the documented configuration, for a router and for BFD, and both take effect.
 func TestDocumentedFRR(t *testing.T) {
 	text := must.Get(os.ReadFile("../../docs/bgp.md"))(t)
 	_, router, ok := strings.Cut(string(text), "```\n# FRR\n")
@@ -268,7 +268,7 @@ func TestDocumentedFRR(t *testing.T) {
 	must.Need(t, ok && ok2, "an example is missing")
 	b := newBench(t)
 	r := b.router(peers.FRR, func(c *peers.RouterConfig) {
-		// Any neighbour with BFD makes bfdd run.
+		// bfdd runs only if some neighbour has BFD.
 		c.Neighbors[0] = peers.Neighbor{Address: netip.MustParseAddr("192.0.2.254"), ASN: ourASN, BFD: true}
 	})
 	enter := func(config string) {

@@ -27,8 +27,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// The tests against BIRD and FRR run the speaker in a child process, which has its own network namespace and can be
-// killed. The test binary starts itself with this variable set to the options.
+// Tests with BIRD and FRR run the speaker in a child process, which has its own network namespace and can be killed. It
+// is the test binary, with this variable set to the options.
 const childOptions = "STEELYARD_BGP_TEST_CHILD"
 
 const childSocket = "/run/speaker.sock"
@@ -55,11 +55,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// request is a call of Configure and of Set, if these are not nil. The response always has the state of the peers.
+// request calls Configure and Set with those values that are not nil. The response always has the peers' states.
 type request struct {
 	Configure *bgp.Options
 	Set       []lb.Announcement
-	Sent      netip.Addr // whose routes to list
+	Sent      netip.Addr // peer whose routes to list
 }
 
 type response struct {
@@ -68,11 +68,11 @@ type response struct {
 	Sent  []lb.SentRoute
 
 	Problems  []string
-	Discarded map[string]float64 // packets of BFD by reason, from the metrics
+	Discarded map[string]float64 // BFD packets by reason, from the metrics
 }
 
-// runChild is the speaker process. Like the agent it withdraws everything on SIGTERM and then ends; on SIGUSR1 it ends
-// for a restart.
+// runChild is the speaker process. Like the agent, it withdraws everything on SIGTERM and then exits. On SIGUSR1 it
+// exits for a restart.
 func runChild(text string) error {
 	var o bgp.Options
 	if err := json.Unmarshal([]byte(text), &o); err != nil {
@@ -153,7 +153,7 @@ func discarded(s *bgp.Speaker) map[string]float64 {
 	return values
 }
 
-// child is a speaker process in a host.
+// child is a speaker process on a host.
 type child struct {
 	*lab.Process
 	t    testing.TB
@@ -173,7 +173,7 @@ func startChild(t testing.TB, h *lab.Host, o bgp.Options) *child {
 	return c
 }
 
-// runChildProcess starts a speaker that may end at once.
+// runChildProcess starts a speaker that may exit immediately.
 func runChildProcess(t testing.TB, h *lab.Host, o bgp.Options) *child {
 	t.Helper()
 	c := &child{t: t, host: h, o: o}
@@ -181,7 +181,6 @@ func runChildProcess(t testing.TB, h *lab.Host, o bgp.Options) *child {
 	return c
 }
 
-// start starts the speaker again.
 func (c *child) start() {
 	c.t.Helper()
 	c.run()
@@ -252,7 +251,7 @@ func (c *child) peer(addr netip.Addr) lb.PeerStatus {
 	return lb.PeerStatus{}
 }
 
-// until waits until a peer is as it should be, and returns it.
+// until waits until a peer's status is ok, and returns it.
 func (c *child) until(peer netip.Addr, what string, ok func(lb.PeerStatus) bool) (p lb.PeerStatus) {
 	c.t.Helper()
 	labtest.Until(c.t, timeout, what, func() error {
@@ -270,7 +269,7 @@ func (c *child) until(peer netip.Addr, what string, ok func(lb.PeerStatus) bool)
 // isEstablished is for until.
 func isEstablished(p lb.PeerStatus) bool { return p.State == "established" }
 
-// terminate sends SIGTERM, as systemd does, and checks the exit status.
+// terminate stops the speaker with SIGTERM, like systemd, and checks the exit status.
 func (c *child) terminate() {
 	c.t.Helper()
 	c.end(syscall.SIGTERM)

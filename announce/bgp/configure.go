@@ -12,10 +12,9 @@ import (
 	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
 )
 
-// Configure changes the options. A session ends only if the change needs a new OPEN or a new connection: a changed
-// peer's session, or all sessions if ASN or RouterID changes. With graceful restart the peer keeps the routes in the
-// meantime. Changed attributes and prefixes are announced again; a new prefix is announced before an old one is
-// withdrawn. Log cannot be changed.
+// Configure changes the options. If the change needs a new OPEN or connection, the peer's session ends, or all sessions
+// if ASN or RouterID changes. With graceful restart, the peer keeps the routes in the meantime. Changed attributes and
+// prefixes are announced again, new prefixes before old ones are withdrawn. Log cannot change.
 func (s *Speaker) Configure(ctx context.Context, o Options) error {
 	o.Log = s.log
 	o, err := o.withDefaults()
@@ -43,7 +42,7 @@ func (s *Speaker) Configure(ctx context.Context, o Options) error {
 	return errors.Join(err, s.reannounce(ctx, &before, &o))
 }
 
-// changeExports sends the routes again to the peers whose attributes change with the options o.
+// changeExports resends the routes to peers whose attributes differ from those in the previous options o.
 func (s *Speaker) changeExports(ctx context.Context, o *Options, before []Peer) error {
 	s.attachMu.Lock()
 	defer s.attachMu.Unlock()
@@ -75,7 +74,7 @@ func (s *Speaker) changeExports(ctx context.Context, o *Options, before []Peer) 
 	return errors.Join(errs...)
 }
 
-// setPeers applies the peers of the options to the sessions, the guard and BFD.
+// setPeers applies the options' peers to the sessions, the guard and BFD.
 func (s *Speaker) setPeers() {
 	s.peersMu.Lock()
 	defer s.peersMu.Unlock()
@@ -109,7 +108,7 @@ func (s *Speaker) setPeers() {
 	}
 	s.mu.Unlock()
 	s.guard.SetRanges(s.ranges())
-	s.guard.SetPeers(peers) // returns once the sessions with removed peers have ended
+	s.guard.SetPeers(peers) // returns after the sessions with removed peers have ended
 	s.mu.Lock()
 	maps.DeleteFunc(s.sessions, func(peer netip.Addr, p *session) bool {
 		if !wanted[peer] {
@@ -156,15 +155,13 @@ func (s *Speaker) reannounce(ctx context.Context, before, o *Options) error {
 	return err
 }
 
-// routesNow returns the routes of the last Set with these options. Set has already reported its errors. s.setMu is
-// held.
+// routesNow applies these options to the VIPs of the last Set, which has already reported its errors. s.setMu is held.
 func (s *Speaker) routesNow(o *Options) routes {
 	wanted, errs := o.routesFor(s.vips)
 	o.limit(wanted, s.wanted, s.vips, errs)
 	return wanted
 }
 
-// sameAttributes reports whether both options give routes the same attributes.
 func (o *Options) sameAttributes(other *Options) bool {
 	return o.LocalPref == other.LocalPref && o.Weighted == other.Weighted &&
 		reflect.DeepEqual(o.Pools, other.Pools) && reflect.DeepEqual(o.Communities, other.Communities) &&

@@ -16,21 +16,20 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// established waits until a session is established and returns when that was.
+// established waits until a session is established, and returns when that was.
 func (c *child) established(peer netip.Addr) (since time.Time) {
 	c.t.Helper()
 	return c.until(peer, fmt.Sprintf("the session with %v", peer), isEstablished).Since
 }
 
-// kept fails the test unless the session with a peer is the one since then.
+// kept fails the test unless the session with a peer has been up since then.
 func (c *child) kept(peer netip.Addr, since time.Time) {
 	c.t.Helper()
 	again := c.established(peer)
 	must.True(c.t, again.Equal(since), "the session with %v is since %v, was since %v", peer, again, since)
 }
 
-// A peer is added and removed while the session with another one continues, and a changed hold time does not interrupt
-// a route.
+// A peer is added and removed while another peer's session continues, and a new hold time interrupts no route.
 func TestConfigurePeers(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		b := newBench(t)
@@ -58,13 +57,13 @@ func TestConfigurePeers(t *testing.T) {
 		c.until(b.theirs[0][0], "a new session", func(p lb.PeerStatus) bool {
 			return p.State == "established" && !p.Since.Equal(since)
 		})
-		<-time.After(2 * time.Second) // time for the router to remove stale routes
+		<-time.After(2 * time.Second) // the router would remove stale routes by now
 		stop()
 	})
 }
 
-// Peers and pools have attributes of their own. Changed ones, and changed prefixes, are sent in the same session, and
-// lowered routes keep the lowest preference.
+// Peers and pools have their own attributes. New attributes and prefixes are sent in the same session, and lowered
+// routes keep the lowest preference.
 func TestAttributesOfPeersAndPools(t *testing.T) {
 	b, h, o := oneLink(t)
 	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; "+bothFamilies, "")
@@ -117,8 +116,8 @@ func TestAttributesOfPeersAndPools(t *testing.T) {
 	c.kept(b.theirs[0][0], since)
 }
 
-// Towards a peer, this node may have another AS, which is then the AS path and is prepended. The own AS and the port to
-// listen on may be changed as well.
+// Towards a peer, this node may have another AS number, which then makes up the AS path, including prepends. This
+// node's AS and listen port can also change.
 func TestConfigureLocalSide(t *testing.T) {
 	b, h, o := oneLink(t)
 	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64999; passive; "+bothFamilies, "")
@@ -150,5 +149,5 @@ func TestConfigureLocalSide(t *testing.T) {
 	})
 	c.established(b.theirs[0][0])
 	must.Get(c.call(request{Configure: &bgp.Options{}}))(t)
-	c.established(b.theirs[0][0]) // options that are not valid change nothing
+	c.established(b.theirs[0][0]) // invalid options change nothing
 }

@@ -7,7 +7,6 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// details returns the details of all sessions.
 func (s *Speaker) details() map[netip.Addr]*lb.PeerSession {
 	var peers []netip.Addr
 	s.forEachSession(func(p *session) { peers = append(peers, p.peer.Address) })
@@ -20,7 +19,7 @@ func (s *Speaker) details() map[netip.Addr]*lb.PeerSession {
 	return all
 }
 
-// described returns the public form of a session's details.
+// described converts a session's details to their public form.
 func described(d *guard.Details) *lb.PeerSession {
 	s := &lb.PeerSession{
 		Local: d.Local, LocalASN: d.LocalASN, RouterID: d.RouterID, Families: []string{},

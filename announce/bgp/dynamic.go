@@ -11,14 +11,14 @@ import (
 )
 
 const (
-	// maxDynamic limits the peers of all ranges together, because each costs a session in gobgp.
+	// maxDynamic limits the total number of peers from ranges, because each costs a session in gobgp.
 	maxDynamic = 100
-	// dynamicIdle is how long such a peer is remembered without a session.
+	// dynamicIdle is how long such a peer is kept without a session.
 	dynamicIdle = time.Minute
 )
 
-// resolved returns the peers of o, each with an address. A peer on an interface has the unspecified address with that
-// interface as zone until it is found.
+// resolved returns the peers in o, each with an address. Until its router is found, a peer on an interface has the
+// unspecified address with the interface as zone.
 func (s *Speaker) resolved(o *Options) (list []Peer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -32,7 +32,7 @@ func (s *Speaker) resolved(o *Options) (list []Peer) {
 				p.Address = netip.IPv6Unspecified().WithZone(p.Interface)
 			}
 		}
-		if !fixed[p.Address] { // a discovered router may also be configured by address
+		if !fixed[p.Address] { // a discovered router may also have a configured address
 			list = append(list, p)
 		}
 		fixed[p.Address] = true
@@ -49,7 +49,6 @@ func (s *Speaker) resolved(o *Options) (list []Peer) {
 // known reports whether the address of a resolved peer is known.
 func (p *Peer) known() bool { return !p.Address.WithZone("").IsUnspecified() }
 
-// rangeOf returns the peer with the narrowest ListenRange that contains a.
 func (o *Options) rangeOf(a netip.Addr) (best Peer, ok bool) {
 	for _, p := range o.Peers {
 		if p.ListenRange.Contains(a) && (!ok || p.ListenRange.Bits() > best.ListenRange.Bits()) {
@@ -59,7 +58,6 @@ func (o *Options) rangeOf(a netip.Addr) (best Peer, ok bool) {
 	return best, ok
 }
 
-// ranges returns the listen ranges for the guard.
 func (s *Speaker) ranges() (list []guard.Range) {
 	for _, p := range s.options().Peers {
 		if p.ListenRange.IsValid() {
@@ -78,7 +76,7 @@ func (o *Options) interfaces() (names []string) {
 	return names
 }
 
-// connected creates a peer for an address that connects, unless there are too many peers. It is called by the guard.
+// connected creates a peer for a connecting address in a range, unless there are too many peers. The guard calls it.
 func (s *Speaker) connected(from netip.Addr) bool {
 	s.mu.Lock()
 	full := len(s.dynamic) >= maxDynamic
@@ -99,7 +97,7 @@ func (s *Speaker) connected(from netip.Addr) bool {
 	return true
 }
 
-// forgetDynamic removes the peers of ranges that are no longer connected.
+// forgetDynamic removes peers from ranges that are no longer connected.
 func (s *Speaker) forgetDynamic() {
 	now, some := time.Now(), false
 	s.mu.Lock()
@@ -117,7 +115,7 @@ func (s *Speaker) forgetDynamic() {
 	}
 }
 
-// routerFound is called by the finder. Another router on the link replaces the previous one.
+// routerFound is called by the finder. A new router on the link replaces the previous one.
 func (s *Speaker) routerFound(iface string, router netip.Addr) {
 	s.mu.Lock()
 	wanted := slices.Contains(s.o.interfaces(), iface)
@@ -130,8 +128,8 @@ func (s *Speaker) routerFound(iface string, router netip.Addr) {
 	}
 }
 
-// isEstablished reports whether there is a session with a router. Such a router is not replaced because of an
-// advertisement, which any host on the link can send.
+// isEstablished reports whether there is a session with a router. Advertisements, which any host on the link can send,
+// must not replace such a router.
 func (s *Speaker) isEstablished(router netip.Addr) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,7 +137,6 @@ func (s *Speaker) isEstablished(router netip.Addr) bool {
 	return p != nil && p.state == stateEstablished
 }
 
-// startFinder runs the finder until stop is called.
 func (s *Speaker) startFinder() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// A peer may not accept routes of a family that is not configured there. With one session per family this is normal. It
-// is a fault if no session carries the family.
+// A peer may not accept routes of a family, if that family is not configured there. With one session per family this is
+// normal. It is a fault if no session accepts the family.
 
 // wants records the address families of a Set's routes.
 func (s *Speaker) wants(all routes) {
@@ -22,8 +22,8 @@ func (s *Speaker) wants(all routes) {
 	}
 }
 
-// allUp reports whether all sessions are established. If not, the missing one may be the one that carries a family.
-// s.mu is held.
+// allUp reports whether all sessions are established. If not, a missing session may be the one for a family. s.mu is
+// held.
 func (s *Speaker) allUp() bool {
 	for _, n := range s.sessions {
 		if n.state != stateEstablished {
@@ -33,7 +33,7 @@ func (s *Speaker) allUp() bool {
 	return true
 }
 
-// lacking returns the families with routes that no peer has, each as its unspecified address. s.mu is held.
+// lacking returns the families whose routes no peer has, each as its unspecified address. s.mu is held.
 func (s *Speaker) lacking() (families []netip.Addr) {
 	if !s.allUp() {
 		return nil
@@ -61,7 +61,7 @@ func (w *withdrawalTracker) writtenOf(is4 bool) bool {
 	return false
 }
 
-// notAccepted names the given families that the peer of an established session does not accept, or returns "".
+// notAccepted says that the peer of an established session does not accept one of the families, or returns "".
 func (n *session) notAccepted(families ...netip.Addr) string {
 	if n.state != stateEstablished || !n.attached {
 		return ""
@@ -81,7 +81,7 @@ func (n *session) notAccepted(families ...netip.Addr) string {
 }
 
 // NotAccepted says which peer does not accept routes of the VIP's family although its session is established, or
-// returns "" if there is none.
+// returns "".
 func (s *Speaker) NotAccepted(vip netip.Addr) (reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// wantReason waits until the status of the peer has a reason with all these words.
+// wantReason waits until the peer's status has a reason with all these words.
 func wantReason(t *testing.T, c *child, peer netip.Addr, words ...string) lb.PeerStatus {
 	t.Helper()
 	var p lb.PeerStatus
@@ -26,7 +26,7 @@ func wantReason(t *testing.T, c *child, peer netip.Addr, words ...string) lb.Pee
 	return p
 }
 
-// lacks returns an error unless a text has all these words.
+// lacks returns an error unless text contains all these words.
 func lacks(text string, words []string) error {
 	for _, w := range words {
 		if !strings.Contains(text, w) {
@@ -36,7 +36,7 @@ func lacks(text string, words []string) error {
 	return nil
 }
 
-// downLines returns what was logged about lost sessions with a peer.
+// downLines returns log lines about lost sessions with a peer.
 func downLines(c *child, peer netip.Addr) (lines []string) {
 	for _, line := range c.Log.Lines() {
 		if strings.Contains(line, "bgp session down") && strings.Contains(line, "peer="+peer.String()+" ") {
@@ -46,13 +46,13 @@ func downLines(c *child, peer netip.Addr) (lines []string) {
 	return lines
 }
 
-// With a wrong password the router does not respond, and the status has a hint. When the router connects too, its
-// segments say that the passwords differ; this is a hint about this peer only.
+// With a wrong password the router does not respond, and the status has a hint. If the router also connects, its
+// segments show that the passwords differ. Hints concern only this peer.
 func TestWrongPassword(t *testing.T) {
 	const sends, asks = "the peer sends TCP segments", "check the password (MD5) on both sides"
 	rows := []struct {
 		name, ours, theirs string
-		passive, waits     bool // the router, this node
+		passive, waits     bool // passive: the router; waits: this node
 		words              []string
 	}{
 		{"differs", "wrong", "right", false, false, []string{"no TCP connection to",
@@ -92,7 +92,7 @@ func TestWrongPassword(t *testing.T) {
 	})
 }
 
-// Over IPv6 the kernel passes segments without their IP header.
+// On IPv6 raw sockets, the kernel omits the IP header.
 func TestPasswordHintOverIPv6(t *testing.T) {
 	b := newBench(t)
 	b.router(peers.BIRD, func(c *peers.RouterConfig) {
@@ -117,14 +117,14 @@ func TestConnectionRefused(t *testing.T) {
 	c.set(vip4)
 	p := wantReason(t, c, b.theirs[0][0], "no TCP connection to 192.0.2.1:179 for", "connection refused")
 	must.Row(t, "routes announced without a session", 0, p.Routes)
-	<-time.After(time.Second) // several more attempts
+	<-time.After(time.Second) // time for several more attempts
 	lines := downLines(c, b.theirs[0][0])
 	must.True(t, len(lines) == 1, "logged %d times:\n%s", len(lines), strings.Join(lines, "\n"))
 	c.terminate()
 }
 
-// A session is on its device, whichever side connects; a change of the device concerns this session only. It is over
-// IPv4 with BIRD, over IPv6 with FRR.
+// A session stays on its device, whichever side connects. A new device affects only its own session. BIRD's session
+// uses IPv4, FRR's IPv6.
 func TestDevice(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		b := newBench(t)
@@ -149,7 +149,7 @@ func TestDevice(t *testing.T) {
 		o.Peers[1].Device = "eth0"
 		c.configure(o)
 		wantReason(t, c, peer, "the peer connects through eth1, but device is eth0")
-		o.Peers[1].Device, o.Peers[1].Passive = "eth1", false // FRR connects again after two minutes only
+		o.Peers[1].Device, o.Peers[1].Passive = "eth1", false // FRR reconnects only after two minutes
 		c.configure(o)
 		must.True(t, !c.established(peer).Equal(before), "the session is the one before")
 		want(t, second, vip, ours)
@@ -157,7 +157,7 @@ func TestDevice(t *testing.T) {
 	})
 }
 
-// A device that does not exist is the reason why there is no session, until it exists.
+// While a device does not exist, the session is down for that reason.
 func TestDeviceComesLater(t *testing.T) {
 	b := newBench(t)
 	b.link("other")

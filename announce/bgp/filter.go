@@ -11,11 +11,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// filter is the set of routes that a peer receives, as disjoint prefixes that contain them. A nil filter admits all
-// routes.
+// filter is the set of routes that a peer receives, as disjoint prefixes. A nil filter admits all routes.
 type filter []netip.Prefix
 
-// only returns the filter of a peer.
 func (o *Options) only(p *Peer) filter {
 	if len(p.Pools) == 0 {
 		return nil
@@ -58,7 +56,7 @@ func (f filter) String() string {
 	return fmt.Sprint([]netip.Prefix(f))
 }
 
-// sets returns the gobgp sets for a peer's policy, one family each.
+// sets returns the gobgp sets for a peer's policy, one per family.
 func (f filter) sets(peer string) (sets []*api.DefinedSet) {
 	byFamily := map[string]*api.DefinedSet{}
 	for _, p := range f {
@@ -74,7 +72,7 @@ func (f filter) sets(peer string) (sets []*api.DefinedSet) {
 	return sets
 }
 
-// condition returns the condition that a route of a family is in the filter, or false if no route can be.
+// condition returns the condition that a route of a family is in the filter, or false if the filter has no such routes.
 func (f filter) condition(v4 bool, peer string) (*api.MatchSet, bool) {
 	if f == nil {
 		return nil, true
@@ -90,7 +88,7 @@ func setName(v4 bool, peer string) string {
 	return "ipv6 of " + peer
 }
 
-// extText returns an extended community as gobgp reads it in a policy, with four-byte AS numbers as two numbers.
+// extText formats an extended community as gobgp expects it in a policy, with four-byte AS numbers as two numbers.
 func extText(c [8]byte) string {
 	kind := map[byte]string{2: "rt", 3: "soo"}[c[1]]
 	a, b := binary.BigEndian.Uint16(c[2:]), binary.BigEndian.Uint16(c[4:])

@@ -9,13 +9,13 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/log"
 )
 
-// logger forwards gobgp's log at debug level: the speaker has its own messages for operators.
+// logger passes gobgp's log on at debug level, because the speaker has its own messages for operators.
 type logger struct{ log *slog.Logger }
 
-// Panic does not panic: gobgp calls it on unknown messages, and the routes of other peers must stay.
+// Panic does not panic: gobgp calls it on unknown messages, which must not affect other peers' routes.
 func (l *logger) Panic(msg string, f log.Fields) { l.pass(slog.LevelError, msg, f) }
 
-// Fatal does not end the process either.
+// Fatal does not end the process.
 func (l *logger) Fatal(msg string, f log.Fields) { l.pass(slog.LevelError, msg, f) }
 func (l *logger) Error(msg string, f log.Fields) { l.pass(slog.LevelError, msg, f) }
 func (l *logger) Warn(msg string, f log.Fields)  { l.pass(slog.LevelDebug, msg, f) }
@@ -25,7 +25,7 @@ func (l *logger) Debug(msg string, f log.Fields) { l.pass(slog.LevelDebug, msg, 
 // SetLevel is not used by gobgp itself.
 func (l *logger) SetLevel(log.LogLevel) {}
 
-// GetLevel returns a level at which gobgp does not log every route.
+// GetLevel returns a level at which gobgp does not log each route.
 func (l *logger) GetLevel() log.LogLevel { return log.InfoLevel }
 
 func (l *logger) pass(level slog.Level, msg string, f log.Fields) {

@@ -6,8 +6,8 @@ import (
 	"net/netip"
 )
 
-// nextHops are the next hops of routes to one peer, one per family. A family without a next hop has a reason instead,
-// and its routes are not sent.
+// nextHops are the next hops of routes to one peer, one per family. A family without a next hop has a reason instead;
+// its routes are not sent.
 type nextHops struct {
 	addr4, addr6     netip.Addr
 	reason4, reason6 string
@@ -22,8 +22,8 @@ func (n nextHops) has(addr netip.Addr) bool {
 }
 
 // nextHopsFrom returns the next hops for a session with this local address. Routes of the same family use that address
-// unless it is link-local. Addresses of its interface take precedence over those in the options, because the peer can
-// reach them.
+// unless it is link-local. Otherwise, addresses of its interface take precedence over those in the options, because the
+// peer can reach them.
 func (o *Options) nextHopsFrom(local netip.Addr) nextHops {
 	var n nextHops
 	iface, addrs, err := interfaceOf(local)
@@ -43,8 +43,8 @@ func (o *Options) nextHopsFrom(local netip.Addr) nextHops {
 }
 
 // nextHopsNow returns the session's next hops, given the current addresses of its interface. On an unnumbered link the
-// next hop is the link-local address, because a global one, such as the loopback interface's, is reachable only through
-// the routes of this session. Older routers, without RFC 8950, need an IPv4 address on the link.
+// next hop is the link-local address, because a global one, such as the loopback interface's, may be reachable only
+// through this session's routes. Routers without RFC 8950 need an IPv4 address on the link.
 func (n *session) nextHopsNow(o *Options) nextHops {
 	if n.peer.Interface == "" {
 		return o.nextHopsFrom(n.local)

@@ -18,39 +18,39 @@ type Options struct {
 	RouterID netip.Addr
 	// Boundary wraps the handling of each peer message, BFD packet and router advertisement. It may be nil.
 	Boundary *lb.Boundary `json:"-"`
-	// ListenPort is the TCP port for connections from peers. 0 means 179; -1 means do not listen, only connect.
+	// ListenPort is the TCP port for connections from peers. 0 means 179. -1 means connect but do not listen.
 	ListenPort int
 	// ListenAddresses are the addresses to listen on. Empty means every address of the peers' families.
 	ListenAddresses []netip.Addr
 	Peers           []Peer
-	// Communities are standard communities (RFC 1997), including well-known ones, as numbers.
+	// Communities are standard communities (RFC 1997) as numbers, including well-known ones.
 	Communities []uint32
 	// LargeCommunities are large communities (RFC 8092), ExtCommunities extended ones (RFC 4360): route targets and
 	// route origins.
 	LargeCommunities [][3]uint32
 	ExtCommunities   [][8]byte
-	// LocalPref is sent to peers with the local ASN only.
+	// LocalPref is sent only to peers with the local ASN.
 	LocalPref uint32
-	// Pools have further attributes for some VIPs. No VIP is in two pools.
+	// Pools have additional attributes for some VIPs. No VIP is in two pools.
 	Pools []Pool
 	// AggregateV4 and AggregateV6 are the lengths of the announced prefixes. 0 means 32 and 128. A prefix is announced
-	// while any VIP in it is.
+	// as long as any VIP in it is.
 	AggregateV4, AggregateV6 int
-	// Weighted selects the routes with a link bandwidth extended community in proportion to the announcement's weight
+	// Weighted selects the routes with a link bandwidth extended community proportional to the announcement's weight
 	// (draft-ietf-idr-link-bandwidth).
 	Weighted lb.Weighted
 	// RestartTime is how long peers keep the routes while this process is down, in whole seconds up to 4095 s (RFC
 	// 4724, section 3). 0 means 30 s.
 	RestartTime time.Duration
-	// LongLivedRestartTime is how long they keep the routes after that, with the lowest preference, in whole seconds of
-	// 24 bits (RFC 9494). 0 means not at all.
+	// LongLivedRestartTime is how much longer peers keep the routes, with the lowest preference, in whole seconds of 24
+	// bits (RFC 9494). 0 turns this off.
 	LongLivedRestartTime time.Duration
-	// MaxRoutes is the maximum number of announced prefixes; Set reports an error for the others. 0 means no limit.
+	// MaxRoutes is the maximum number of announced prefixes. Set reports an error for VIPs beyond it. 0 means no limit.
 	MaxRoutes int
 	// GracefulShutdown is what Grace returns while a session is established (RFC 8326). 0 turns it off.
 	GracefulShutdown time.Duration
-	// NextHopV4 and NextHopV6 are addresses of this node, used as next hop if neither the session nor the interface
-	// towards the peer has an address of that family. They may be zero.
+	// NextHopV4 and NextHopV6 are this node's next hops if neither the session nor the interface towards the peer has
+	// an address of the family. They may be zero.
 	NextHopV4, NextHopV6 netip.Addr
 	Log                  *slog.Logger
 }
@@ -60,15 +60,16 @@ type Peer struct {
 	// Address is the neighbour's address, with a zone if it is link-local. Exactly one of Address, Interface and
 	// ListenRange is set.
 	Address netip.Addr
-	// Interface is a link whose only router is the neighbour. Its address is link-local and found through router
-	// advertisements. IPv4 routes have an IPv6 next hop if the neighbour supports that (RFC 8950).
+	// Interface is a link where the neighbour is the only router. Its link-local address is found through router
+	// advertisements. IPv4 routes have an IPv6 next hop if the neighbour supports this (RFC 8950).
 	Interface string
-	// ListenRange contains the addresses of neighbours that connect to this node. Each is a peer while it is connected.
+	// ListenRange contains the addresses of neighbours that may connect to this node. Each is a peer while it is
+	// connected.
 	ListenRange netip.Prefix
-	// ASN is the peer's AS number. With External it may be 0: any AS number but this node's.
+	// ASN is the peer's AS number. With External it may be 0, which means any AS number except this node's.
 	ASN      uint32
 	External bool
-	// LocalASN is this node's AS number towards the peer. 0 means Options.ASN.
+	// LocalASN is this node's AS number as the peer sees it. 0 means Options.ASN.
 	LocalASN uint32
 	// Passive means that this node does not connect to the peer.
 	Passive bool
@@ -79,44 +80,43 @@ type Peer struct {
 	// Password is the TCP MD5 key (RFC 2385), at most 80 bytes, or "" for none.
 	Password string
 	// HoldTime is proposed to the peer, in whole seconds from 3 s to 65535 s (RFC 4271, section 4.2). 0 means no
-	// KEEPALIVEs: a lost peer is noticed only when sending to it fails.
+	// KEEPALIVEs, so a lost peer is detected only when sending to it fails.
 	HoldTime time.Duration
-	// Keepalive is the time between KEEPALIVEs, at most a third of the negotiated hold time, which is also the default.
+	// Keepalive is the time between KEEPALIVEs. The maximum, a third of the negotiated hold time, is also the default.
 	Keepalive time.Duration
-	// MaxReceived is how many routes the peer may send before PeerStatus reports it. 0 means any number. Received
-	// routes are always discarded.
+	// MaxReceived is how many routes the peer may send; PeerStatus reports more. 0 means any number. All received
+	// routes are discarded.
 	MaxReceived uint32
 	// Multihop is the maximum distance of an eBGP peer in hops, 1 to 255. 0 means directly connected. It does not apply
 	// to iBGP peers.
 	Multihop int
-	// TTLSecurity accepts only packets that were forwarded over at most Multihop hops (RFC 5082). Both sides must
-	// enable it.
+	// TTLSecurity accepts only packets that took at most Multihop hops (RFC 5082). Both sides must enable it.
 	TTLSecurity bool
 	// Source is the local address of the session. If it is zero, the kernel chooses.
 	Source netip.Addr
-	// Device is the interface or VRF that the session is bound to. Empty means any interface outside VRFs. A peer with
-	// an Interface or a zone has none.
+	// Device is the interface or VRF to which the session is bound. Empty means any interface outside VRFs. It must be
+	// empty for a peer with an Interface or a zone.
 	Device string
-	// BFD ends the session as soon as BFD reports that the peer has failed (RFC 5882).
+	// BFD ends the session as soon as BFD reports a failure of the peer (RFC 5882).
 	BFD BFD
 	// GracefulRestart makes the peer keep the routes while this process is down (RFC 4724).
 	GracefulRestart bool
-	// Pools are the names of the pools whose routes the peer receives. Empty means all routes.
+	// Pools are the names of pools; the peer receives only their routes. Empty means all routes.
 	Pools []string
-	// Attributes are for this peer and take precedence over pool attributes. Prepend is how many more times ASN appears
-	// in the AS path, for a peer in another AS.
+	// Attributes apply to this peer and take precedence over pool attributes. Prepend is how many additional times ASN
+	// appears in the AS path, for a peer in another AS.
 	Attributes
 	Prepend int
 }
 
-// Pool is a set of VIPs with further attributes.
+// Pool is a set of VIPs with additional attributes.
 type Pool struct {
 	Name   string
 	Ranges []lb.AddrRange
 	Attributes
-	Prepend int // like Peer.Prepend, for peers without one
-	// AggregateV4 and AggregateV6 are the lengths of the announced prefixes, all of which are in the pool. 0 means as
-	// in Options.
+	Prepend int // for peers without a Peer.Prepend of their own
+	// AggregateV4 and AggregateV6 are the lengths of the announced prefixes, which are entirely in the pool. 0 means
+	// Options' value.
 	AggregateV4, AggregateV6 int
 }
 
@@ -125,16 +125,16 @@ type Attributes struct {
 	Communities      []uint32
 	LargeCommunities [][3]uint32
 	ExtCommunities   [][8]byte
-	LocalPref        *uint32 // nil for Options.LocalPref; sent only to peers in the same AS
+	LocalPref        *uint32 // nil for Options.LocalPref; only peers in the same AS receive it
 	MED              *uint32 // nil for none
 }
 
-// Empty reports whether a changes nothing.
+// Empty reports whether a has no attribute.
 func (a Attributes) Empty() bool {
 	return len(a.Communities)+len(a.LargeCommunities)+len(a.ExtCommunities) == 0 && a.LocalPref == nil && a.MED == nil
 }
 
-// BFD holds the parameters for package bfd. The zero value turns BFD off.
+// BFD has the parameters for package bfd. The zero value disables BFD.
 type BFD struct {
 	Interval   time.Duration
 	Multiplier uint8

@@ -14,7 +14,7 @@ const (
 	importPolicy = "accept-nothing"
 	exportPolicy = "announce-own"
 	allPeers     = "peers"
-	// loweredRoutes names the set with the community of lowered routes.
+	// loweredRoutes names the community set for lowered routes.
 	loweredRoutes = "graceful-shutdown"
 )
 
@@ -23,9 +23,9 @@ var (
 	familyV6 = &api.Family{Afi: api.Family_AFI_IP6, Safi: api.Family_SAFI_UNICAST}
 )
 
-// setPolicies sets the import policy of gobgp (reject all) and its export policy: accept local routes to these peers,
-// with their next hops. Peers are named by their address towards gobgp. It replaces the previous policies and does not
-// send routes again.
+// setPolicies sets gobgp's import policy (reject all) and its export policy: accept local routes to these peers, with
+// their next hops. It names peers by their address towards gobgp. It replaces the previous policies and does not resend
+// routes.
 func setPolicies(ctx context.Context, srv *server.BgpServer, peers map[netip.Addr]export) error {
 	sets := []*api.DefinedSet{}
 	all := []string{}
@@ -62,7 +62,7 @@ func setPolicies(ctx context.Context, srv *server.BgpServer, peers map[netip.Add
 	return nil
 }
 
-// assignPolicies applies the policies. After that, setPolicies replaces them in place.
+// assignPolicies attaches the policies. Later calls of setPolicies replace their content.
 func assignPolicies(ctx context.Context, srv *server.BgpServer) error {
 	for _, a := range []*api.PolicyAssignment{
 		{
@@ -91,14 +91,14 @@ type export struct {
 	pools   []prepended
 }
 
-// prepended are the routes of a pool with its own prepend.
+// prepended is a pool with its own prepend.
 type prepended struct {
 	name   string
 	routes filter
 	times  int
 }
 
-// prepends returns the prepends of the pools whose routes a peer receives.
+// prepends returns the prepends of the pools whose routes the peer receives.
 func (o *Options) prepends(p *Peer) (all []prepended) {
 	for _, pool := range o.Pools {
 		if pool.Prepend > 0 && (len(p.Pools) == 0 || slices.Contains(p.Pools, pool.Name)) {
@@ -109,8 +109,8 @@ func (o *Options) prepends(p *Peer) (all []prepended) {
 }
 
 // statements returns the policy statements that set the next hop and attributes of a family's local routes to a peer.
-// They reject the routes if there is no next hop or the peer receives none of this family. They do not change the
-// preference of lowered routes.
+// They reject the routes if there is no next hop or the peer receives none of the family, and leave the preference of
+// lowered routes unchanged.
 func (e *export) statements(peer, family string, f *api.Family, hop netip.Addr) (all []*api.Statement) {
 	v4 := f.Afi == api.Family_AFI_IP
 	only, some := e.only.condition(v4, peer)
@@ -125,7 +125,7 @@ func (e *export) statements(peer, family string, f *api.Family, hop netip.Addr) 
 	return append(all, e.statementsFor(peer, family, f, hop, only, e.prepend)...)
 }
 
-// statementsFor returns the statements for the routes in a set, or for all routes if the set is nil.
+// statementsFor returns the statements for routes in a set, or for all routes if in is nil.
 func (e *export) statementsFor(
 	peer, family string, f *api.Family, hop netip.Addr, in *api.MatchSet, prepend int,
 ) []*api.Statement {

@@ -15,19 +15,19 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// routes are prefixes to announce, each with the sum of the weights of its VIPs, unweighted or lowered.
+// routes are prefixes to announce, each with the sum of its VIPs' weights, unweighted or lowered.
 type routes map[netip.Prefix]int
 
-// unweighted is the weight of a route without a link bandwidth.
+// unweighted is the weight of a route without a link bandwidth community.
 const unweighted = -3
 
-// lowered is the weight of a route that routers should use only if they have no other.
+// lowered is the weight of a route that routers should use only as a last resort.
 const lowered = -1
 
-// outdated is the weight of a route in gobgp whose attributes are from previous options.
+// outdated is the weight of a route whose attributes in gobgp are from previous options.
 const outdated = -2
 
-// routesFor returns the routes of announcements, and an error with every VIP that cannot be announced.
+// routesFor returns the routes for announcements, and an error with every VIP that cannot be announced.
 func (o *Options) routesFor(announcements []lb.Announcement) (routes, lb.VIPErrors) {
 	errs := lb.VIPErrors{}
 	out := make(routes, len(announcements))
@@ -51,7 +51,7 @@ func (o *Options) routesFor(announcements []lb.Announcement) (routes, lb.VIPErro
 	return out, errs
 }
 
-// limit removes routes beyond MaxRoutes, already announced ones last, and adds an error for each of their VIPs.
+// limit removes routes beyond MaxRoutes, new ones first, and adds an error for each of their VIPs.
 func (o *Options) limit(out, before routes, announcements []lb.Announcement, errs lb.VIPErrors) {
 	if o.MaxRoutes == 0 || len(out) <= o.MaxRoutes {
 		return
@@ -75,7 +75,7 @@ func (o *Options) limit(out, before routes, announcements []lb.Announcement, err
 	}
 }
 
-// prefixOf returns the prefix that is announced for a VIP.
+// prefixOf returns the prefix announced for a VIP.
 func (o *Options) prefixOf(vip netip.Addr) netip.Prefix {
 	pool := o.poolOf(vip)
 	bits := cmp.Or(pool.AggregateV6, o.AggregateV6)
@@ -85,7 +85,6 @@ func (o *Options) prefixOf(vip netip.Addr) netip.Prefix {
 	return netip.PrefixFrom(vip, bits).Masked()
 }
 
-// change is one change of a route.
 type change struct {
 	prefix netip.Prefix
 	weight int // 0 to withdraw
@@ -116,8 +115,8 @@ func changes(from, to routes) []change {
 	return steps
 }
 
-// path returns c as a gobgp path. The next hop is unspecified: gobgp replaces it with the local address of the session
-// (table.UpdatePathAttrs), or the export policy sets it (policy.go).
+// path returns c as a gobgp path. The next hop is unspecified, because gobgp replaces it with the session's local
+// address (table.UpdatePathAttrs), or the export policy sets it (policy.go).
 func (o *Options) path(c change) (*api.Path, error) {
 	addr, bits := c.prefix.Addr(), uint8(c.prefix.Bits())
 	attrs := []bgp.PathAttributeInterface{bgp.NewPathAttributeOrigin(bgp.BGP_ORIGIN_ATTR_TYPE_IGP)}
@@ -139,8 +138,8 @@ func (o *Options) path(c change) (*api.Path, error) {
 	return p, nil
 }
 
-// gracefulShutdown is the community that asks routers for the lowest preference (RFC 8326); lowestMED is for routers
-// that do not know it. Between routers of one AS, LOCAL_PREF 0 has the same effect.
+// gracefulShutdown is the community that requests the lowest preference (RFC 8326); lowestMED is for routers that do
+// not support it. Within one AS, LOCAL_PREF 0 has the same effect.
 const (
 	gracefulShutdown = 0xffff0000
 	lowestMED        = 1<<32 - 1
@@ -158,10 +157,9 @@ func (o *Options) poolOf(addr netip.Addr) *Pool {
 	return &noPool
 }
 
-// noPool stands for the pool of addresses without one.
 var noPool Pool
 
-// attributes returns the attributes of an announced route. An aggregate has those of the pool of its first address.
+// attributes returns the attributes of an announced route. An aggregate has the attributes of its first address's pool.
 // gobgp removes LOCAL_PREF for eBGP peers.
 func (o *Options) attributes(prefix netip.Prefix, weight int) []bgp.PathAttributeInterface {
 	pool := o.poolOf(prefix.Addr())
@@ -192,12 +190,12 @@ func (o *Options) attributes(prefix netip.Prefix, weight int) []bgp.PathAttribut
 	}
 	var ext []bgp.ExtendedCommunityInterface
 	for _, c := range slices.Concat(o.ExtCommunities, pool.ExtCommunities) {
-		if parsed, err := bgp.ParseExtended(c[:]); err == nil { // it fails only for fewer bytes
+		if parsed, err := bgp.ParseExtended(c[:]); err == nil { // fails only for too few bytes
 			ext = append(ext, parsed)
 		}
 	}
 	if weight > 0 {
-		asn := uint16(bgp.AS_TRANS) // the community has room for two bytes (RFC 6793)
+		asn := uint16(bgp.AS_TRANS) // the community has only two bytes (RFC 6793)
 		if o.ASN <= 65535 {
 			asn = uint16(o.ASN)
 		}

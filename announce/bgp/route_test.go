@@ -81,15 +81,15 @@ func TestChanges(t *testing.T) {
 	must.Equal(t, want, changes(from, to))
 }
 
-// A router that gets another weight moves flows between nodes, so by default an address has one only if its connections
-// survive that.
+// A router that receives a new weight moves flows between nodes. So by default, an address has a weight only if its
+// connections survive this.
 func TestWhichRoutesHaveWeights(t *testing.T) {
 	nat, moves := netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2")
 	announcements := []lb.Announcement{{VIP: nat, Weight: 2}, {VIP: moves, Weight: 3, Movable: true}}
 	for _, tt := range []struct {
 		weighted   lb.Weighted
 		nat, moves int
-		both       int // of the prefix of both
+		both       int // of both addresses' prefix
 	}{
 		{lb.WeightedNever, unweighted, unweighted, unweighted},
 		{lb.WeightedMovable, unweighted, 3, unweighted},
@@ -105,7 +105,7 @@ func TestWhichRoutesHaveWeights(t *testing.T) {
 	}
 }
 
-// A weight is announced once it has not changed for weightSettles; all else of a route at once.
+// A weight is announced once it has not changed for weightSettles, other changes immediately.
 func TestWeightsSettle(t *testing.T) {
 	p, other := netip.MustParsePrefix("203.0.113.1/32"), netip.MustParsePrefix("203.0.113.2/32")
 	s, announced, start := settling{}, routes{}, time.Now()
@@ -120,7 +120,7 @@ func TestWeightsSettle(t *testing.T) {
 		{40 * time.Second, routes{p: 1, other: 7}, routes{p: 3, other: 7}, 1}, // a new route does not wait
 		{50 * time.Second, routes{p: 1, other: 7}, routes{p: 1, other: 7}, 0},
 		{51 * time.Second, routes{p: 2, other: 7}, routes{p: 1, other: 7}, 1},
-		{60 * time.Second, routes{p: 1, other: 7}, routes{p: 1, other: 7}, 0}, // as announced: no matter
+		{60 * time.Second, routes{p: 1, other: 7}, routes{p: 1, other: 7}, 0}, // equal to the announced one
 		{70 * time.Second, routes{p: 2, other: lowered}, routes{p: 1, other: lowered}, 1},
 		{80 * time.Second, routes{other: lowered}, routes{other: lowered}, 0}, // withdrawn
 		{81 * time.Second, routes{other: 9}, routes{other: 9}, 0},
@@ -131,11 +131,11 @@ func TestWeightsSettle(t *testing.T) {
 	}
 }
 
-// FuzzRails: whatever the options that New accepts and the announcements are, each route has an announced VIP, none is
-// a default route, and there are no more than MaxRoutes. A VIP without a route has an error, a route that is announced
-// and still wanted stays, and a peer with pools gets routes of these only.
+// FuzzRails checks all options that New accepts, with any announcements: each route contains an announced VIP, none is
+// a default route, and there are at most MaxRoutes. A VIP without a route has an error, an announced route that is
+// still wanted stays, and a peer with pools receives only their routes.
 func FuzzRails(f *testing.F) {
-	// An announced route stays, the aggregate of a pool is larger than the pool, addresses that cannot be routed.
+	// An announced route that stays, an aggregate larger than its pool, and addresses that cannot be routed.
 	f.Add([]byte("\x20\x80\x01\x00" + "\xcb\x00\x71\x00\x1f" + "\x01\xcb\x00\x71\x09\x01\x01" +
 		"\x02\xcb\x00\x71\x09\x01\x01\xcb\x00\x71\x05\x01\x01"))
 	f.Add([]byte("\x18\x40\x00\x18" + "\xcb\x00\x71\x00\x1f" + "\x01\xcb\x00\x71\x03\x01\x01"))
@@ -214,7 +214,6 @@ func checkRails(t *testing.T, s *Speaker, list []lb.Announcement, before routes,
 	}
 }
 
-// lastOf returns the last address of a prefix.
 func lastOf(p netip.Prefix) netip.Addr {
 	b := p.Addr().AsSlice()
 	for i := p.Bits(); i < 8*len(b); i++ {
@@ -260,7 +259,7 @@ func TestFilter(t *testing.T) {
 	must.True(t, filter(nil).allows(some) && !(filter{}).allows(some), "no filter is not the same as an empty one")
 }
 
-// The text that gobgp reads in a policy has the same bytes as that in a route.
+// The text that gobgp reads in a policy means the same bytes as the community in a route.
 func TestExtText(t *testing.T) {
 	for _, c := range [][8]byte{
 		{0, 2, 252, 0, 255, 255, 255, 255}, {1, 3, 192, 0, 2, 1, 0, 7}, {2, 2, 250, 86, 234, 0, 0, 7},
@@ -281,7 +280,7 @@ func parseExtText(s string) ([]byte, error) {
 	return c.Serialize()
 }
 
-// Extended communities of a route that was sent are printed as they are configured.
+// Extended communities of sent routes print as configured.
 func TestSentExtendedCommunities(t *testing.T) {
 	want := []string{"rt:64512:100", "soo:64512:4294967295", "rt:192.0.2.1:7", "soo:4200000001:65535"}
 	var list []packet.ExtendedCommunityInterface

@@ -30,7 +30,7 @@ var (
 	vip6 = netip.MustParseAddr("2001:db8:1::10")
 )
 
-// bench is the host of a speaker with links to routers: 192.0.2.0/30 and 2001:db8:2:0::/64 to the first, and so on.
+// bench is a speaker's host with links to routers, 192.0.2.0/30 and 2001:db8:2:0::/64 to the first, and so on.
 type bench struct {
 	t       *testing.T
 	lab     *lab.Lab
@@ -40,7 +40,7 @@ type bench struct {
 	theirs  [][2]netip.Addr
 }
 
-// newBench makes the test run in parallel with others: they mostly wait for timers.
+// newBench runs the test in parallel with others, because they mostly wait for timers.
 func newBench(t *testing.T) *bench {
 	t.Parallel()
 	labtest.Root(t)
@@ -48,7 +48,6 @@ func newBench(t *testing.T) *bench {
 	return &bench{t: t, lab: l, host: labtest.Host(t, l, "speaker")}
 }
 
-// link adds a host with a link to the speaker's.
 func (b *bench) link(name string) *lab.Host {
 	b.t.Helper()
 	h := labtest.Host(b.t, b.lab, name)
@@ -85,7 +84,7 @@ func (b *bench) router(kind peers.RouterKind, change func(*peers.RouterConfig)) 
 	return r
 }
 
-// options are those of a speaker that peers with every router over IPv4.
+// options returns the options of a speaker that peers with every router over IPv4.
 func (b *bench) options() bgp.Options {
 	o := bgp.Options{ASN: ourASN, RouterID: b.ours[0][0]}
 	for _, a := range b.theirs {
@@ -95,7 +94,7 @@ func (b *bench) options() bgp.Options {
 	return o
 }
 
-// want waits until the kernel of r has exactly this next hop for vip, or none.
+// want waits until r's kernel has exactly this next hop for vip, or none.
 func want(t testing.TB, r *peers.Router, vip netip.Addr, via ...netip.Addr) time.Duration {
 	t.Helper()
 	return must.Get(r.WaitNextHops(context.Background(), timeout, host(vip), via...))(t)
@@ -110,8 +109,8 @@ func eachRouter(t *testing.T, f func(t *testing.T, kind peers.RouterKind)) {
 	}
 }
 
-// One IPv4 session, with a password, carries both families, each with an address of this node as next hop. Only
-// withdrawn routes are removed.
+// One IPv4 session, with a password, carries both families, each with this node's address as next hop. Only withdrawn
+// routes are removed.
 func TestRouterGetsAndLosesRoutes(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		b := newBench(t)
@@ -139,7 +138,7 @@ func TestRouterGetsAndLosesRoutes(t *testing.T) {
 	})
 }
 
-// watchRoute polls the kernel of r for vip until stop is called, which fails the test if the route was ever missing.
+// watchRoute polls r's kernel for vip until stop is called. stop fails the test if the route was ever missing.
 func watchRoute(t *testing.T, r *peers.Router, vip, via netip.Addr) (stop func()) {
 	t.Helper()
 	quit, done := make(chan struct{}), make(chan struct{})
@@ -158,7 +157,7 @@ func watchRoute(t *testing.T, r *peers.Router, vip, via netip.Addr) (stop func()
 				return
 			}
 			polls++
-			time.Sleep(200 * time.Microsecond) // leave CPU time to the other tests
+			time.Sleep(200 * time.Microsecond) // leave CPU time for other tests
 		}
 	}()
 	return func() {
@@ -173,8 +172,8 @@ func watchRoute(t *testing.T, r *peers.Router, vip, via netip.Addr) (stop func()
 	}
 }
 
-// The speaker is killed and started again, and its first Set follows a few seconds later. No router may remove the
-// route from its kernel at any time. A route that is no longer announced after a restart is removed.
+// The speaker is killed and restarted, and its first Set follows a few seconds later. No router may remove the route
+// from its kernel at any time. It must remove routes that are no longer announced after the restart.
 func TestKilledSpeakerKeepsItsRoutes(t *testing.T) {
 	b := newBench(t)
 	for _, kind := range peers.RouterKinds {
@@ -193,12 +192,12 @@ func TestKilledSpeakerKeepsItsRoutes(t *testing.T) {
 		}
 		c.Kill()
 		c.start()
-		<-time.After(3 * time.Second) // time until the first health reports
+		<-time.After(3 * time.Second) // the first health reports take as long
 		c.set(vip4, vip6)
 		for i, r := range b.routers {
 			must.Do(t, r.WaitEstablished(context.Background(), timeout, b.ours[i][0]))
 		}
-		<-time.After(2 * time.Second) // time for routers to remove stale routes
+		<-time.After(2 * time.Second) // routers would remove stale routes by now
 		for _, stop := range stops {
 			stop()
 		}
@@ -214,14 +213,14 @@ func TestKilledSpeakerKeepsItsRoutes(t *testing.T) {
 	for _, r := range b.routers {
 		want(t, r, vip4)
 	}
-	<-time.After(time.Second) // time for routers to remove stale routes
+	<-time.After(time.Second) // routers would remove stale routes by now
 	for _, stop := range stops {
 		stop()
 	}
 }
 
-// After a restart one router connects at once and the other later: the first session must not make the second router
-// remove the routes. (gobgp v3 clears the restart flag of all peers when one session is up.)
+// After a restart one router connects immediately and the other later. The first session must not make the second
+// router remove the routes. (gobgp v3 clears all peers' restart flags when one session comes up.)
 func TestLateRouterKeepsItsRoutes(t *testing.T) {
 	eachRouter(t, func(t *testing.T, late peers.RouterKind) {
 		b := newBench(t)
@@ -242,12 +241,12 @@ func TestLateRouterKeepsItsRoutes(t *testing.T) {
 		c.established(b.theirs[0][0])
 		b.ip("route", "del", "blackhole", host(b.theirs[1][0]).String())
 		must.Do(t, r.WaitEstablished(context.Background(), timeout, b.ours[1][0]))
-		<-time.After(time.Second) // time for the router to remove stale routes
+		<-time.After(time.Second) // the router would remove stale routes by now
 		stop()
 	})
 }
 
-// The connection is lost without a NOTIFICATION while the speaker runs: the router keeps the route until the next
+// If the connection is lost without a NOTIFICATION while the speaker runs, the router keeps the route until the next
 // session, whose OPEN must have the Forwarding State bit.
 func TestLostConnectionKeepsRoutes(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
@@ -265,20 +264,20 @@ func TestLostConnectionKeepsRoutes(t *testing.T) {
 		c.until(b.theirs[0][0], "the session is back", func(p lb.PeerStatus) bool {
 			return p.State == "established" && p.Routes == 2
 		})
-		<-time.After(2 * time.Second) // time for the router to remove stale routes
+		<-time.After(2 * time.Second) // the router would remove stale routes by now
 		stop4()
 		stop6()
 	})
 }
 
-// ip changes the routes of the speaker's host.
+// ip changes the speaker host's routes.
 func (b *bench) ip(args ...string) {
 	b.t.Helper()
 	must.Get(b.host.Run(context.Background(), "ip", args...))(b.t)
 }
 
-// A router keeps the routes of a speaker that does not return for RestartTime, and no longer; without graceful restart
-// it removes them at once.
+// A router keeps the routes of a speaker that does not return only for RestartTime. Without graceful restart, it
+// removes them immediately.
 func TestRestartTime(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		b := newBench(t)
@@ -302,11 +301,11 @@ func TestRestartTime(t *testing.T) {
 	})
 }
 
-// A speaker that ends for a restart loses no route, even with BFD, which ends as planned.
+// A speaker that exits for a restart loses no route, even with BFD, which then shuts down as planned.
 func TestRestartKeepsTheRoutes(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		variants := []bool{false}
-		if kind == peers.FRR { // BIRD 2.0 takes AdminDown for a failure
+		if kind == peers.FRR { // BIRD 2.0 treats AdminDown as a failure
 			variants = append(variants, true)
 		}
 		for _, withBFD := range variants {
@@ -330,7 +329,7 @@ func TestRestartKeepsTheRoutes(t *testing.T) {
 				c.set(vip4, vip6)
 				c.until(b.theirs[0][0], "the sessions are up again", ready)
 				must.Do(t, r.WaitEstablished(context.Background(), timeout, b.ours[0][0]))
-				<-time.After(time.Second) // time for the router to remove stale routes
+				<-time.After(time.Second) // the router would remove stale routes by now
 				stop4()
 				stop6()
 			})
@@ -338,8 +337,8 @@ func TestRestartKeepsTheRoutes(t *testing.T) {
 	})
 }
 
-// After the time of graceful restart, a router that has it keeps the routes as stale ones for the long-lived time (RFC
-// 9494), and then removes them.
+// After the graceful restart time, a router with long-lived graceful restart (RFC 9494) keeps the routes as stale for
+// the long-lived time, and then removes them.
 func TestLongLivedGracefulRestart(t *testing.T) {
 	const longLived = 8 * time.Second
 	stale := func(t *testing.T, show func() (string, error), word string) {
@@ -349,7 +348,7 @@ func TestLongLivedGracefulRestart(t *testing.T) {
 			return errors.Join(err, labtest.ErrorIf(!strings.Contains(out, word), "the output is %s", out))
 		})
 		labtest.Until(t, longLived+timeout, "the route is removed", func() error {
-			if out, err := show(); err == nil && strings.Contains(out, word) { // birdc fails when there is no route
+			if out, err := show(); err == nil && strings.Contains(out, word) { // birdc fails if there is no route
 				return fmt.Errorf("the output is %s", out)
 			}
 			return nil

@@ -13,15 +13,13 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// pollInterval is how often next hops are compared with this node's addresses and routes received from peers are
-// counted.
+// pollInterval is how often the speaker checks this node's addresses and counts received routes.
 const pollInterval = time.Second
 
-// Run keeps BGP sessions until ctx ends, then closes each with CEASE, Administrative Shutdown (RFC 9003). Peers then
-// remove the routes at once, even with graceful restart. While Run cannot listen, it only connects.
+// Run maintains BGP sessions until ctx ends, then closes each with CEASE, Administrative Shutdown (RFC 9003). Peers
+// then remove the routes immediately, even with graceful restart. While Run cannot listen, it only connects.
 //
-// No session is opened before the first Set, so that the first UPDATEs after a restart contain every route that is to
-// stay.
+// No session opens before the first Set, so after a restart, the first UPDATEs contain every route that should stay.
 func (s *Speaker) Run(ctx context.Context) error {
 	defer s.startBFD()()
 	defer s.startFinder()()
@@ -32,7 +30,7 @@ func (s *Speaker) Run(ctx context.Context) error {
 	}
 }
 
-// run does the work of Run until an option changes that gobgp reads only at its start. again is then true.
+// run does the work of Run until an option changes that gobgp reads only at startup. again is then true.
 func (s *Speaker) run(ctx context.Context) (again bool, err error) {
 	srv, err := s.startServer(ctx, true)
 	if err != nil {
@@ -77,7 +75,7 @@ func (s *Speaker) run(ctx context.Context) (again bool, err error) {
 }
 
 // startGuard runs the guard until stop is called. Unless this is only a restart, stop tells the peers that this node
-// stops, and returns once that is written.
+// stops, and returns once the message is written.
 func (s *Speaker) startGuard() (stop func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	var wg sync.WaitGroup
@@ -88,7 +86,7 @@ func (s *Speaker) startGuard() (stop func()) {
 	}
 }
 
-// open adds the wanted routes to gobgp.
+// open sets up gobgp's policies and adds the wanted routes.
 func (s *Speaker) open(ctx context.Context, srv *bgpServer) error {
 	s.setMu.Lock()
 	defer s.setMu.Unlock()
@@ -110,13 +108,12 @@ func (s *Speaker) open(ctx context.Context, srv *bgpServer) error {
 		s.server = nil
 		return err
 	}
-	for prefix, err := range failed { // the next Set tries them again
+	for prefix, err := range failed { // the next Set tries again
 		s.log.Error("route not announced", "prefix", prefix, "err", err)
 	}
 	return nil
 }
 
-// forEachSession calls f for every session with s.mu held.
 func (s *Speaker) forEachSession(f func(*session)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -194,18 +191,17 @@ func (s *Speaker) record(ev guard.Event) {
 	}
 }
 
-// maxErrors is how many errors are remembered for each peer.
 const maxErrors = 10
 
-// remember adds an error to the most recent ones. An error already among them only moves to the front.
+// remember adds an error to the most recent ones. A repeated error only moves to the front.
 func (n *session) remember(text string, now time.Time) {
 	n.errors = slices.DeleteFunc(n.errors, func(e lb.PeerError) bool { return e.Text == text })
 	n.errors = slices.Insert(n.errors, 0, lb.PeerError{At: now, Text: text})
 	n.errors = n.errors[:min(len(n.errors), maxErrors)]
 }
 
-// setFault sets why a session ended or did not come up. An error without a cause does not replace one with a cause,
-// which stays until another cause is known or the session is up.
+// setFault records why a session ended or did not come up. An error that names a cause stays until a newer cause is
+// known or the session is up.
 func (n *session) setFault(err error, now time.Time) {
 	var cause *guard.Error
 	if n.fault == "" || n.vague || errors.As(err, &cause) {
@@ -213,7 +209,7 @@ func (n *session) setFault(err error, now time.Time) {
 	}
 }
 
-// report logs the state of a peer if it differs from the one last logged.
+// report logs a peer's state if it differs from the last one logged.
 func (s *Speaker) report(addr netip.Addr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -227,12 +223,12 @@ func (s *Speaker) report(addr netip.Addr) {
 		return
 	}
 	limit := &p.limit
-	if p.peer.ListenRange.IsValid() && p.peer.Password == "" { // any number of strangers may connect
+	if p.peer.ListenRange.IsValid() && p.peer.Password == "" { // any number of unknown hosts may connect
 		limit = &s.refused
 	}
 	left, ok := limit.Allow(time.Now(), key)
 	if !ok {
-		return // logged later if it is still the state
+		return // logged later unless the state changes
 	}
 	p.lastLogged = key
 	log := s.log.With("peer", addr)

@@ -13,8 +13,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Sent returns the routes that were sent to a peer in its current session, sorted by prefix. ok is false if there is no
-// such peer.
+// Sent returns the routes sent to a peer in its current session, sorted by prefix. ok is false if there is no such
+// peer.
 func (s *Speaker) Sent(peer netip.Addr) (list []lb.SentRoute, ok bool) {
 	s.mu.Lock()
 	_, ok = s.sessions[peer]
@@ -39,7 +39,7 @@ func (w *withdrawalTracker) sentTo(peer netip.Addr) map[netip.Prefix]*written {
 	return nil
 }
 
-// addAttributes adds the path attributes b of an UPDATE to r. They come from gobgp, so its decoder is safe here.
+// addAttributes adds an UPDATE's path attributes, b, to r. They come from gobgp, so its decoder is safe here.
 func addAttributes(r *lb.SentRoute, b []byte) {
 	for len(b) > 0 {
 		a, err := bgp.GetPathAttribute(b)
@@ -76,8 +76,8 @@ func addAttributes(r *lb.SentRoute, b []byte) {
 	}
 }
 
-// extendedName returns a route target or route origin as it is configured (config.Community), and other communities as
-// gobgp prints them.
+// extendedName returns a route target or route origin in the form of config.Community, and other communities in gobgp's
+// form.
 func extendedName(c bgp.ExtendedCommunityInterface) string {
 	b, err := c.Serialize()
 	switch {

@@ -16,18 +16,17 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/server"
 )
 
-// bgpServer is a running gobgp server. It holds the routes and sends them to the guard over the loopback interface.
+// bgpServer is a running gobgp server. It has the routes and sends them to the guard over the loopback interface.
 type bgpServer struct {
 	*server.BgpServer
-	at       netip.AddrPort // where it listens
-	key      string         // MD5 key of all its peers; no other process knows it
-	served   chan struct{}  // closed when the goroutine of Serve has ended
+	at       netip.AddrPort
+	key      string        // MD5 key of all its peers, unknown to other processes
+	served   chan struct{} // closed when Serve's goroutine ends
 	stopping atomic.Bool
 }
 
-// backendAt is where gobgp listens, and backendFrom the address from which the guard connects for its nth peer. gobgp
-// tells peers apart by that address because it is unique, whereas routers on two links may have the same link-local
-// address.
+// backendAt is where gobgp listens, and backendFrom(n) is the address from which the guard connects for its nth peer.
+// gobgp identifies peers by this unique address, because routers on two links may have the same link-local address.
 var backendAt = netip.AddrFrom4([4]byte{127, 179, 0, 1})
 
 func backendFrom(n int) netip.Addr {
@@ -71,10 +70,10 @@ func (s *Speaker) startOn(ctx context.Context, listening bool) (*bgpServer, erro
 	return srv, nil
 }
 
-// stop stops gobgp and returns once its goroutine has ended.
+// stop stops gobgp and returns once Serve's goroutine has ended.
 //
-// Serve of gobgp v3 never returns. It calls Observe after each operation, and Observe ends its goroutine. A request to
-// Serve after that would block forever, so the last request is sent only if Serve has not yet ended.
+// Serve in gobgp v3 never returns. It calls Observe after each operation, and Observe ends its goroutine. A later
+// request to Serve would block forever, so the last request is sent only if Serve has not yet ended.
 func (srv *bgpServer) stop() {
 	ctx := context.Background()
 	ignore := func(*api.Peer) {}
@@ -89,15 +88,14 @@ func (srv *bgpServer) stop() {
 	}
 }
 
-// Observe is called by gobgp in the goroutine of Serve.
 func (srv *bgpServer) Observe(server.FSMOperation, time.Duration, time.Duration) {
 	if srv.stopping.Load() {
 		runtime.Goexit()
 	}
 }
 
-// addPeer adds the counterpart of an established session, to which the guard connects. local is this node's AS number
-// towards the peer, which then makes up the AS path, or 0 for Options.ASN.
+// addPeer adds the passive peer for an established session, to which the guard connects. local is this node's AS number
+// in the AS path, or 0 for Options.ASN.
 func (srv *bgpServer) addPeer(ctx context.Context, from netip.Addr, asn, local uint32) error {
 	family := func(f *api.Family) *api.AfiSafi {
 		return &api.AfiSafi{
@@ -112,12 +110,12 @@ func (srv *bgpServer) addPeer(ctx context.Context, from netip.Addr, asn, local u
 		Transport: &api.Transport{PassiveMode: true},
 		Timers:    &api.Timers{Config: &api.TimersConfig{HoldTime: 65535, KeepaliveInterval: 21845}},
 		AfiSafis:  []*api.AfiSafi{family(familyV4), family(familyV6)},
-		// This is only for the End-of-RIB after the first routes.
+		// Only because gobgp then sends End-of-RIB after the first routes.
 		GracefulRestart: &api.GracefulRestart{Enabled: true, RestartTime: 1},
 	}})
 }
 
-// deletePeer removes the counterpart, if it exists.
+// deletePeer removes a session's passive peer, if it exists.
 func (srv *bgpServer) deletePeer(from netip.Addr) {
 	_ = srv.DeletePeer(context.Background(), &api.DeletePeerRequest{Address: from.String()})
 }

@@ -15,11 +15,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// stateEstablished is the state in which routes are exchanged.
 const stateEstablished = string(guard.Established)
 
-// session is the state of one peer. The goroutine of Run writes it under Speaker.mu; attach and detach write the fields
-// marked below.
+// session is the state of one peer. Speaker.mu guards it.
 type session struct {
 	peer  Peer
 	only  filter
@@ -28,10 +26,10 @@ type session struct {
 	since time.Time // of the last change to or from established
 	moved time.Time // of the last change of state
 
-	// attach sets these, detach clears attached.
+	// attach sets these fields; detach clears some of them.
 	attached   bool // gobgp has the peer
 	nextHops   nextHops
-	has4, has6 bool       // the peer has negotiated the family
+	has4, has6 bool       // both sides support the family
 	extended   bool       // IPv4 routes may have an IPv6 next hop
 	local      netip.Addr // local address of the session
 	asn        uint32     // of the peer
@@ -41,19 +39,19 @@ type session struct {
 
 	disconnectedAt time.Time // when the TCP connection was lost; zero if connected
 	dialErr        error     // why the last attempt to connect failed
-	fault          string    // why the last session ended or was refused
+	fault          string    // why the last session ended or failed
 	faultAt        time.Time
-	vague          bool // fault does not name a cause
+	vague          bool // fault names no cause
 	probe          *signatureProbe
 	signature      signature // of the peer's last SYN since the probe was opened
 
-	errors     []lb.PeerError // newest first
+	errors     []lb.PeerError
 	ups, downs uint64
-	lastLogged string // state and reason last logged
+	lastLogged string
 	limit      loglimit.Limit
 }
 
-// carries reports whether a route is sent to the peer.
+// carries reports whether the peer receives a route.
 func (n *session) carries(p netip.Prefix) bool {
 	has := n.has6
 	if p.Addr().Is4() {
@@ -76,7 +74,7 @@ func (p *Peer) config(o *Options) guard.Config {
 		ExtendedNextHop: p.Interface != "", Passive: p.passive(),
 	}
 	if p.LocalASN == o.ASN {
-		c.LocalASN = 0 // the same as without it
+		c.LocalASN = 0 // no different from the default
 	}
 	if p.TTLSecurity {
 		c.MinTTL = 256 - max(p.Multihop, 1)
@@ -87,7 +85,7 @@ func (p *Peer) config(o *Options) guard.Config {
 	return c
 }
 
-// passive reports whether only the peer connects.
+// passive reports whether this node leaves connecting to the peer.
 func (p *Peer) passive() bool { return p.Passive || p.ListenRange.IsValid() }
 
 // ttl returns the TTL (IPv6: hop limit) of packets to p, or 0 for the kernel's default.
@@ -102,7 +100,7 @@ func (p *Peer) ttl(asn uint32) int {
 	}
 }
 
-// status returns the public state. routes is the number of routes written to the peer. Speaker.mu is held.
+// status returns the session's public state. routes is the number of routes written to the peer. Speaker.mu is held.
 func (n *session) status(now time.Time, routes int) lb.PeerStatus {
 	s := lb.PeerStatus{Peer: n.peer.Address, ASN: cmp.Or(n.peer.ASN, n.asn), State: n.state, Since: n.since}
 	s.LastError = n.reason(now)
@@ -115,7 +113,6 @@ func (n *session) status(now time.Time, routes int) lb.PeerStatus {
 	return s
 }
 
-// reason says what is wrong and, where possible, what to check, or returns "".
 func (n *session) reason(now time.Time) string {
 	if n.state == stateEstablished {
 		return n.notice()
@@ -137,14 +134,14 @@ func (n *session) reason(now time.Time) string {
 	return problem + "; before that: " + n.fault
 }
 
-// openWait is how long a peer may take to send its OPEN before this is reported.
+// openWait is how long the peer may take to send its OPEN before a missing OPEN is reported.
 const openWait = 3 * time.Second
 
 func (n *session) noOpen(now time.Time) bool {
 	return n.state == string(guard.OpenSent) && now.Sub(n.moved) >= openWait
 }
 
-// notice says why an established session does not carry a family, or what else is wrong with it, or returns "".
+// notice says what is wrong with an established session, or returns "".
 func (n *session) notice() string {
 	switch {
 	case n.has4 && n.wants4 && n.nextHops.reason4 != "":
@@ -161,7 +158,7 @@ func (n *session) notice() string {
 
 // dialProblem says why there is no TCP connection. The connecting side cannot tell a wrong password from a peer that is
 // down, because the peer's kernel silently drops segments with a wrong signature (RFC 2385, section 2). But most peers
-// also connect to us, and their signatures tell.
+// also connect to us, and the signatures of their segments show which it is.
 func (n *session) dialProblem() string { return dialProblem(n.dialErr, n.signature) }
 
 func dialProblem(err error, s signature) string {
@@ -179,7 +176,7 @@ func dialProblem(err error, s signature) string {
 	}
 }
 
-// problem says what is wrong with the passwords, or returns "" if that is not known.
+// problem says how the passwords differ, or returns "" if that is unknown.
 func (s signature) problem() string {
 	const text = "the peer sends TCP segments "
 	switch s {
@@ -213,7 +210,7 @@ func isTimeout(err error) bool {
 	return errors.Is(err, os.ErrDeadlineExceeded) || os.IsTimeout(err) || errors.Is(err, syscall.ETIMEDOUT)
 }
 
-// cause returns the innermost error: "connection refused" of "dial tcp 192.0.2.1:179: connect: connection refused".
+// cause returns the text of the innermost error, such as "connection refused".
 func cause(err error) string {
 	for {
 		inner := errors.Unwrap(err)

@@ -16,10 +16,10 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// errNoTable rejects a session that comes up while the speaker stops.
+// errNoTable rejects a session that comes up while the speaker is stopping.
 var errNoTable = errors.New("steelyard stops")
 
-// attach adds the counterpart of an established session to gobgp. From then on gobgp has routes for it.
+// attach adds an established session's passive peer to gobgp, which then sends the routes.
 func (s *Speaker) attach(ctx context.Context, e guard.Session) (guard.Backend, error) {
 	s.attachMu.Lock()
 	defer s.attachMu.Unlock()
@@ -45,7 +45,7 @@ func (s *Speaker) attach(ctx context.Context, e guard.Session) (guard.Backend, e
 	return guard.Backend{At: srv.at, From: from, Key: srv.key}, nil
 }
 
-// detach removes the counterpart when the session has ended.
+// detach removes the passive peer of a session that has ended.
 func (s *Speaker) detach(peer netip.Addr) {
 	s.attachMu.Lock()
 	defer s.attachMu.Unlock()
@@ -62,7 +62,7 @@ func (s *Speaker) detach(peer netip.Addr) {
 	s.backend.deletePeer(from)
 }
 
-// trackWithdrawals makes Set wait for withdrawals on a session.
+// trackWithdrawals makes Set wait until withdrawals are written to a session.
 func (s *Speaker) trackWithdrawals(addr netip.Addr) {
 	s.mu.Lock()
 	p := *s.sessions[addr]
@@ -72,7 +72,7 @@ func (s *Speaker) trackWithdrawals(addr netip.Addr) {
 	}
 }
 
-// poll updates state that no event reports.
+// poll handles changes that no event reports.
 func (s *Speaker) poll(ctx context.Context, srv *bgpServer) {
 	s.refreshNextHops(ctx, srv)
 	s.announceSettled(ctx)
@@ -97,7 +97,7 @@ func (s *Speaker) countReceived(peer netip.Addr) {
 	}
 }
 
-// attached returns the sessions that gobgp has.
+// attached returns the sessions with a passive peer in gobgp.
 func (s *Speaker) attached() (list []session) {
 	s.forEachSession(func(p *session) {
 		if p.attached {
@@ -107,7 +107,6 @@ func (s *Speaker) attached() (list []session) {
 	return list
 }
 
-// refreshNextHops updates next hops after changes to this node's addresses.
 func (s *Speaker) refreshNextHops(ctx context.Context, srv *bgpServer) {
 	o := s.options()
 	for _, p := range s.attached() {
@@ -147,13 +146,13 @@ func (s *Speaker) changeNextHops(ctx context.Context, srv *bgpServer, before *se
 	})
 }
 
-// lostNextHop reports whether a family had a next hop before and has none after.
+// lostNextHop reports whether a family has lost its next hop.
 func lostNextHop(before, after nextHops) bool {
 	lost := func(family netip.Addr) bool { return before.has(family) && !after.has(family) }
 	return lost(netip.IPv4Unspecified()) || lost(netip.IPv6Unspecified())
 }
 
-// Findings returns problems that are not part of a session's state.
+// Findings returns problems that do not belong to a single session.
 func (s *Speaker) Findings() (all []lb.Finding) {
 	for at, err := range s.guard.Problems() {
 		device := ""

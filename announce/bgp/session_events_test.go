@@ -24,7 +24,7 @@ func newTestSpeaker(t *testing.T, log *strings.Builder) (*Speaker, *session) {
 	return s, s.sessions[o.Peers[0].Address]
 }
 
-// wantLogged checks that the log has a text, or with "" that it is empty.
+// wantLogged checks that log contains want, or is empty if want is "".
 func wantLogged(t *testing.T, name, log, want string) {
 	t.Helper()
 	must.True(t, (want == "") == (log == "") && strings.Contains(log, want), "%s: logged %q, want %q", name, log, want)
@@ -69,7 +69,7 @@ func TestRecord(t *testing.T) {
 	})
 }
 
-// The last ten errors are remembered, each once.
+// A session remembers the last ten different errors.
 func TestRemember(t *testing.T) {
 	var n session
 	start := time.Now()
@@ -84,7 +84,7 @@ func TestRemember(t *testing.T) {
 	must.True(t, got == "kjihgfedca" && at == 2*time.Second, "errors %q, the oldest after %v", got, at)
 }
 
-// A NOTIFICATION replaces every other reason. An error without a cause replaces only one of its kind.
+// A NOTIFICATION replaces any other reason. An error without a cause replaces only another one without a cause.
 func TestSetFault(t *testing.T) {
 	old, now := time.Now().Add(-time.Hour), time.Now()
 	lost, notification := errors.New("connection lost"), &guard.Error{Code: 6, Subcode: 2, Received: true}
@@ -108,14 +108,14 @@ func TestSetFault(t *testing.T) {
 	}
 }
 
-// A state is logged once, and a lost session without a reason not at all.
+// Each state is logged once. A lost session without a reason is not logged.
 func TestReport(t *testing.T) {
 	var log strings.Builder
 	s, p := newTestSpeaker(t, &log)
 	for _, row := range []struct {
 		name   string
 		change func()
-		want   string // of the log; "": no line
+		want   string // in the log; "" for no line
 	}{
 		{"nothing known", func() {}, ""},
 		{"refused", func() { p.fault = "bad peer as" }, "bad peer as"},
@@ -135,7 +135,8 @@ func TestReport(t *testing.T) {
 	s.report(netip.MustParseAddr("192.0.2.99")) // removed in between
 }
 
-// A peer whose session ends repeatedly, each time for another reason, does not fill the log. Its last state is logged.
+// A peer whose session ends repeatedly, each time for another reason, does not fill the log, but its last state is
+// logged.
 func TestReportIsLimited(t *testing.T) {
 	var out strings.Builder
 	s, p, srv := withServer(t, &out)
@@ -156,10 +157,10 @@ func TestReportIsLimited(t *testing.T) {
 		must.True(t, n >= loglimit.Burst && n <= loglimit.Burst+2,
 			"%d lines about 2000 changes in 100 s; want %d, and one in a minute", n, loglimit.Burst)
 		out.Reset()
-		for i := range 90 { // strangers in a range, which need no password
+		for i := range 90 { // unknown hosts in a range without a password
 			stranger := netip.AddrFrom4([4]byte{198, 51, 100, byte(i)})
 			of := Peer{Address: stranger, ListenRange: netip.PrefixFrom(stranger, 24).Masked()}
-			for range 3 { // each one leaves, and comes again
+			for range 3 { // each one leaves and returns
 				s.sessions[stranger] = newSession(of, p.only, backendFrom(100))
 				s.record(guard.Event{Peer: stranger, Old: guard.Idle, New: guard.Established})
 				s.report(stranger)

@@ -89,7 +89,7 @@ func TestCarries(t *testing.T) {
 	}
 }
 
-// TTL security gives the lowest TTL that is accepted, multihop the TTL of packets that are sent.
+// TTL security sets the lowest accepted TTL, and multihop the TTL of sent packets.
 func TestConfig(t *testing.T) {
 	o := Options{ASN: 64512, RestartTime: 30 * time.Second}
 	base := Peer{
@@ -130,7 +130,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// BFD that is not up is told of, but not while it may still come up.
+// The notice reports BFD that is not up, but not while it may still come up.
 func TestBFDNotice(t *testing.T) {
 	now := time.Now()
 	ago := func(d time.Duration) time.Time { return now.Add(-d) }
@@ -152,8 +152,7 @@ func TestBFDNotice(t *testing.T) {
 	}
 }
 
-// The loopback interface has no global address, so the next hop of the other family comes from the options; without it
-// there is none.
+// The loopback interface has no global address, so the other family's next hop comes from the options, if set there.
 func TestNextHopsFrom(t *testing.T) {
 	addr := netip.MustParseAddr
 	v4, v6, loopback4, unknown := addr("192.0.2.1"), addr("2001:db8::1"), addr("127.0.0.1"), addr("2001:db8:ffff::1")
@@ -168,7 +167,7 @@ func TestNextHopsFrom(t *testing.T) {
 			reason6: "IPv6 routes are not sent: no IPv6 next hop, lo has no global IPv6 address"}},
 		{without, unknown, nextHops{addr6: unknown,
 			reason4: "IPv4 routes are not sent: no interface has 2001:db8:ffff::1"}},
-		{with, addr("fe80::1%none0"), nextHops{addr4: v4, addr6: v6}}, // a link-local address is not a next hop
+		{with, addr("fe80::1%none0"), nextHops{addr4: v4, addr6: v6}}, // a link-local address is not used as next hop
 	} {
 		must.Row(t, row.local, row.want, row.o.nextHopsFrom(row.local))
 	}
@@ -180,11 +179,12 @@ func TestMissing(t *testing.T) {
 	must.Row(t, "without", "IPv4 routes are not sent: no route", missing(netip.Addr{}, "IPv4", "eth0", failed))
 }
 
-// An address is found on its interface, together with the global ones there; with a zone only on that interface.
+// interfaceOf finds an address on its interface, with the interface's global addresses; with a zone, only on that
+// interface.
 func TestInterfaceOf(t *testing.T) {
 	tested := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
 	all := must.Get(net.InterfaceAddrs())(t)
-	for _, a := range all { // the first global one, if this node has any
+	for _, a := range all { // the first global address, if this node has one
 		if addr := netip.MustParsePrefix(a.String()).Addr(); addr.IsGlobalUnicast() {
 			tested = append(tested, addr)
 			break
@@ -199,7 +199,7 @@ func TestInterfaceOf(t *testing.T) {
 	must.True(t, err != nil, "an address was found on an interface that does not exist")
 }
 
-// open resets the sessions and adds the routes. If it fails, Set has no gobgp to change.
+// open resets the sessions and adds the routes. If it fails, Set does not use gobgp.
 func TestOpen(t *testing.T) {
 	s, p, srv := withServer(t, new(strings.Builder))
 	defer srv.stop()
@@ -215,7 +215,7 @@ func TestOpen(t *testing.T) {
 		"%d routes installed, session %+v", len(s.installed), p)
 }
 
-// gobgp has a peer exactly while its session is attached.
+// gobgp has a peer only while its session is attached.
 func TestAttach(t *testing.T) {
 	s, p, srv := withServer(t, new(strings.Builder))
 	defer srv.stop()
@@ -250,7 +250,7 @@ func TestBackendAddresses(t *testing.T) {
 	}
 }
 
-// While the port is in use, gobgp only connects, and the status says so. It listens once the port is free.
+// While the port is in use, the guard only connects, and the status shows this. It listens once the port is free.
 func TestRunOnPortInUse(t *testing.T) {
 	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
@@ -327,7 +327,7 @@ func TestLostNextHop(t *testing.T) {
 	}
 }
 
-// Fatal and Panic of gobgp must neither end the process nor unwind the goroutine.
+// gobgp's Fatal and Panic must neither end the process nor unwind the goroutine.
 func TestLoggerNeverEndsTheProcess(t *testing.T) {
 	var out strings.Builder
 	l := &logger{slog.New(slog.NewTextHandler(&out, nil))}

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// signature is what the TCP segments of a peer say about its password (RFC 2385).
+// signature is what a peer's TCP segments show about its password (RFC 2385).
 type signature uint8
 
 const (
-	signatureUnknown  signature = iota // none was seen
-	signatureRight                     // both have the same password
+	signatureUnknown  signature = iota // no SYN was received
+	signatureRight                     // both sides have the same password
 	signatureNone                      // neither side has a password
 	signatureMissing                   // the peer has no password, this node has one
 	signatureSurplus                   // the peer has a password, this node has none
@@ -32,11 +32,11 @@ const (
 )
 
 // signatureProbe receives copies of one peer's TCP segments, including those the kernel drops for a bad signature. The
-// kernel's counters for those cover all peers together.
+// kernel's counters are not per peer.
 type signatureProbe struct{ fd int }
 
-// openSignatureProbe needs CAP_NET_RAW. The probe receives segments to source or, if it is zero, to the address used
-// towards the peer.
+// openSignatureProbe needs CAP_NET_RAW. The probe receives segments sent to source or, if it is zero, to the local
+// address that reaches the peer.
 func openSignatureProbe(peer, source netip.Addr, device string) (*signatureProbe, error) {
 	family, zone := unix.AF_INET, uint32(0)
 	if peer.Is6() {
@@ -64,7 +64,7 @@ func openSignatureProbe(peer, source netip.Addr, device string) (*signatureProbe
 	if source.IsValid() {
 		err = errors.Join(err, unix.Bind(fd, at(source)))
 	}
-	// The kernel delivers only segments from this address, and few, because the socket is read once a second.
+	// Only segments from this address arrive, and few are enough, because the socket is read once per second.
 	err = errors.Join(err, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 16<<10), unix.Connect(fd, at(peer)))
 	if err != nil {
 		_ = unix.Close(fd)
@@ -75,7 +75,7 @@ func openSignatureProbe(peer, source netip.Addr, device string) (*signatureProbe
 
 func (p *signatureProbe) close() { _ = unix.Close(p.fd) }
 
-// read returns what the last received SYN says, or signatureUnknown if none has arrived. port is the peer's port,
+// read returns what the last SYN received shows, or signatureUnknown if none has arrived. port is the peer's port,
 // listen this node's.
 func (p *signatureProbe) read(peer netip.Addr, port, listen uint16, password string) (last signature) {
 	var data [2048]byte
@@ -87,7 +87,7 @@ func (p *signatureProbe) read(peer netip.Addr, port, listen uint16, password str
 		}
 		segment := data[:n]
 		var local netip.Addr
-		if peer.Is4() { // with the IP header
+		if peer.Is4() { // IPv4 raw sockets include the IP header
 			if n < 20 || n < int(data[0]&0xf)*4 {
 				continue
 			}
@@ -116,7 +116,8 @@ func destination(control []byte) netip.Addr {
 	return netip.Addr{}
 }
 
-// signatureOf returns what a TCP segment from a peer to this node says, or signatureUnknown if it is not a SYN for BGP.
+// signatureOf returns what a TCP segment from a peer to this node shows, or signatureUnknown if it is not a SYN for
+// BGP.
 func signatureOf(b []byte, from, to netip.Addr, port, listen uint16, password string) signature {
 	if len(b) < tcpHeaderLen {
 		return signatureUnknown
@@ -139,7 +140,7 @@ func signatureOf(b []byte, from, to netip.Addr, port, listen uint16, password st
 	return signatureMismatch
 }
 
-// md5Option returns the digest in TCP options, or nil if they have none.
+// md5Option returns the digest in the TCP options, or nil if there is none.
 func md5Option(options []byte) []byte {
 	for len(options) > 0 && options[0] != 0 {
 		if options[0] == 1 { // no operation
@@ -157,8 +158,8 @@ func md5Option(options []byte) []byte {
 	return nil
 }
 
-// md5Digest returns the digest of RFC 2385, section 2, over the pseudo-header, the header without options and checksum,
-// the data and the password.
+// md5Digest returns the digest of RFC 2385, section 2, over the pseudo-header, the header without options and with a
+// zero checksum, the data and the password.
 func md5Digest(segment []byte, header int, from, to netip.Addr, password string) []byte {
 	h := md5.New()
 	h.Write(from.AsSlice())
@@ -178,9 +179,8 @@ func md5Digest(segment []byte, header int, from, to netip.Addr, password string)
 	return h.Sum(nil)
 }
 
-// watchSignatures reads the segments of unconnected peers that do not respond to connection attempts or that are
-// expected to connect themselves: their kernel, or this one, may drop segments because of the password. Without
-// permission to open a raw socket, nothing is known.
+// watchSignatures reads the segments of unconnected peers that do not respond or that are expected to connect. Either
+// kernel may drop segments because of the password. It needs permission to open raw sockets.
 func (s *Speaker) watchSignatures() {
 	o := s.options()
 	s.forEachSession(func(p *session) {
@@ -200,7 +200,7 @@ func (s *Speaker) watchSignatures() {
 	})
 }
 
-// unanswered reports whether nothing from the peer arrives on a connection.
+// unanswered reports whether this node waits for a peer that does not respond or is expected to connect.
 func (n *session) unanswered() bool {
 	switch guard.State(n.state) {
 	case guard.OpenSent, guard.OpenConfirm, guard.Established:

@@ -21,7 +21,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// withdrawTimeout limits how long Set waits for withdrawals to be written to the peers.
+// withdrawTimeout limits how long Set waits until withdrawals are written to the peers.
 const withdrawTimeout = 2 * time.Second
 
 // Speaker announces VIPs to BGP peers. It implements lb.Announcer and prometheus.Collector; all methods may be called
@@ -32,7 +32,7 @@ type Speaker struct {
 	mail        mailbox
 	guard       *guard.Guard
 	bfd         *bfd.Monitor
-	bfdWanted   chan struct{} // closed when a peer has BFD
+	bfdWanted   chan struct{} // closed when a peer uses BFD
 	bfdOnce     sync.Once
 
 	firstSet     chan struct{} // closed by the first Set
@@ -40,11 +40,11 @@ type Speaker struct {
 
 	finder *routeradv.Finder // for peers on interfaces
 
-	restart chan struct{} // a changed option needs new sessions
+	restart chan struct{} // signals that a changed option needs new sessions
 
 	kept atomic.Bool // Keep was called
 
-	peersMu sync.Mutex // held while the peers change
+	peersMu sync.Mutex // held while peers change
 
 	setMu     sync.Mutex // guards the following fields; held during a whole Set
 	wanted    routes
@@ -59,12 +59,12 @@ type Speaker struct {
 	mu       sync.Mutex // guards the following fields; never held while gobgp is called
 	o        Options
 	bfdError string // why BFD does not run, or ""
-	wants4   bool   // the last Set has IPv4 routes …
+	wants4   bool   // the last Set had IPv4 routes …
 	wants6   bool   // … and IPv6 routes
 	sessions map[netip.Addr]*session
-	found    map[string]netip.Addr // the routers on interfaces
-	dynamic  map[netip.Addr]bool   // peers of a ListenRange
-	refused  loglimit.Limit        // for connections from strangers
+	found    map[string]netip.Addr // routers by interface
+	dynamic  map[netip.Addr]bool   // connected peers in a ListenRange
+	refused  loglimit.Limit        // for connections from unknown hosts
 }
 
 // New returns a Speaker, or an error with every invalid option. It opens no socket.
@@ -99,16 +99,16 @@ func (s *Speaker) newGuard() *guard.Guard {
 	})
 }
 
-// options returns the active options. Their slices are never modified.
+// options returns the active options. Their slices are never modified, so callers may read them without a lock.
 func (s *Speaker) options() Options {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.o
 }
 
-// Set implements lb.Announcer: it announces exactly these VIPs and ignores By. It returns once withdrawals are written
-// to every session; by then new routes are queued. An announcement that cannot be made is an error and does not affect
-// the others.
+// Set implements lb.Announcer: it announces exactly these VIPs and ignores By. When it returns, withdrawals are written
+// to every session and new routes are queued. An announcement that cannot be made results in an error, but does not
+// affect others.
 func (s *Speaker) Set(ctx context.Context, announcements []lb.Announcement) error {
 	s.setMu.Lock()
 	defer s.setMu.Unlock()
@@ -139,23 +139,23 @@ func (s *Speaker) Set(ctx context.Context, announcements []lb.Announcement) erro
 	return errs.OrNil()
 }
 
-// Keep makes the peers keep the routes during a restart: Set no longer changes anything, and Run ends without telling
-// the peers, so that they keep the routes for Options.RestartTime (RFC 4724, section 4.2). A peer without graceful
-// restart removes them when the connection ends.
+// Keep makes peers keep the routes during a restart (RFC 4724, section 4.2): Set no longer changes anything, and Run
+// ends without notifying peers, which keep the routes for Options.RestartTime. A peer without graceful restart removes
+// them when the connection ends.
 func (s *Speaker) Keep() { s.kept.Store(true) }
 
-// end returns the reason that peers are told when Run ends.
+// end returns the reason that peers receive when Run ends.
 func (s *Speaker) end() error {
 	if s.kept.Load() {
-		return errRestart // no message
+		return errRestart // sends no NOTIFICATION
 	}
 	return guard.Stopped("steelyard stops")
 }
 
 var errRestart = errors.New("steelyard restarts")
 
-// install brings the routes in gobgp to the wanted state, withdrawals first. It returns the errors by prefix, and why
-// it stopped early, if it did. s.setMu is held.
+// install applies the wanted state to gobgp's routes, withdrawals first. It returns errors by prefix, and any error
+// that stopped it early. s.setMu is held.
 func (s *Speaker) install(ctx context.Context) (failed map[netip.Prefix]error, early error) {
 	o := s.options()
 	steps := changes(s.installed, s.target(&o))
@@ -188,7 +188,6 @@ func (s *Speaker) install(ctx context.Context) (failed map[netip.Prefix]error, e
 	return failed, early
 }
 
-// applyChange applies one change in gobgp.
 func (s *Speaker) applyChange(ctx context.Context, o *Options, c change) error {
 	p, err := o.path(c)
 	if err != nil {
@@ -232,14 +231,14 @@ func (s *Speaker) Peers() []lb.PeerStatus {
 	return list
 }
 
-// Carried reports whether the route of a VIP was written to at least one peer.
+// Carried reports whether a VIP's route was sent to at least one peer.
 func (s *Speaker) Carried(vip netip.Addr) bool {
 	o := s.options()
 	return s.withdrawals.written(o.prefixOf(vip.Unmap().WithZone("")))
 }
 
-// Grace returns how long a route should be announced with LowerPreference before its planned withdrawal, so that
-// routers choose others, or 0 if no router has the route.
+// Grace returns how long to announce a route with LowerPreference before its planned withdrawal, so that routers choose
+// other routes, or 0 if no router has the route.
 func (s *Speaker) Grace() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()

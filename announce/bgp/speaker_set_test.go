@@ -16,7 +16,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// withServer returns a speaker with a gobgp that has no peer and does not listen.
+// withServer returns a speaker whose gobgp has no peer and does not listen.
 func withServer(t *testing.T, log *strings.Builder) (*Speaker, *session, *bgpServer) {
 	t.Helper()
 	s, p := newTestSpeaker(t, log)
@@ -25,7 +25,7 @@ func withServer(t *testing.T, log *strings.Builder) (*Speaker, *session, *bgpSer
 	return s, p, srv
 }
 
-// Set waits for withdrawals until they are written to every session, and 2 s at most: then it logs how many are left.
+// Set waits until withdrawals are written to every session, but at most 2 s. Then it logs how many are left.
 func TestSetWaitsForWithdrawals(t *testing.T) {
 	written := &guard.Update{Withdrawn: []netip.Prefix{netip.MustParsePrefix("203.0.113.1/32")}}
 	for _, row := range []struct {
@@ -74,7 +74,7 @@ func (c endsAfter) Err() error {
 	return context.Canceled
 }
 
-// Set stops when its context ends, and reports how many routes it has not changed. It looks after every 256 routes.
+// Set stops when its context ends, and reports how many routes it has not changed. It checks after every 256 routes.
 func TestSetStopsWhenItsContextEnds(t *testing.T) {
 	all := make([]lb.Announcement, 600)
 	for i := range all {
@@ -141,7 +141,7 @@ func TestDefaults(t *testing.T) {
 		"configured values were replaced: %+v, %v", got, err)
 }
 
-// The first and last accepted value of each range, and the values next to them.
+// Each range accepts its limits, but not the values beyond them.
 func TestOptionRanges(t *testing.T) {
 	addr := netip.MustParseAddr
 	for _, row := range []struct {
@@ -199,7 +199,7 @@ func TestOptionRanges(t *testing.T) {
 	}
 }
 
-// Peers of a range are forgotten some time after their session, and there are not too many of them.
+// Peers in a range are removed some time after their session, and their number is limited.
 func TestDynamicPeers(t *testing.T) {
 	o := validOptions()
 	all := netip.MustParsePrefix("10.0.0.0/8")

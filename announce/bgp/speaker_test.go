@@ -36,7 +36,7 @@ func testLog() *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// quiet discards the log of the gobgp server that is the peer.
+// quiet discards the log of the router's gobgp server.
 type quiet struct{ gobgplog.Logger }
 
 func (quiet) Panic(string, gobgplog.Fields) {}
@@ -64,7 +64,7 @@ func startRouter(t testing.TB) *router {
 func startRouterFor(t testing.TB, asn uint32) *router {
 	t.Helper()
 	r, err := routerOnFreePort(asn)
-	for try := 0; errors.Is(err, unix.EADDRINUSE) && try < 10; try++ { // another program got the port in between
+	for try := 0; errors.Is(err, unix.EADDRINUSE) && try < 10; try++ { // another program may take the port
 		r, err = routerOnFreePort(asn)
 	}
 	must.Do(t, err)
@@ -104,14 +104,14 @@ func (r *router) addNeighbour(t testing.TB) {
 	}}))
 }
 
-// forgetNeighbour removes and adds the neighbour, because gobgp accepts no connection for 5 s after a session.
+// forgetNeighbour removes and adds the neighbour, because gobgp accepts no connections for 5 s after a session.
 func (r *router) forgetNeighbour(t testing.TB) {
 	t.Helper()
 	must.Do(t, r.DeletePeer(context.Background(), &api.DeletePeerRequest{Address: "127.0.0.1"}))
 	r.addNeighbour(t)
 }
 
-// paths returns the routes of the router by prefix.
+// paths returns the router's routes by prefix.
 func (r *router) paths(t testing.TB) map[netip.Prefix]*api.Path {
 	t.Helper()
 	paths := map[netip.Prefix]*api.Path{}
@@ -131,7 +131,7 @@ func (r *router) seen(t testing.TB) []netip.Addr {
 	return list
 }
 
-// options are those of a speaker whose only peer is r.
+// options returns the options of a speaker whose only peer is r.
 func (r *router) options() bgp.Options {
 	return bgp.Options{
 		ASN: 64512, RouterID: netip.MustParseAddr("192.0.2.11"), ListenPort: -1,
@@ -219,7 +219,7 @@ func TestNewStartsNothing(t *testing.T) {
 	must.True(t, n <= before, "%d goroutines, before %d", n, before)
 }
 
-// Run leaves no goroutine running, although Serve of gobgp never returns.
+// Run leaves no goroutine running, although gobgp's Serve never returns.
 func TestNoGoroutineIsLeft(t *testing.T) {
 	r := startRouter(t)
 	for range 3 {
@@ -237,7 +237,7 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 		must.True(t, p.State == "idle" && p.Routes == 0, "after Run: %+v", p)
 		r.forgetNeighbour(t)
 	}
-	// The router is also a gobgp server: what it leaves behind does not count.
+	// The router is also a gobgp server, whose remaining goroutines do not count.
 	labtest.Until(t, timeout, "all goroutines to end", func() error {
 		b := make([]byte, 1<<20)
 		for stack := range strings.SplitSeq(string(b[:runtime.Stack(b, true)]), "\n\n") {
@@ -258,7 +258,7 @@ func TestRunEndsBeforeSet(t *testing.T) {
 	must.Do(t, s.Run(ctx))
 }
 
-// A speaker can run again and then announces the last set.
+// A speaker can run again, and then announces the last set.
 func TestRunTwice(t *testing.T) {
 	t.Parallel()
 	r := startRouter(t)

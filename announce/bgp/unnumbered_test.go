@@ -21,8 +21,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// newUnnumbered returns a bench whose link to the router has link-local addresses only. Each side has a global address
-// on its loopback interface.
+// newUnnumbered returns a bench whose link to the router has only link-local addresses. Both sides have a global
+// address on the loopback interface.
 func newUnnumbered(t *testing.T) (b *bench, h *lab.Host) {
 	b = newBench(t)
 	h = b.link("frr")
@@ -55,8 +55,8 @@ func linkLocal(t *testing.T, h *lab.Host) (a netip.Addr) {
 	return a
 }
 
-// forgeAdvertisements sends router advertisements of an address that does not respond from h, one each second until the
-// test ends.
+// forgeAdvertisements sends router advertisements from an address that does not respond, one per second until the test
+// ends.
 func forgeAdvertisements(t *testing.T, h *lab.Host) {
 	t.Helper()
 	from, to := netip.MustParseAddr("fe80::bad"), netip.MustParseAddr("ff02::1")
@@ -90,13 +90,13 @@ func forgeAdvertisements(t *testing.T, h *lab.Host) {
 	t.Cleanup(func() { close(done); sending.Wait(); c.Close() })
 }
 
-// onEth0 are the options of a speaker whose peer is on eth0.
+// onEth0 returns the options of a speaker whose peer is on eth0.
 func (b *bench) onEth0(p bgp.Peer) bgp.Options {
 	p.Interface, p.HoldTime, p.GracefulRestart = "eth0", 9*time.Second, true
 	return bgp.Options{ASN: ourASN, RouterID: b.ours[0][0], Peers: []bgp.Peer{p}}
 }
 
-// frrOn starts FRR with this AS, whose neighbor is on eth0.
+// frrOn starts FRR with this AS and a neighbor on eth0.
 func (b *bench) frrOn(h *lab.Host, asn uint32) *peers.Router {
 	return labtest.Router(b.t, h, peers.FRR, peers.RouterConfig{
 		ID: b.theirs[0][0], ASN: asn, HoldTime: 9 * time.Second,
@@ -104,7 +104,7 @@ func (b *bench) frrOn(h *lab.Host, asn uint32) *peers.Router {
 	})
 }
 
-// A host that advertises itself before the router does, and goes on, does not keep the session from coming up.
+// A host that advertises itself before and after the router does cannot prevent the session.
 func TestForgedRouter(t *testing.T) {
 	b, h := newUnnumbered(t)
 	ours := linkLocal(t, b.host)
@@ -125,8 +125,8 @@ func TestForgedRouter(t *testing.T) {
 	want(t, r, vip6, ours)
 }
 
-// A peer that may have any other AS has a session with a router of any AS but this node's, even if a reload of the
-// router changes it, and the peer's AS is reported.
+// An external peer has a session with a router of any AS except this node's, even if the router's AS changes on a
+// reload. The peer's AS is reported.
 func TestUnnumberedExternal(t *testing.T) {
 	b, h := newUnnumbered(t)
 	ours := linkLocal(t, b.host)
@@ -148,8 +148,8 @@ func TestUnnumberedExternal(t *testing.T) {
 	}
 }
 
-// A peer on an interface is found by router advertisements. Both families have link-local next hops, and packets to the
-// VIP arrive. A router that comes back is found again, and one that goes is another one.
+// Router advertisements find a peer on an interface. Both families have link-local next hops, and packets to the VIP
+// arrive. A returning router is found again, and a different router replaces the previous one.
 func TestUnnumbered(t *testing.T) {
 	b, h := newUnnumbered(t)
 	ours := linkLocal(t, b.host)
@@ -168,7 +168,7 @@ func TestUnnumbered(t *testing.T) {
 	})
 	want(t, r, vip6, ours)
 	labtest.Until(t, timeout, "the kernel of the router has the route", func() error {
-		hops, err := r.NextHops(host(vip4)) // FRR may name it by an IPv4 address
+		hops, err := r.NextHops(host(vip4)) // FRR may show an IPv4 address
 		return labtest.ErrorIf(err != nil || len(hops) != 1, "next hops %v, %v", hops, err)
 	})
 	p = c.peer(theirs)
@@ -185,7 +185,7 @@ func TestUnnumbered(t *testing.T) {
 	labtest.Until(t, timeout, "packets to the VIP arrive", func() error {
 		return traffic.From(h).Ping(t.Context(), vip4)
 	})
-	// No host takes this node for its router.
+	// No host uses this node as a router.
 	must.Row(t, "default routes", "", must.Get(h.Run(t.Context(), "ip", "-6", "route", "show", "default"))(t))
 	c.configure(bgp.Options{ASN: ourASN, RouterID: b.ours[0][0]})
 	want(t, r, vip6)
@@ -195,7 +195,7 @@ func TestUnnumbered(t *testing.T) {
 	want(t, r, vip6)
 }
 
-// Routers of a range are peers while they are connected, with its password, and with the AS of the range only.
+// Routers in a range are peers while they are connected, only with the range's password and AS.
 func TestListenRange(t *testing.T) {
 	b := newBench(t)
 	secret := func(c *peers.RouterConfig) { c.Neighbors[0].Password = "of-the-range" }
@@ -221,14 +221,14 @@ func TestListenRange(t *testing.T) {
 	a, err := c.call(request{})
 	must.True(t, err == nil && len(a.Peers) == 3,
 		"%d peers, want the three with the password: %+v, %v", len(a.Peers), a.Peers, err)
-	// A smaller range ends the sessions of the others, and keeps the rest.
+	// A smaller range ends the sessions outside it and keeps the others.
 	before := c.peer(b.theirs[0][0]).Since
 	o.Peers[0].ListenRange = netip.MustParsePrefix("192.0.2.0/30")
 	c.configure(o)
 	want(t, frr, vip4)
 	want(t, bird, vip4, b.ours[0][0])
 	must.True(t, c.peer(b.theirs[0][0]).Since.Equal(before), "the session was reset")
-	// The password may be changed. Without the right one the router is not let in again.
+	// The password can change. Without the right one, the router cannot return.
 	o.Peers[0].Password = "another-one"
 	c.terminate()
 	c.o = o

@@ -13,9 +13,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// Two sessions are in a VRF, one is not. The first is begun from here, the second by the router, and both are back
-// after the VRF was removed and added again, the second with its BFD. It runs on Debian's kernel (e2e/kernels): others
-// may have no VRF.
+// Two sessions are in a VRF, one is not. This node opens the first one, and the router the second. Both return after
+// the VRF was deleted and created again, the second one with its BFD session. The test runs on Debian's kernel
+// (e2e/kernels), because others may have no VRF.
 func TestVRF(t *testing.T) {
 	const slowly = 20 * time.Second
 	b := newBench(t)

@@ -19,7 +19,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// weighted is two speakers at one router.
+// weighted is two speakers with the same router.
 type weighted struct {
 	lab      *lab.Lab
 	router   *lab.Host
@@ -56,7 +56,7 @@ func newWeighted(t *testing.T) *weighted {
 	return w
 }
 
-// announce announces vip4 with a weight from each speaker, and waits until the kernel of the router has them.
+// announce announces vip4 with a weight from each speaker, and waits until the router's kernel has both.
 func (w *weighted) announce(t *testing.T, weights [2]int) {
 	t.Helper()
 	for n, s := range w.speakers {
@@ -69,8 +69,8 @@ func (w *weighted) announce(t *testing.T, weights [2]int) {
 	})
 }
 
-// Two nodes with the weights 3 and 1 are next hops with these weights in the kernel of FRR, follow changes of them
-// without a new session, and get their shares of the connections. (draft-ietf-idr-link-bandwidth)
+// Two nodes with the weights 3 and 1 become next hops with these weights in FRR's kernel, follow new weights without a
+// new session, and receive their shares of the connections (draft-ietf-idr-link-bandwidth).
 func TestWeightedNextHops(t *testing.T) {
 	const total = 400
 	w := newWeighted(t)
@@ -80,7 +80,7 @@ func TestWeightedNextHops(t *testing.T) {
 		lab.End{Host: w.router, Name: "clients", Addresses: []netip.Prefix{netip.MustParsePrefix("198.51.100.1/24")}},
 		lab.LinkOptions{}))
 	must.Do(t, client.AddRoute(lab.Default, netip.MustParseAddr("198.51.100.1")))
-	// By addresses and ports: all connections have the same addresses.
+	// Hash ports as well, because all connections have the same addresses.
 	must.Do(t, w.router.Sysctl(map[string]string{"net.ipv4.fib_multipath_hash_policy": "1"}))
 	for _, h := range w.hosts {
 		must.Do(t, traffic.OwnVIP(h, vip4))
@@ -102,7 +102,7 @@ func TestWeightedNextHops(t *testing.T) {
 	must.True(t, n+servers["speaker1"] == total && n >= 300-52 && n <= 300+52, "%d: %v; want 3:1", total, servers)
 }
 
-// nextHopWeights returns the weights of the next hops of vip4 in the kernel.
+// nextHopWeights returns the weights of vip4's next hops in the kernel.
 func nextHopWeights(h *lab.Host) (map[string]int, error) {
 	out, err := h.Run(context.Background(), "ip", "-j", "route", "show", host(vip4).String())
 	if err != nil {
@@ -126,14 +126,14 @@ func nextHopWeights(h *lab.Host) (map[string]int, error) {
 	return weights, nil
 }
 
-// wantRoute waits until the kernel of r has exactly this next hop for a prefix, or none.
+// wantRoute waits until r's kernel has exactly this next hop for a prefix, or none.
 func wantRoute(t *testing.T, r *peers.Router, prefix string, via ...netip.Addr) {
 	t.Helper()
 	must.Get(r.WaitNextHops(t.Context(), timeout, netip.MustParsePrefix(prefix), via...))(t)
 }
 
-// Each router gets only the routes of its pools. A pool has a prefix of its own length while it has a member. When the
-// pools of a router change, it loses the routes that it got before, and no other route is interrupted.
+// Each router receives only the routes of its pools. A pool with its own prefix length announces such a prefix while it
+// has a VIP. If a router's pools change, it loses the routes of the previous pools, and no other route is interrupted.
 func TestPoolsOfPeers(t *testing.T) {
 	b := newBench(t)
 	first, second := b.router(peers.BIRD, nil), b.router(peers.FRR, nil)

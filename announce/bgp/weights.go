@@ -14,7 +14,7 @@ import (
 const bandwidthUnit = 125e6
 
 // includes reports whether an announcement's route carries a weight. A router that receives a new weight moves flows to
-// another node, which resets flows whose state is on one node only.
+// other nodes, which resets flows whose state is only on one node.
 func (o *Options) includes(a lb.Announcement) bool {
 	return o.Weighted == lb.WeightedAlways || o.Weighted == lb.WeightedMovable && a.Movable
 }
@@ -23,7 +23,7 @@ func (o *Options) includes(a lb.Announcement) bool {
 // server that fails and returns moves no flows.
 const weightSettles = 30 * time.Second
 
-// settling holds the weights that differ from the announced ones.
+// settling has the weights that differ from the announced ones.
 type settling map[netip.Prefix]newWeight
 
 type newWeight struct {
@@ -31,8 +31,7 @@ type newWeight struct {
 	since  time.Time
 }
 
-// settle returns the wanted routes, but with the announced weight where a new one has been wanted for less than
-// weightSettles.
+// settle returns the wanted routes, but with the announced weight unless the new weight has lasted for weightSettles.
 func (s settling) settle(announced, wanted routes, now time.Time) routes {
 	out := maps.Clone(wanted)
 	for p, weight := range wanted {
@@ -53,7 +52,6 @@ func (s settling) settle(announced, wanted routes, now time.Time) routes {
 	return out
 }
 
-// target returns the routes to install now. s.setMu is held.
 func (s *Speaker) target(o *Options) routes {
 	if o.Weighted != lb.WeightedAlways {
 		clear(s.settling)
@@ -62,7 +60,6 @@ func (s *Speaker) target(o *Options) routes {
 	return s.settling.settle(s.installed, s.wanted, time.Now())
 }
 
-// announceSettled announces the weights that have settled.
 func (s *Speaker) announceSettled(ctx context.Context) {
 	s.setMu.Lock()
 	defer s.setMu.Unlock()
@@ -70,7 +67,7 @@ func (s *Speaker) announceSettled(ctx context.Context) {
 		return
 	}
 	failed, err := s.install(ctx)
-	for prefix, err := range failed { // the next round tries them again
+	for prefix, err := range failed { // the next round tries again
 		s.log.Warn("weight not announced", "prefix", prefix, "err", err)
 	}
 	if err != nil && ctx.Err() == nil {

@@ -10,22 +10,22 @@ import (
 	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
 )
 
-// withdrawalTracker tracks the routes written to each peer and the withdrawals not yet written. DeletePath returns when
-// withdrawals are queued, but a VIP may be removed from the datapath only after they are written.
+// withdrawalTracker tracks the routes written to each peer and the withdrawals not yet written. gobgp's DeletePath only
+// queues withdrawals, but a VIP may be removed from the datapath only after they are written.
 type withdrawalTracker struct {
 	mu    sync.Mutex
 	peers map[netip.Addr]*ribOut // peers with a session
 	empty chan struct{}          // closed and replaced when nothing is pending
 }
 
-// ribOut is the Adj-RIB-Out of a session (RFC 4271, section 3.2), as it was written.
+// ribOut is the Adj-RIB-Out of a session (RFC 4271, section 3.2), as written to the peer.
 type ribOut struct {
 	routes  map[netip.Prefix]*written
 	pending map[netip.Prefix]struct{} // withdrawals not yet written
-	carries func(netip.Prefix) bool   // whether the route is sent
+	carries func(netip.Prefix) bool   // whether the peer receives the route
 }
 
-// written is an UPDATE, without its routes.
+// written is an UPDATE without its routes.
 type written struct {
 	attributes []byte
 	nextHop    netip.Addr
@@ -36,7 +36,7 @@ func newWithdrawalTracker() *withdrawalTracker {
 	return &withdrawalTracker{peers: map[netip.Addr]*ribOut{}, empty: make(chan struct{})}
 }
 
-// peerUp records a session with peer, and which routes it carries. It is called before the first UPDATE.
+// peerUp records a session with peer and which routes it carries. Call it before the first UPDATE.
 func (w *withdrawalTracker) peerUp(peer netip.Addr, carries func(netip.Prefix) bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -48,7 +48,8 @@ func (w *withdrawalTracker) peerUp(peer netip.Addr, carries func(netip.Prefix) b
 	r.carries = carries
 }
 
-// peerDown records that there is no session with peer, which has no routes then or keeps them until the next session.
+// peerDown records that the session with peer has ended. The peer then has no routes, or keeps them until the next
+// session.
 func (w *withdrawalTracker) peerDown(peer netip.Addr) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -56,7 +57,7 @@ func (w *withdrawalTracker) peerDown(peer netip.Addr) {
 	w.signal()
 }
 
-// expect records that prefixes are about to be withdrawn from every peer with a session.
+// expect records that prefixes are about to be withdrawn.
 func (w *withdrawalTracker) expect(prefixes []netip.Prefix) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -69,9 +70,9 @@ func (w *withdrawalTracker) expect(prefixes []netip.Prefix) {
 	}
 }
 
-// sent records an UPDATE that was written to peer. The End-of-RIB follows the first routes of a session. A pending
-// route that was not among them was withdrawn before the session, so no withdrawal will be sent. The peer removes it as
-// stale (RFC 4724, section 4.2).
+// sent records an UPDATE written to peer. End-of-RIB follows the first routes of a session. A pending route that was
+// not among them had been withdrawn before the session, so no withdrawal will follow; the peer removes it as stale (RFC
+// 4724, section 4.2).
 func (w *withdrawalTracker) sent(peer netip.Addr, u *guard.Update) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// Pending are the withdrawals of peers that have a session and carry that family.
+// Withdrawals are pending only for peers that have a session and carry the family.
 func TestWithdrawalTracker(t *testing.T) {
 	v4, v6 := netip.MustParsePrefix("203.0.113.1/32"), netip.MustParsePrefix("2001:db8::1/128")
 	all, only4 := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.5")
@@ -38,7 +38,7 @@ func TestWithdrawalTracker(t *testing.T) {
 	for _, row := range []struct {
 		name string
 		do   func(w *withdrawalTracker)
-		left int // 0: wait returns before its context ends
+		left int // 0 if wait returns before its context ends
 	}{
 		{"no UPDATE", func(*withdrawalTracker) {}, 3},
 		{"UPDATE without withdrawals", writes(updates{all: {announcement}, only4: {announcement}}), 3},
@@ -76,7 +76,7 @@ func TestWithdrawalTracker(t *testing.T) {
 	}
 }
 
-// routes is the number of routes that were written and not withdrawn.
+// routes returns the number of routes written and not withdrawn.
 func TestRibOut(t *testing.T) {
 	peer, w := netip.MustParseAddr("192.0.2.1"), newWithdrawalTracker()
 	a, b := netip.MustParsePrefix("203.0.113.1/32"), netip.MustParsePrefix("2001:db8::1/128")
@@ -96,7 +96,7 @@ func TestRibOut(t *testing.T) {
 	must.Row(t, "without a session", 0, w.routes(peer))
 }
 
-// wait returns as soon as the last withdrawal is written, and reports what is pending when its context ends.
+// wait returns when the last withdrawal is written, or reports what is pending when its context ends.
 func TestWithdrawalTrackerWait(t *testing.T) {
 	peer, prefix := netip.MustParseAddr("192.0.2.1"), netip.MustParsePrefix("203.0.113.1/32")
 	written := &guard.Update{Withdrawn: []netip.Prefix{prefix}}

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// checkDevice returns an error if an accepted connection arrived on an interface other than device. The kernel
-// remembers the interface: tcp_v6_syn_recv_sock and tcp_v4_syn_recv_sock set np->mcast_oif and inet->mc_index.
+// checkDevice returns an error if an accepted connection arrived on an interface other than device. The kernel stores
+// the interface: tcp_v6_syn_recv_sock and tcp_v4_syn_recv_sock set np->mcast_oif and inet->mc_index.
 func checkDevice(fd int, is4 bool, device string) error {
 	level, enable, option := unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, unix.IPV6_2292PKTOPTIONS
 	if is4 {
@@ -20,7 +20,7 @@ func checkDevice(fd int, is4 bool, device string) error {
 	if err := unix.SetsockoptInt(fd, level, enable, 1); err != nil {
 		return os.NewSyscallError("setsockopt", err)
 	}
-	defer unix.SetsockoptInt(fd, level, enable, 0) // otherwise each packet is copied
+	defer unix.SetsockoptInt(fd, level, enable, 0) // otherwise the kernel copies each packet
 	var buffer [256]byte
 	size := uint32(len(buffer))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// backendHoldTime is negotiated with the backend, in seconds. It is long because events end these sessions, not timers.
-// backendKeepalive is far shorter than it needs.
+// backendHoldTime is negotiated with the backend, in seconds. It is long because events, not timers, end these
+// sessions. backendKeepalive is far shorter than required.
 const (
 	backendHoldTime  = 65535
 	backendKeepalive = time.Hour
@@ -20,22 +20,22 @@ const (
 	backendRetry   = 2 * time.Millisecond
 )
 
-// Backend is where the routes of a session come from: a BGP speaker on the loopback interface that waits for a
-// connection from From. The MD5 key keeps other local processes from connecting to it.
+// Backend is the source of a session's routes: a BGP speaker on the loopback interface that waits for a connection from
+// From. The MD5 key keeps other local processes from connecting.
 type Backend struct {
 	At   netip.AddrPort
 	From netip.Addr
 	Key  string
 }
 
-// connect opens a session with the backend that looks like the peer's but contains nothing the peer sent: the OPEN is
-// rebuilt from the checked fields. It returns once the backend has accepted the session.
+// connect opens a session with the backend on the peer's behalf. To the backend it looks like the peer's session, but
+// the OPEN is rebuilt from checked fields. connect returns once the backend has accepted the session.
 func (b *Backend) connect(
 	ctx context.Context, dial func(context.Context, *Backend) (net.Conn, error), peer *Open,
 ) (net.Conn, *messageReader, error) {
 	open := Open{
 		ASN: peer.ASN, HoldTime: backendHoldTime, ID: b.From, V4: peer.V4, V6: peer.V6, FourOctetAS: peer.FourOctetAS,
-		RouteRefresh: true, GracefulRestart: true, // with it the backend sends End-of-RIB
+		RouteRefresh: true, GracefulRestart: true, // makes the backend send End-of-RIB
 	}
 	ctx, cancel := context.WithTimeout(ctx, backendTimeout)
 	defer cancel()
@@ -44,7 +44,7 @@ func (b *Backend) connect(
 		if err == nil {
 			return conn, r, nil
 		}
-		select { // the backend closes connections that arrive before it waits for one
+		select { // the backend closes connections that it does not expect yet
 		case <-ctx.Done():
 			return nil, nil, fmt.Errorf("connect to the routing table at %v: %w", b.At, err)
 		case <-time.After(backendRetry):
@@ -52,7 +52,6 @@ func (b *Backend) connect(
 	}
 }
 
-// dialBackend connects to a backend.
 func dialBackend(ctx context.Context, b *Backend) (net.Conn, error) {
 	key := Config{Address: b.At.Addr(), Password: b.Key}
 	d := net.Dialer{
@@ -84,7 +83,7 @@ func (b *Backend) handshake(
 	return conn, r, nil
 }
 
-// exchange sends and expects OPEN and KEEPALIVE.
+// exchange sends and receives OPEN and KEEPALIVE.
 func (b *Backend) exchange(conn net.Conn, r *messageReader, open *Open) error {
 	for _, step := range []struct {
 		send []byte

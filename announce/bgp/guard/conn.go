@@ -16,16 +16,15 @@ import (
 )
 
 const (
-	// openTimeout limits how long a connection may exist without the peer's OPEN. RFC 4271, section 8.2.2, suggests
-	// four minutes; a peer that needs more than one is down.
+	// openTimeout limits the time until the peer's OPEN. RFC 4271, section 8.2.2, suggests four minutes, but a peer
+	// that needs more than one is down.
 	openTimeout = time.Minute
-	// sendTimeout is how long a peer with a hold time of 0 may refuse to accept data (RFC 9687).
+	// sendTimeout is how long a peer with a hold time of 0 may accept no data (RFC 9687).
 	sendTimeout = 8 * time.Minute
 	// lingerTime is how long the peer may take to read the last NOTIFICATION.
 	lingerTime = time.Second
 )
 
-// socket is a TCP connection.
 type socket interface {
 	net.Conn
 	syscall.Conn
@@ -43,8 +42,8 @@ type conn struct {
 	theirs   *Open
 	local    netip.Addr
 	cancel   context.CancelCauseFunc
-	granted  chan bool // the decision of the peer's goroutine about an OPEN
-	since    time.Time // when it became the session; constant while Guard.sessions has it
+	granted  chan bool // decision of the peer's goroutine about an OPEN
+	since    time.Time // start of the session; constant while Guard.sessions has it
 
 	wmu sync.Mutex // orders writes to c
 
@@ -54,14 +53,14 @@ type conn struct {
 	received, sent Messages
 }
 
-// run handles the connection from start to end. It always ends with an event for the peer's goroutine.
+// run handles the connection. It always ends with an event for the peer's goroutine.
 func (c *conn) run(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() { _ = c.c.SetDeadline(time.Unix(1, 0)) })
 	err := c.handshake(ctx)
 	if err == nil {
 		err = c.session(ctx)
 	}
-	if ctx.Err() != nil { // ended by end, or without a NOTIFICATION
+	if ctx.Err() != nil { // end was called
 		err = context.Cause(ctx)
 	}
 	stop()
@@ -73,19 +72,19 @@ func (c *conn) run(ctx context.Context) {
 		_ = c.c.CloseWrite()
 	}
 	c.p.lingering.Go(func() {
-		if tell { // closing with unread data would send RST and lose the NOTIFICATION
+		if tell { // closing with unread data would send RST, and the NOTIFICATION would be lost
 			_, _ = io.Copy(io.Discard, io.LimitReader(c.c, readBurst))
 		}
 		c.c.Close()
 	})
-	c.p.events <- ended{c, err} // does not wait for the peer, which may be lost
+	c.p.events <- ended{c, err} // does not wait for the lingering connection
 }
 
-// end ends the connection for this reason, with a NOTIFICATION if it is an *Error. The first reason counts. end does
-// not block.
+// end ends the connection. e is the reason and, if it is an *Error, sent as a NOTIFICATION. Only the first reason
+// counts. end does not block.
 func (c *conn) end(e error) { c.cancel(e) }
 
-// lastWords is how long to wait for a NOTIFICATION from the peer after sending to it has failed.
+// lastWords is how long to wait for the peer's NOTIFICATION after sending has failed.
 const lastWords = 200 * time.Millisecond
 
 var errSending = errors.New("the connection failed while sending")
@@ -147,7 +146,6 @@ func (c *conn) handshake(ctx context.Context) error {
 	return protocolError(codeFSM, 2, nil, "%v instead of KEEPALIVE", m.kind)
 }
 
-// session relays routes until the session ends, and returns why.
 func (c *conn) session(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -170,7 +168,7 @@ func (c *conn) session(ctx context.Context) error {
 		wg.Go(func() {
 			err := f()
 			failed <- err
-			if errors.Is(err, errSending) { // the peer's reason may have arrived earlier
+			if errors.Is(err, errSending) { // the peer's NOTIFICATION may have arrived before
 				select {
 				case <-ctx.Done():
 				case <-time.After(lastWords):
@@ -197,7 +195,6 @@ func (c *conn) session(ctx context.Context) error {
 	return err
 }
 
-// write sends one message to the peer.
 func (c *conn) write(ctx context.Context, b []byte, hold time.Duration) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
@@ -206,7 +203,7 @@ func (c *conn) write(ctx context.Context, b []byte, hold time.Duration) error {
 		limit = hold
 	}
 	_ = c.c.SetWriteDeadline(time.Now().Add(limit))
-	if ctx.Err() != nil { // its deadline has been replaced
+	if ctx.Err() != nil { // its deadline was just overwritten
 		return ctx.Err()
 	}
 	if _, err := c.c.Write(b); err != nil {
@@ -239,7 +236,7 @@ func (c *conn) keepAlive(ctx context.Context, hold time.Duration) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-c.p.probe: // tests whether the connection still exists
+		case <-c.p.probe: // to test the connection
 		case <-tick:
 		case <-hourly.C:
 			c.toBackend(keepalive)
@@ -259,7 +256,7 @@ func (c *conn) toBackend(b []byte) {
 	}
 }
 
-// readError translates an error from reading into the reason for the session's end.
+// readError translates a read error into the reason why the session ends.
 func readError(err error, hold time.Duration) error {
 	var e *Error
 	switch {

@@ -5,22 +5,22 @@ import (
 	"time"
 )
 
-// Details describes what an established session has negotiated and exchanged so far.
+// Details describes what an established session has negotiated and exchanged.
 type Details struct {
 	Session
 	RouterID            netip.Addr // the peer's BGP identifier
 	LocalASN            uint32
 	HoldTime, Keepalive time.Duration // 0 without KEEPALIVEs
-	// RestartTime and LongLived are how long the peer keeps the routes after the session has failed, if it supports
-	// graceful restart (RFC 4724) and long-lived graceful restart (RFC 9494), or 0 if it does not.
+	// RestartTime and LongLived are how long the peer keeps the routes after the session fails (RFC 4724, RFC 9494), or
+	// 0 if it does not support graceful or long-lived graceful restart.
 	RestartTime, LongLived time.Duration
 	Routes                 Received
 	Received, Sent         Messages
 }
 
-// Received counts the routes that a peer has sent in a session. None of them are kept.
+// Received counts the routes received in a session. All of them are discarded.
 type Received struct {
-	Announced uint64 // routes in all UPDATEs
+	Announced uint64 // in all UPDATEs, including repetitions
 	Withdrawn uint64
 	Malformed uint64 // UPDATEs that could not be parsed
 }
@@ -39,7 +39,7 @@ func (m *Messages) count(kind messageType) {
 	m.Last = time.Now()
 }
 
-// Details returns the details of the session with a peer, or false if there is none.
+// Details returns the details of a peer's established session, or false if there is none.
 func (g *Guard) Details(peer netip.Addr) (Details, bool) {
 	g.mu.Lock()
 	c := g.sessions[peer]
@@ -62,7 +62,7 @@ func (g *Guard) Details(peer netip.Addr) (Details, bool) {
 	return d, true
 }
 
-// described returns the session for Options.Attach. It is valid after the handshake.
+// described returns the session for Options.Attach. Call it only after the handshake.
 func (c *conn) described() Session {
 	return Session{
 		Peer: c.cfg.Address, Local: c.local, ASN: c.theirs.ASN, V4: c.theirs.V4, V6: c.theirs.V6,

@@ -22,7 +22,7 @@ import (
 
 var loopback = netip.MustParseAddr("127.0.0.1")
 
-// fixture is a guard with one peer, whose router is the test, and whose backend records what it receives.
+// fixture is a guard with one peer. The test is the peer's router, and the backend records what it receives.
 type fixture struct {
 	t               testing.TB
 	g               *Guard
@@ -30,7 +30,7 @@ type fixture struct {
 	router, backend net.Listener
 	stop            context.CancelCauseFunc
 	done            chan struct{}
-	outer           chan net.Conn // connections of the guard with the router
+	outer           chan net.Conn // the guard's connections with the router
 	inner           chan net.Conn // sessions with the backend
 
 	mu       sync.Mutex
@@ -40,7 +40,7 @@ type fixture struct {
 	states   []State
 }
 
-// newFixture returns a guard whose connections are in memory, for a bubble of synctest.
+// newFixture returns a guard with in-memory connections, for a synctest bubble.
 func newFixture(t testing.TB, change func(*Options, *Config)) *fixture {
 	t.Helper()
 	router, backend := bufconn.Listen(1<<15), bufconn.Listen(1<<15)
@@ -54,7 +54,7 @@ func newFixture(t testing.TB, change func(*Options, *Config)) *fixture {
 	return f
 }
 
-// newTCPFixture returns a guard whose connections are of TCP, for passwords.
+// newTCPFixture returns a guard with TCP connections, for passwords.
 func newTCPFixture(t testing.TB, change func(*Options, *Config)) *fixture {
 	t.Helper()
 	listen := func() net.Listener {
@@ -100,7 +100,6 @@ func fixtureOf(t testing.TB, router, backend net.Listener, change func(*Options,
 	return f
 }
 
-// run runs the guard until the end of the test.
 func (f *fixture) run() {
 	go f.serveBackend()
 	go func() {
@@ -117,7 +116,6 @@ func (f *fixture) run() {
 	f.t.Cleanup(f.end)
 }
 
-// end stops the guard.
 func (f *fixture) end() {
 	f.stop(Stopped("the test ends"))
 	select {
@@ -129,13 +127,13 @@ func (f *fixture) end() {
 	f.backend.Close()
 }
 
-// port returns the port of a TCP listener, or 0 for another kind.
+// port returns a TCP listener's port, or 0 for other listeners.
 func port(l net.Listener) uint16 {
 	a, _ := l.Addr().(*net.TCPAddr)
 	return a.AddrPort().Port()
 }
 
-// memory is a socket without a kernel.
+// memory is an in-memory socket.
 type memory struct{ net.Conn }
 
 func (m memory) Read(b []byte) (int, error)  { n, err := m.Conn.Read(b); return n, deadline(err) }
@@ -151,7 +149,7 @@ func deadline(err error) error {
 	return err
 }
 
-// serveBackend is a BGP speaker that accepts every session.
+// serveBackend is a backend that accepts every session.
 func (f *fixture) serveBackend() {
 	for {
 		c, err := f.backend.Accept()
@@ -183,7 +181,7 @@ func (f *fixture) atBackend() []byte {
 	return slices.Clone(f.received)
 }
 
-// link is a connection of the router.
+// link is the router's end of a connection.
 type link struct {
 	net.Conn
 	t testing.TB
@@ -201,7 +199,7 @@ func (f *fixture) accept() *link {
 	}
 }
 
-// connect is a connection of the router to the guard.
+// connect connects the router to the guard.
 func (f *fixture) connect() *link {
 	f.t.Helper()
 	l := bufconn.Listen(1 << 15)
@@ -224,7 +222,7 @@ func (l *link) send(messages ...[]byte) {
 	must.Get(l.Write(bytes.Join(messages, nil)))(l.t)
 }
 
-// next returns the next message but KEEPALIVEs; nil at the end.
+// next returns the next message other than KEEPALIVE, or nil at the end.
 func (l *link) next() *message {
 	for {
 		m, err := l.r.next()
@@ -246,14 +244,14 @@ func (l *link) want(kind messageType) []byte {
 	return m.body()
 }
 
-// theirs is the OPEN of the router.
+// theirs returns the router's OPEN.
 func theirs() Open {
 	o := testOpen()
 	o.ASN, o.ID = 64500, netip.MustParseAddr("192.0.2.1")
 	return o
 }
 
-// establish makes a session on l and returns the connection to the backend.
+// establish establishes a session on l, and returns the connection to the backend.
 func (f *fixture) establish(l *link, o Open) net.Conn {
 	f.t.Helper()
 	l.want(typeOpen)
@@ -288,14 +286,14 @@ func open(change func(*Open)) []byte {
 	return o.message()
 }
 
-// bubble runs a subtest with its own clock.
+// bubble runs a subtest in a synctest bubble.
 func bubble(t *testing.T, name string, f func(t *testing.T)) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
 }
 
-// sourceInUse is the own address of connections in memory.
+// sourceInUse is the local address of in-memory connections.
 var sourceInUse = netip.MustParseAddr("192.0.2.11")
 
-// LocalAddr returns an address that the kernel would have chosen.
+// LocalAddr returns an address as if the kernel had chosen it.
 func (memory) LocalAddr() net.Addr { return &net.TCPAddr{IP: sourceInUse.AsSlice()} }

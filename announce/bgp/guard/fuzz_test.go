@@ -10,7 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// A message is read or refused, and none of the parsers panics.
+// Each message is parsed or rejected, and no parser panics.
 func FuzzMessages(f *testing.F) {
 	o := theirs()
 	f.Add(slices.Concat(o.message(), keepalive, encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113})))
@@ -38,7 +38,7 @@ func FuzzMessages(f *testing.F) {
 	})
 }
 
-// An OPEN that is accepted can be encoded, and is then the same.
+// An accepted OPEN can be encoded, which preserves it.
 func FuzzOpen(f *testing.F) {
 	o := theirs()
 	f.Add(o.message()[headerLen:])
@@ -57,7 +57,7 @@ func FuzzOpen(f *testing.F) {
 	})
 }
 
-// Whatever a router sends, the backend receives only messages that the guard has made.
+// Whatever a router sends, the backend receives only messages that the guard has created.
 func FuzzSession(f *testing.F) {
 	o := theirs()
 	session := slices.Concat(o.message(), keepalive)
@@ -77,8 +77,8 @@ func FuzzSession(f *testing.F) {
 				for l.next() != nil {
 				}
 			}()
-			_, _ = l.Write(b) // fails when the guard has closed already
-			synctest.Wait()   // it has closed, or waits for more
+			_, _ = l.Write(b) // fails if the guard has already closed the connection
+			synctest.Wait()   // the guard has closed the connection, or waits for more
 			l.Close()
 			<-read
 			x.end()
@@ -89,7 +89,7 @@ func FuzzSession(f *testing.F) {
 	})
 }
 
-// checkBackend checks what the backend has received in any number of sessions.
+// checkBackend checks what the backend has received in all sessions.
 func checkBackend(t *testing.T, b []byte) {
 	t.Helper()
 	r := newMessageReader(bytes.NewReader(b))
@@ -114,7 +114,7 @@ func checkBackend(t *testing.T, b []byte) {
 	}
 }
 
-// A guard ends at once, in whatever state its peer is.
+// A guard stops immediately, whatever state its peer is in.
 func TestEndsInEveryState(t *testing.T) {
 	valid := open(func(*Open) {})
 	for name, send := range map[string][][]byte{

@@ -13,42 +13,41 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Options configures a Guard. The functions are called from any goroutine, but one at a time for each peer, and must
-// not call the Guard.
+// Options configures a Guard. The functions are called from any goroutine, but never concurrently for one peer. Except
+// Unknown, they must not call the Guard.
 type Options struct {
 	ASN      uint32
 	RouterID netip.Addr
-	Hostname string // told to the peers; may be empty
-	// ListenPort and ListenAddresses are where peers may connect to. Port -1 means nowhere. Without addresses, the
+	Hostname string // sent to the peers; may be empty
+	// ListenPort and ListenAddresses are where peers may connect. Port -1 disables listening. Without addresses, the
 	// guard listens on all addresses of the peers' families.
 	ListenPort      int
 	ListenAddresses []netip.Addr
-	// Attach is called when a session is established and returns the source of its routes. Detach is called when the
+	// Attach is called when a session is established, and returns the source of its routes. Detach is called when the
 	// session has ended.
 	Attach func(ctx context.Context, s Session) (Backend, error)
 	Detach func(peer netip.Addr)
 	// Sent is called after an UPDATE was written to the peer or withheld from it. u is valid until Sent returns.
 	Sent func(peer netip.Addr, u *Update)
-	// Unknown is called when an address in a Range that is not yet a peer connects. It may call SetPeers, and reports
+	// Unknown is called when an address in a Range that is not a peer connects. It may call SetPeers, and reports
 	// whether the address is now a peer. If Unknown is nil, such connections are closed.
 	Unknown func(from netip.Addr) bool
-	// Event is called when the state of a peer changes, and when a connection fails.
+	// Event is called when a peer's state changes and when a connection fails.
 	Event func(Event)
 	// Boundary wraps the handling of each peer message. It may be nil.
 	Boundary *lb.Boundary
 	Log      *slog.Logger
 }
 
-// Config is one peer.
 type Config struct {
 	Address  netip.Addr // with a zone if it is link-local
 	Port     uint16
 	ASN      uint32
 	Password string
-	LocalASN uint32        // towards this peer; 0 for that of Options
+	LocalASN uint32        // as the peer sees it; 0 for Options.ASN
 	HoldTime time.Duration // in whole seconds; 0 for no KEEPALIVEs
-	// Keepalive is the time between KEEPALIVEs from the next session on, at most a third of the negotiated hold time,
-	// which is also the default.
+	// Keepalive is the time between KEEPALIVEs, from the next session on. The maximum, a third of the negotiated hold
+	// time, is also the default.
 	Keepalive time.Duration
 	// Retry is the mean time between attempts to connect. 0 means 2 s.
 	Retry  time.Duration
@@ -64,7 +63,8 @@ type Config struct {
 	RestartTime time.Duration
 	// LongLived is the long-lived graceful restart time (RFC 9494) and needs RestartTime. 0 turns it off.
 	LongLived time.Duration
-	// Routes identifies the routes that the backend sends to the peer. When it changes, the session is replaced.
+	// Routes identifies the routes that the backend sends to the peer. If it changes, a new session replaces the
+	// current one.
 	Routes string
 }
 
@@ -78,18 +78,18 @@ type Session struct {
 	ExtendedNextHop bool
 }
 
-// Event is a change of a peer's state or a failure.
+// Event is a peer's state change or a failure.
 type Event struct {
 	Peer     netip.Addr
 	Old, New State
-	Err      error // why, or nil if nothing failed
+	Err      error // what failed, or nil
 	Dial     bool  // Err is from an attempt to connect
 }
 
 // Guard maintains sessions with peers.
 type Guard struct {
 	o           Options
-	dial        func(context.Context, *Config) (socket, error) // dial, or in-memory sockets in tests
+	dial        func(context.Context, *Config) (socket, error) // tests use in-memory sockets
 	dialBackend func(context.Context, *Backend) (net.Conn, error)
 
 	mu       sync.Mutex // guards the following fields
@@ -110,8 +110,8 @@ func New(o Options) *Guard {
 	}
 }
 
-// Run listens and maintains a session with every peer until ctx ends. If the cause of ctx is an *Error, it is sent to
-// the peers.
+// Run listens and maintains a session with every peer until ctx ends. If the cause of ctx is an *Error, the peers
+// receive it.
 func (g *Guard) Run(ctx context.Context) {
 	g.mu.Lock()
 	g.running = ctx
@@ -144,7 +144,6 @@ func (g *Guard) Run(ctx context.Context) {
 	g.mu.Unlock()
 }
 
-// start begins the goroutine of a peer. g.mu is held.
 func (g *Guard) start(p *peer) {
 	ctx, cancel := context.WithCancelCause(g.running)
 	p.stop = cancel
@@ -154,10 +153,10 @@ func (g *Guard) start(p *peer) {
 	})
 }
 
-// SetPeers replaces the peers. Sessions continue if the peer is unchanged or the change needs no new connection: a
-// password that changes on both sides within the hold time does not end the session, nor does a Source equal to the
-// connection's local address. Other sessions end with a NOTIFICATION, or without one if graceful restart lets the peer
-// keep the routes until the next session.
+// SetPeers replaces the peers. Sessions continue if their peer is unchanged or the change needs no new connection. For
+// example, a password that changes on both sides within the hold time does not end the session, nor does a Source equal
+// to the connection's local address. Other sessions end with a NOTIFICATION, or without one if graceful restart lets
+// the peer keep the routes until the next session.
 func (g *Guard) SetPeers(list []Config) {
 	g.mu.Lock()
 	wanted := map[netip.Addr]Config{}
@@ -170,7 +169,7 @@ func (g *Guard) SetPeers(list []Config) {
 		before := p.wanted
 		after, stays := wanted[at]
 		if s := g.sessions[at]; s != nil && !before.Source.IsValid() && after.Source == s.local.WithZone("") {
-			before.Source = after.Source // the kernel has chosen it
+			before.Source = after.Source // the kernel already chose this address
 		}
 		switch {
 		case stays && before == after:
@@ -212,14 +211,14 @@ func (g *Guard) SetPeers(list []Config) {
 	}
 }
 
-// sameConnection reports whether a connection for c also serves other. RestartTime and LongLived are sent with the next
-// OPEN.
+// sameConnection reports whether a connection for c also suits other. The next OPEN has the new RestartTime and
+// LongLived.
 func (c Config) sameConnection(other *Config) bool {
 	if (c.Password == "") != (other.Password == "") || (c.RestartTime == 0) != (other.RestartTime == 0) {
 		return false
 	}
 	if c.MinTTL > 0 && other.MinTTL == 0 || c.TTL > 0 && other.TTL == 0 {
-		return false // the kernel's defaults are not known here
+		return false // cannot restore the kernel's default
 	}
 	c.Password, c.RestartTime, c.TTL, c.MinTTL = other.Password, other.RestartTime, other.TTL, other.MinTTL
 	c.Passive, c.LongLived = other.Passive, other.LongLived
@@ -227,7 +226,7 @@ func (c Config) sameConnection(other *Config) bool {
 	return c == *other
 }
 
-// endFor returns how a session with c ends when the peer becomes other, or is removed.
+// endFor returns how a session ends when its peer changes from c to other, or is removed.
 func (c *Config) endFor(other *Config, stays bool) error {
 	switch {
 	case !stays:
@@ -253,7 +252,7 @@ func (g *Guard) forget(p *peer, reason error) {
 	}
 }
 
-// Configure changes the local side: port and addresses take effect at once, the rest with the next OPEN.
+// Configure changes the local side. Port and addresses take effect immediately, the rest with the next OPEN.
 func (g *Guard) Configure(asn uint32, routerID netip.Addr, port int, addresses []netip.Addr) {
 	g.mu.Lock()
 	g.o.ASN, g.o.RouterID, g.o.ListenPort, g.o.ListenAddresses = asn, routerID, port, addresses
@@ -264,7 +263,6 @@ func (g *Guard) Configure(asn uint32, routerID netip.Addr, port int, addresses [
 	}
 }
 
-// setKeys sets the key of a peer on the listening sockets. g.mu is held.
 func (g *Guard) setKeys(c *Config) {
 	g.eachSocket(c.Address, func(fd int) error { return setKey(fd, c) })
 }
@@ -285,8 +283,8 @@ func (g *Guard) eachSocket(peer netip.Addr, f func(fd int) error) {
 	}
 }
 
-// open returns the OPEN for a peer. The forwarding state is always preserved, because the datapath works without this
-// process; the Restart State bit is set until there has been a session (RFC 4724, section 3).
+// open returns the OPEN for a peer. It always sets the Forwarding State bits, because the datapath works without this
+// process, and the Restart State bit until there has been a session (RFC 4724, section 3).
 func (g *Guard) open(c *Config, restarted bool) Open {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -309,16 +307,16 @@ func (g *Guard) setSession(peer netip.Addr, c *conn) {
 	g.sessions[peer] = c
 }
 
-// Failed ends the session of a peer because BFD, last up at lastUp, reports that the path has failed (RFC 9384). A
-// session that was established later stays, because the failure belongs to the previous one.
+// Failed ends a peer's session because BFD, last up at lastUp, reports a failed path (RFC 9384). A session established
+// after lastUp stays, because the failure belongs to the previous one.
 func (g *Guard) Failed(peer netip.Addr, lastUp time.Time, text string) {
 	g.endSession(peer, lastUp, cease(ceaseBFD, text))
 }
 
-// Reset ends the session of a peer, which is then established again.
+// Reset ends a peer's session, which is then established again.
 func (g *Guard) Reset(peer netip.Addr, text string) { g.endSession(peer, time.Now(), cease(4, text)) }
 
-// endSession ends the session of a peer if it was established by that time. It does not block.
+// endSession ends a peer's session if it was established before at. It does not block.
 func (g *Guard) endSession(peer netip.Addr, at time.Time, e *Error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -327,6 +325,5 @@ func (g *Guard) endSession(peer netip.Addr, at time.Time, e *Error) {
 	}
 }
 
-// Stopped returns the cause that tells the peers that this node stops, so that they remove its routes at once (RFC
-// 9003).
+// Stopped returns the cause that tells peers that this node stops, so they remove its routes immediately (RFC 9003).
 func Stopped(text string) error { return cease(ceaseShutdown, text) }

@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Endpoint is where peers may connect to. Device is set only for VRFs and interfaces in a VRF.
+// Endpoint is an address where peers may connect. Device is set only for VRFs and interfaces in a VRF.
 type Endpoint struct {
 	netip.AddrPort
 	Device string
@@ -21,11 +21,11 @@ type Endpoint struct {
 // listener is a listening socket, or the error that prevented it.
 type listener struct {
 	socket *net.TCPListener
-	index  int // of the device that the socket is bound to, or 0
+	index  int // of the socket's device, or 0
 	err    error
 }
 
-// listenRetry is the interval between attempts to listen on a port that is in use.
+// listenRetry is the time between attempts to listen on a port that is in use.
 const listenRetry = 5 * time.Second
 
 func (l *listener) close() {
@@ -34,7 +34,7 @@ func (l *listener) close() {
 	}
 }
 
-// relisten opens missing listening sockets.
+// relisten opens missing listening sockets, and closes those no longer wanted.
 func (g *Guard) relisten(ctx context.Context) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -45,7 +45,7 @@ func (g *Guard) relisten(ctx context.Context) {
 	g.own = ownSockets(peers, g.ranges)
 	wanted := g.endpoints(peers)
 	for at, l := range g.listen {
-		// A device that was removed and added again has a new index: the old socket no longer receives anything.
+		// A device that was deleted and created again has a new index, and the old socket receives nothing.
 		if !slices.Contains(wanted, at) || l.socket != nil && l.index != g.own[at.Device] {
 			l.close()
 			delete(g.listen, at)
@@ -74,7 +74,7 @@ func (g *Guard) relisten(ctx context.Context) {
 }
 
 // endpoints returns the addresses in the options, or the unspecified address of each family that peers have, so that a
-// node without IPv6 can have IPv4 peers. It returns the same for each device with its own sockets. g.mu is held.
+// node without IPv6 can have IPv4 peers. Devices with their own sockets have the same endpoints. g.mu is held.
 func (g *Guard) endpoints(peers []Config) (list []Endpoint) {
 	if g.o.ListenPort < 0 {
 		return nil
@@ -106,9 +106,9 @@ func (g *Guard) endpoints(peers []Config) (list []Endpoint) {
 	return list
 }
 
-// ownSockets returns the indexes of the peers' devices that need their own listening sockets, because sockets without a
-// device receive nothing from a VRF (net.ipv4.tcp_l3mdev_accept). The index is 0 if the device does not exist.
-// Connections on other devices arrive on the sockets without a device and are then bound to the device.
+// ownSockets returns the indexes of peers' devices that need their own listening sockets, because sockets without a
+// device receive nothing from a VRF (net.ipv4.tcp_l3mdev_accept). A missing device has index 0. Connections on other
+// devices arrive on the sockets without a device and are then bound to their device.
 func ownSockets(peers []Config, ranges []Range) map[string]int {
 	own := map[string]int{}
 	add := func(device string) {
@@ -131,7 +131,7 @@ func ownSockets(peers []Config, ranges []Range) map[string]int {
 	return own
 }
 
-// socketOf returns the device of the listening socket for peers on device. g.mu is held.
+// socketOf returns device if it has its own listening sockets, or "". g.mu is held.
 func (g *Guard) socketOf(device string) string {
 	if _, ok := g.own[device]; ok {
 		return device
@@ -152,7 +152,7 @@ func (g *Guard) Problems() map[Endpoint]error {
 	return problems
 }
 
-// accept passes connections to their peers. The socket is bound to device unless that is empty.
+// accept passes connections to their peers. The socket is bound to device unless it is empty.
 func (g *Guard) accept(ctx context.Context, l *net.TCPListener, device string) {
 	for {
 		c, err := l.AcceptTCP()

@@ -40,7 +40,7 @@ func (t messageType) String() string {
 	return fmt.Sprintf("message type %d", uint8(t))
 }
 
-// validLength reports whether a message of this type may have n bytes, header included (RFC 4271, section 6.1; RFC
+// validLength reports whether a message of this type may have n bytes, including the header (RFC 4271, section 6.1; RFC
 // 7313, section 3).
 func (t messageType) validLength(n int) bool {
 	switch t {
@@ -57,7 +57,6 @@ func (t messageType) validLength(n int) bool {
 	}
 }
 
-// message is one message. body is valid until the next message is read.
 type message struct {
 	kind messageType
 	raw  []byte // with the header
@@ -65,7 +64,7 @@ type message struct {
 
 func (m message) body() []byte { return m.raw[headerLen:] }
 
-// messageReader reads messages. The messages it returns have a valid header.
+// messageReader reads messages and validates their headers.
 type messageReader struct {
 	r   *bufio.Reader
 	buf [maxMessage]byte
@@ -75,7 +74,8 @@ func newMessageReader(r io.Reader) *messageReader {
 	return &messageReader{r: bufio.NewReaderSize(r, 2*maxMessage)}
 }
 
-// next returns the next message. The error is an *Error if the header is invalid, and otherwise the connection's.
+// next returns the next message. The error is an *Error if the header is invalid; otherwise it comes from the
+// connection.
 func (r *messageReader) next() (message, error) {
 	head := r.buf[:headerLen]
 	if _, err := io.ReadFull(r.r, head); err != nil {
@@ -100,7 +100,6 @@ func (r *messageReader) next() (message, error) {
 	return message{kind, r.buf[:n]}, nil
 }
 
-// encode returns a message with this body.
 func encode(kind messageType, body []byte) []byte {
 	b := make([]byte, headerLen, headerLen+len(body))
 	for i := range 16 {

@@ -11,7 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// raw returns a message with this type and length, of zeros.
+// raw returns a message of this type and length that is filled with zeros.
 func raw(kind byte, length int) []byte {
 	b := encode(messageType(kind), make([]byte, max(length-headerLen, 0)))
 	b[16], b[17] = byte(length>>8), byte(length)
@@ -53,7 +53,7 @@ func TestReader(t *testing.T) {
 	}
 }
 
-// The text of a NOTIFICATION has its names, and what the peer says about it, without control characters.
+// The text of a NOTIFICATION contains its names and the peer's message, without control characters.
 func TestErrorText(t *testing.T) {
 	received := func(b ...byte) *Error { return parseNotification(b) }
 	for _, row := range []struct {
@@ -69,7 +69,7 @@ func TestErrorText(t *testing.T) {
 			`received NOTIFICATION: administrative shutdown (code 6, subcode 2) "bye"`},
 		{received(6, 4, 3, 'b', 27, 'e'),
 			`received NOTIFICATION: administrative reset (code 6, subcode 4) "b�e"`},
-		{received(6, 2, 4, 0xc2, 0x9b, '2', 'J'), // CSI of C1
+		{received(6, 2, 4, 0xc2, 0x9b, '2', 'J'), // CSI, a C1 control character
 			`received NOTIFICATION: administrative shutdown (code 6, subcode 2) "�2J"`},
 		{received(6, 2, 9, 'b'), "received NOTIFICATION: administrative shutdown (code 6, subcode 2)"},
 		{received(6, 2, 1, 0xff), "received NOTIFICATION: administrative shutdown (code 6, subcode 2)"},
@@ -97,7 +97,7 @@ func TestParseUpdate(t *testing.T) {
 	for _, row := range []struct {
 		name string
 		body []byte
-		want string // "": malformed
+		want string // "" if malformed
 	}{
 		{"End-of-RIB of IPv4", []byte{0, 0, 0, 0}, "+[] -[] eor4"},
 		{"End-of-RIB of IPv6", attrs(0x80, 15, 3, 0, 2, 1), "+[] -[] eor6"},
@@ -155,7 +155,7 @@ func testOpen() Open {
 	}
 }
 
-// An OPEN that is encoded is read as the same.
+// An encoded OPEN parses to the same OPEN.
 func TestOpenRoundTrip(t *testing.T) {
 	for name, change := range map[string]func(*Open){
 		"all":             func(*Open) {},
@@ -181,12 +181,11 @@ func TestOpenRoundTrip(t *testing.T) {
 	}
 }
 
-// body returns the body of an OPEN with these optional parameters.
 func body(params ...byte) []byte {
 	return append([]byte{4, 0xfc, 0, 0, 9, 192, 0, 2, 1, byte(len(params))}, params...)
 }
 
-// wantError checks the code and the subcode of a protocol error; code 0: none.
+// wantError checks a protocol error's code and subcode, or that there is none if code is 0.
 func wantError(t *testing.T, name string, err error, code, subcode uint8) {
 	t.Helper()
 	var e *Error
@@ -283,7 +282,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// The connection of the side with the higher identifier is kept (RFC 4271, section 6.8; RFC 6286, section 2.3).
+// The connection from the side with the higher identifier wins (RFC 4271, section 6.8; RFC 6286, section 2.3).
 func TestWins(t *testing.T) {
 	for _, row := range []struct {
 		ours, theirs string

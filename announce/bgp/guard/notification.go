@@ -27,7 +27,7 @@ const (
 	ceaseBFD          = 10
 )
 
-// codeNames and subcodeNames are the names in the IANA registry "BGP Error (Notification) Codes", in lower case.
+// codeNames and subcodeNames are from the IANA registry "BGP Error (Notification) Codes", in lower case.
 var (
 	codeNames = map[uint8]string{
 		1: "message header error", 2: "open message error", 3: "update message error", 4: "hold timer expired",
@@ -49,11 +49,11 @@ var (
 	}
 )
 
-// Error is a NOTIFICATION that ends a session, either received from or to be sent to the peer.
+// Error is a NOTIFICATION that ends a session. It was received from the peer or is sent to it.
 type Error struct {
 	Code, Subcode uint8
 	Data          []byte
-	Text          string // what is wrong, if it is to be sent
+	Text          string // what is wrong, unless received
 	Received      bool
 }
 
@@ -62,7 +62,7 @@ func protocolError(code, subcode uint8, data []byte, format string, args ...any)
 	return &Error{Code: code, Subcode: subcode, Data: bytes.Clone(data), Text: fmt.Sprintf(format, args...)}
 }
 
-// cease returns a CEASE. The text is sent as a shutdown communication where that is defined (RFC 9003).
+// cease returns a CEASE. For ceaseShutdown, it contains text as the shutdown communication (RFC 9003).
 func cease(subcode uint8, text string) *Error {
 	e := protocolError(codeCease, subcode, nil, "%s", text)
 	if subcode == ceaseShutdown {
@@ -72,7 +72,7 @@ func cease(subcode uint8, text string) *Error {
 	return e
 }
 
-// Error returns the text with the names and numbers of the code and subcode.
+// Error returns the text, sent or received, with the names and numbers of the code and subcode.
 func (e *Error) Error() string {
 	name, found := codeNames[e.Code]
 	if names := subcodeNames[e.Code]; int(e.Subcode) < len(names) && names[e.Subcode] != "" {
@@ -116,8 +116,8 @@ func (e *Error) message() []byte {
 	return encode(typeNotification, append([]byte{e.Code, e.Subcode}, data...))
 }
 
-// parseNotification returns a received NOTIFICATION. Every body of at least two bytes is valid (RFC 4271, section 6.4:
-// an error in a NOTIFICATION is not reported to the peer).
+// parseNotification returns a received NOTIFICATION. Any body of at least two bytes is valid, because errors in a
+// NOTIFICATION are not reported to the peer (RFC 4271, section 6.4).
 func parseNotification(body []byte) *Error {
 	return &Error{Code: body[0], Subcode: body[1], Data: bytes.Clone(body[2:]), Received: true}
 }

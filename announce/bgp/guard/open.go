@@ -27,32 +27,31 @@ const (
 	safiUnicast         = 1
 )
 
-// Open has the fields of an OPEN that are used (RFC 4271, section 4.2).
+// Open has the used fields of an OPEN (RFC 4271, section 4.2).
 type Open struct {
 	ASN      uint32
 	HoldTime uint16 // seconds; 0 for no KEEPALIVEs
 	ID       netip.Addr
-	// V4 and V6 say that unicast routes of the family are supported: IPv4 if there is no multiprotocol capability (RFC
-	// 4760, section 8).
+	// V4 and V6 say that unicast routes of the family are supported. Without a multiprotocol capability, only V4 is set
+	// (RFC 4760, section 8).
 	V4, V6 bool
-	// FourOctetAS says that the AS_PATH has four-byte AS numbers (RFC 6793).
+	// FourOctetAS says that AS_PATHs have four-byte AS numbers (RFC 6793).
 	FourOctetAS  bool
 	RouteRefresh bool
 	// ExtendedNextHop says that IPv4 unicast routes may have an IPv6 next hop (RFC 8950).
 	ExtendedNextHop bool
-	// GracefulRestart is the capability (RFC 4724), with the time in seconds, the Restart State bit, and the Forwarding
-	// State bit for the families of this OPEN.
+	// GracefulRestart says that the OPEN has this capability (RFC 4724), with the time in seconds, the Restart State
+	// bit, and the Forwarding State bit for the families of the OPEN.
 	GracefulRestart      bool
 	RestartTime          uint16
 	Restarted, Forwarded bool
 	// LongLived is the long-lived graceful restart time in seconds, 24 bits, or 0 for none. It is not read from peers,
-	// because their routes are not kept. LongLivedAware says that the peer has this capability, even without a time.
+	// because their routes are discarded. LongLivedAware says that the peer has this capability, whatever its time.
 	LongLived      uint32
 	LongLivedAware bool
 	Hostname       string
 }
 
-// message returns the OPEN to send.
 func (o *Open) message() []byte {
 	var caps []byte
 	add := func(code byte, value ...byte) { caps = append(append(caps, code, byte(len(value))), value...) }
@@ -134,7 +133,7 @@ func (o *Open) longLived() (value []byte) {
 	return value
 }
 
-// parseOpen reads the body of an OPEN, which has at least ten bytes. It makes the checks that do not depend on the
+// parseOpen reads the body of an OPEN, which has at least ten bytes. It performs the checks that do not depend on the
 // configuration (RFC 4271, section 6.2).
 func parseOpen(body []byte) (*Open, error) {
 	if version := body[0]; version != 4 {
@@ -189,7 +188,7 @@ func nextParameter(b []byte, wide bool) (kind byte, value, rest []byte) {
 	return b[0], b[head : head+n], b[head+n:]
 }
 
-// capabilities reads the capabilities of one parameter (RFC 5492, section 4). Unknown ones are ignored.
+// capabilities reads the capabilities in one parameter (RFC 5492, section 4). It ignores unknown ones.
 func (o *Open) capabilities(b []byte, multiprotocol *bool) error {
 	for len(b) > 0 {
 		if len(b) < 2 || len(b) < 2+int(b[1]) {
@@ -238,7 +237,7 @@ func (o *Open) capabilities(b []byte, multiprotocol *bool) error {
 }
 
 // check validates a peer's OPEN against ours and its expected AS (RFC 4271, section 6.2; RFC 6286). If expected is 0,
-// any AS but ours is valid.
+// any AS except ours is valid.
 func (o *Open) check(ours *Open, expected uint32) error {
 	switch {
 	case expected == 0 && o.ASN == ours.ASN:

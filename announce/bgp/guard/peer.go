@@ -13,7 +13,7 @@ import (
 const (
 	// dialRetry is the default of Config.Retry.
 	dialRetry = 2 * time.Second
-	// After a session that lasted less than flapThreshold or was refused, the next attempt follows after idleTime.
+	// After a session that was refused or lasted less than flapThreshold, the next attempt follows after idleTime.
 	flapThreshold = 5 * time.Second
 	idleTime      = 3 * time.Second
 )
@@ -23,36 +23,36 @@ type State string
 
 // The states, from the lowest to the highest.
 const (
-	Idle        State = "idle"    // waits after a failure before it connects again
-	Connect     State = "connect" // connects
-	Active      State = "active"  // waits for a connection from the peer, or for the next attempt
+	Idle        State = "idle"    // waits after a failure
+	Connect     State = "connect" // connecting
+	Active      State = "active"  // waits for the peer to connect, or for the next attempt
 	OpenSent    State = "opensent"
 	OpenConfirm State = "openconfirm"
 	Established State = "established"
 )
 
-// peer is one neighbour. Its goroutine decides which of its connections are used.
+// peer is one neighbour. Its goroutine decides which connections to use.
 type peer struct {
 	g        *Guard
-	cfg      atomic.Pointer[Config] // changed only by the goroutine
+	cfg      atomic.Pointer[Config] // only the goroutine changes it
 	wanted   Config                 // from the last SetPeers; guarded by Guard.mu
 	updates  chan Config
 	accepted chan socket
 	events   chan any
-	probe    chan struct{} // asks the session for a KEEPALIVE now
+	probe    chan struct{} // requests a KEEPALIVE from the session
 	stop     context.CancelCauseFunc
 	done     chan struct{}
-	// lingering counts connections that only have to finish sending their last NOTIFICATION.
+	// lingering counts connections that are sending their last NOTIFICATION.
 	lingering sync.WaitGroup
 
-	// The following fields belong to the goroutine.
+	// Only the goroutine uses the following fields.
 	conns   map[*conn]State // OpenSent: connected; OpenConfirm: the OPEN is accepted
-	waiting *conn           // becomes the session when the one it replaces has ended
+	waiting *conn           // becomes the session once the current one has ended
 	dialing bool
-	redial  context.CancelFunc // ends an attempt to connect; the next begins at once
+	redial  context.CancelFunc // cancels an attempt to connect; the next begins immediately
 	state   State
-	wasUp   bool      // there has been a session since the start
-	idle    time.Time // until when the peer is idle
+	wasUp   bool      // there has been a session
+	idle    time.Time // end of the idle state
 }
 
 type (
@@ -78,7 +78,7 @@ func newPeer(g *Guard, cfg Config) *peer {
 	return p
 }
 
-// run maintains a session with the peer until ctx ends. If the cause of ctx is an *Error, it is sent to the peer.
+// run maintains a session with the peer until ctx ends. If the cause of ctx is an *Error, the peer receives it.
 func (p *peer) run(ctx context.Context) {
 	defer close(p.done)
 	defer p.lingering.Wait()
@@ -108,7 +108,6 @@ func (p *peer) run(ctx context.Context) {
 	}
 }
 
-// update applies changes that need no new connection.
 func (p *peer) update(cfg *Config) {
 	before := p.cfg.Load()
 	p.cfg.Store(cfg)
@@ -134,7 +133,7 @@ func (p *peer) endAll(cause error) {
 	}
 }
 
-// dial connects, unless there is a connection that may become the session.
+// dial connects, unless there is already a connection that may become the session.
 func (p *peer) dial(ctx context.Context) {
 	cfg := p.cfg.Load()
 	if p.dialing || cfg.Passive || ctx.Err() != nil {
@@ -153,15 +152,15 @@ func (p *peer) dial(ctx context.Context) {
 	}()
 }
 
-// begin starts the handshake on a new connection. It replaces a connection in the same direction that is not further
-// along.
+// begin starts the handshake on a new connection. It replaces a connection in the same direction that is still in
+// OpenSent.
 func (p *peer) begin(ctx context.Context, tcp socket, outgoing bool) {
 	if ctx.Err() != nil {
 		tcp.Close()
 		return
 	}
 	for c, s := range p.conns {
-		if s == Established { // if the peer has forgotten it, it answers a KEEPALIVE with RST
+		if s == Established { // a peer that has lost the session responds to a KEEPALIVE with RST
 			select {
 			case p.probe <- struct{}{}:
 			default:
@@ -171,7 +170,7 @@ func (p *peer) begin(ctx context.Context, tcp socket, outgoing bool) {
 			c.end(cease(ceaseCollision, errRefused.Error()))
 		}
 	}
-	// Only end or cancel ends it: endAll chooses the NOTIFICATION.
+	// Only end or cancel may end it, because endAll chooses the NOTIFICATION.
 	cfg := p.cfg.Load()
 	connCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	c := &conn{
@@ -209,7 +208,7 @@ func (p *peer) handle(ctx context.Context, event any, retry *time.Timer) {
 		p.waiting = e.c
 		for c, s := range p.conns {
 			switch {
-			case s == Established: // no NOTIFICATION, so that with graceful restart the peer keeps the routes
+			case s == Established: // no NOTIFICATION, because with graceful restart the peer then keeps the routes
 				c.end(errReplaced)
 			case c != e.c:
 				c.end(cease(ceaseCollision, errRefused.Error()))
@@ -222,8 +221,8 @@ func (p *peer) handle(ctx context.Context, event any, retry *time.Timer) {
 	}
 }
 
-// establish makes the waiting connection the session once there is no other, because the backend has one session per
-// peer.
+// establish makes the waiting connection the session once the previous session has ended, because the backend has one
+// session per peer.
 func (p *peer) establish() {
 	c := p.waiting
 	if c == nil {
@@ -243,15 +242,14 @@ func (p *peer) establish() {
 
 var errReplaced = errors.New("the peer has opened a new connection with its password")
 
-// replaces reports whether a connection may replace an existing session. This is needed if the password was changed
-// first here, then on the router: nothing more arrives on the old connection. (RFC 4724, section 5, asks for the
-// same after a restart.) The password proves that it is the peer. A young session stays, because connections in both
-// directions may collide then.
+// replaces reports whether a new connection may replace a session. If the password changes first here and then on the
+// router, nothing more arrives on the old connection. (RFC 4724, section 5, requires the same after a restart.) The
+// password proves the peer's identity. A young session stays, because connections in both directions may have collided.
 func (c *conn) replaces(session *conn) bool {
 	return !c.outgoing && c.cfg.Password != "" && time.Since(session.since) >= flapThreshold
 }
 
-// admit decides about a connection whose OPEN is valid (RFC 4271, section 6.8).
+// admit decides whether a connection with a valid OPEN may continue (RFC 4271, section 6.8).
 func (p *peer) admit(c *conn) bool {
 	for other, s := range p.conns {
 		if other == c || s == OpenSent || s == Established && c.replaces(other) {
@@ -266,8 +264,8 @@ func (p *peer) admit(c *conn) bool {
 	return true
 }
 
-// wins reports whether this connection is kept rather than one in the other direction. The side with the higher BGP
-// identifier wins or, if they are equal, the side with the higher AS number (RFC 6286, section 2.3).
+// wins reports whether this connection wins against one in the other direction. The side with the higher BGP identifier
+// keeps its connection or, if they are equal, the side with the higher AS number (RFC 6286, section 2.3).
 func (c *conn) wins() bool {
 	ours := c.ours.ID.Compare(c.theirs.ID)
 	if ours == 0 && c.ours.ASN > c.theirs.ASN {
@@ -276,7 +274,7 @@ func (c *conn) wins() bool {
 	return c.outgoing == (ours > 0)
 }
 
-// ended forgets a connection and schedules the next attempt.
+// ended removes a connection and schedules the next attempt.
 func (p *peer) ended(e ended, retry *time.Timer) {
 	was := p.conns[e.c]
 	delete(p.conns, e.c)
@@ -300,10 +298,9 @@ func (p *peer) ended(e ended, retry *time.Timer) {
 	p.publish(e.err)
 }
 
-// retry returns the time until the next attempt to connect.
 func (p *peer) retry() time.Duration { return jitter(cmp.Or(p.cfg.Load().Retry, dialRetry)) }
 
-// publish reports a change of state, or why a connection has ended.
+// publish reports a state change, or why a connection ended.
 func (p *peer) publish(err error) {
 	state := Active
 	if time.Now().Before(p.idle) {
@@ -332,6 +329,5 @@ func rank(s State) int {
 	return -1
 }
 
-// jitter returns between 75 % and 125 % of d, so that two peers do not repeatedly connect at the same time (RFC 4271,
-// section 10).
+// jitter returns 75 % to 125 % of d, so that two peers do not keep connecting simultaneously (RFC 4271, section 10).
 func jitter(d time.Duration) time.Duration { return d*3/4 + rand.N(d/2) }

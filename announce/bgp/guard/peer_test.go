@@ -17,7 +17,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// setRouterKey sets the key for connections with the guard on a socket of the router.
+// setRouterKey sets the key for the guard's connections on a router's socket.
 func setRouterKey(t *testing.T, c syscall.Conn, password string) {
 	t.Helper()
 	raw, err := c.SyscallConn()
@@ -28,7 +28,7 @@ func setRouterKey(t *testing.T, c syscall.Conn, password string) {
 	must.Do(t, err)
 }
 
-// Changing the password on both sides does not end the session. The next session uses the new password.
+// Changing the password on both sides does not end the session, and the next session uses it.
 func TestPasswordRotation(t *testing.T) {
 	t.Parallel()
 	f := newTCPFixture(t, func(_ *Options, c *Config) { c.Passive = true })
@@ -52,13 +52,14 @@ func TestPasswordRotation(t *testing.T) {
 	f.establish(f.accept(), theirs())
 }
 
-// A router that gets a new password before it has lost the session connects again with it. This connection replaces the
-// session, on which nothing arrives any more; without a password, any process at the router's address could do that.
+// A router may receive a new password before it has lost the session, and then reconnects with it. The new connection
+// replaces the session, on which nothing arrives anymore. Without a password, any process at the router's address could
+// do this.
 func TestNewConnectionReplacesTheSession(t *testing.T) {
 	route := encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113})
 	for _, row := range []struct {
 		name, before, password string
-		age                    time.Duration // of the session
+		age                    time.Duration
 		replaces               bool
 	}{
 		{"new password", "old", "new", flapThreshold, true}, {"young session", "old", "old", 0, false},
@@ -91,14 +92,14 @@ func TestNewConnectionReplacesTheSession(t *testing.T) {
 	}
 }
 
-// A change that needs another connection ends the session: with a NOTIFICATION, or without one when graceful restart
-// keeps the routes. Other changes do not.
+// A change that needs another connection ends the session with a NOTIFICATION, or without one if graceful restart keeps
+// the routes. Other changes do not end it.
 func TestSetPeers(t *testing.T) {
 	for _, row := range []struct {
 		name   string
 		start  func(*Config)
 		change func(*Config)
-		code   byte // of the CEASE; 0: none
+		code   byte // of the CEASE; 0 for none
 		stays  bool
 	}{
 		{"nothing", func(*Config) {}, func(*Config) {}, 0, true},
@@ -188,7 +189,7 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-// A passive guard does not connect, until it is passive no more.
+// A passive guard does not connect until it is no longer passive.
 func TestPassive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, func(_ *Options, c *Config) { c.Passive = true })
@@ -200,7 +201,7 @@ func TestPassive(t *testing.T) {
 	})
 }
 
-// KEEPALIVEs are sent as often as configured, and not less often than in a third of the hold time.
+// KEEPALIVEs are sent as often as configured, but at least three times per hold time.
 func TestKeepalive(t *testing.T) {
 	for _, row := range []struct{ hold, interval, want time.Duration }{
 		{9 * time.Second, 100 * time.Millisecond, 100 * time.Millisecond}, {3 * time.Second, time.Minute, time.Second},
@@ -211,7 +212,7 @@ func TestKeepalive(t *testing.T) {
 			l := f.accept()
 			f.establish(l, theirs())
 			start := time.Now()
-			for n := range 4 { // the first one is that of the handshake
+			for n := range 4 { // the first one belongs to the handshake
 				m, err := l.r.next()
 				must.Need(t, err == nil && m.kind == typeKeepalive, "message %d: %v, %v", n, m, err)
 				l.send(keepalive)
@@ -221,7 +222,7 @@ func TestKeepalive(t *testing.T) {
 	}
 }
 
-// An attempt to connect with the old password, which gets no answer, ends when the password changes.
+// A new password cancels an attempt to connect with the old one, which gets no response.
 func TestDialWithTheNewPassword(t *testing.T) {
 	t.Parallel()
 	f := newTCPFixture(t, func(_ *Options, c *Config) { c.Passive = true })
@@ -237,7 +238,7 @@ func TestDialWithTheNewPassword(t *testing.T) {
 	must.True(t, len(f.faults) == 0, "faults %q", f.faults)
 }
 
-// Retry is the mean time between two attempts to connect. The default is 2 s.
+// Retry is the mean time between attempts to connect. The default is 2 s.
 func TestRetry(t *testing.T) {
 	for _, retry := range []time.Duration{0, 100 * time.Millisecond, time.Hour} {
 		bubble(t, retry.String(), func(t *testing.T) {
@@ -262,7 +263,7 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// A message that panics is lost; the session continues with the messages after it.
+// A message whose handling panics is lost; the session continues with the next one.
 func TestPanicOfAMessage(t *testing.T) {
 	bubble(t, "established", func(t *testing.T) {
 		var on atomic.Bool
@@ -282,7 +283,7 @@ func TestPanicOfAMessage(t *testing.T) {
 		time.Sleep(time.Second)
 		must.Row(t, "panics", 1, b.Panics()[lb.PartPeer])
 		d, established := f.g.Details(loopback)
-		if !established || d.Received.All < 3 { // with the OPEN and the KEEPALIVE of the handshake
+		if !established || d.Received.All < 3 { // including the handshake's OPEN and KEEPALIVE
 			t.Errorf("established %t, received %+v; want messages after the panic", established, d.Received)
 		}
 	})

@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// Range is a set of addresses whose connections Options.Unknown may accept. The prefix has no zone and no host bits.
+// Range is a set of addresses whose connections Options.Unknown may accept. The prefix has neither zone nor host bits.
 type Range struct {
 	Prefix   netip.Prefix
-	Password string // of all peers that connect from there, or ""
-	Device   string // like Config.Device
+	Password string // of all peers in the range, or ""
+	Device   string
 }
 
-// SetRanges replaces the ranges. Peers stay.
+// SetRanges replaces the ranges. It does not remove peers.
 func (g *Guard) SetRanges(list []Range) {
 	g.mu.Lock()
 	before := g.ranges
@@ -35,7 +35,7 @@ func (g *Guard) SetRanges(list []Range) {
 	}
 }
 
-// inRange reports whether an address that connects to device's listening socket is in a range there.
+// inRange reports whether an address that connects to device's listening socket is in a range for it.
 func (g *Guard) inRange(from netip.Addr, device string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

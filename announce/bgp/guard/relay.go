@@ -10,15 +10,15 @@ import (
 )
 
 const (
-	// refreshInterval is the minimum time between two ROUTE-REFRESHs of a family to the backend, because each makes it
-	// resend every route.
+	// refreshInterval is the minimum time between ROUTE-REFRESHs of a family, because each makes the backend resend
+	// every route.
 	refreshInterval = 10 * time.Second
-	// readRate and readBurst limit reading from a peer, in bytes per second and in bytes, because everything is
-	// discarded.
+	// readRate and readBurst, in bytes per second and bytes, limit how fast a peer's messages, which are all discarded,
+	// are read.
 	readRate, readBurst = 8 << 20, 16 << 20
 )
 
-// fromPeer reads from the peer. Only requests to resend the routes reach the backend.
+// fromPeer reads the peer's messages. Only requests to resend the routes reach the backend.
 func (c *conn) fromPeer(ctx context.Context, hold time.Duration) error {
 	var u Update
 	var refreshed [3]time.Time // by AFI
@@ -30,7 +30,7 @@ func (c *conn) fromPeer(ctx context.Context, hold time.Duration) error {
 			deadline = time.Now().Add(hold)
 		}
 		_ = c.c.SetReadDeadline(deadline)
-		if ctx.Err() != nil { // its deadline has been replaced
+		if ctx.Err() != nil { // its deadline was just overwritten
 			return ctx.Err()
 		}
 		m, err := c.r.next()
@@ -54,7 +54,7 @@ func (c *conn) fromPeer(ctx context.Context, hold time.Duration) error {
 	}
 }
 
-// handle handles one message of an established session. An error ends the session.
+// handle processes one message of an established session. An error ends the session.
 func (c *conn) handle(ctx context.Context, m message, u *Update, refreshed *[3]time.Time) (err error) {
 	if m.kind == typeUpdate {
 		err = parseUpdate(m.body(), u)
@@ -72,7 +72,7 @@ func (c *conn) handle(ctx context.Context, m message, u *Update, refreshed *[3]t
 	return protocolError(codeFSM, 3, nil, "%v in an established session", m.kind)
 }
 
-// count counts a received message. For an UPDATE, u is its content and err says why it could not be parsed.
+// count counts a received message. For an UPDATE, u is its content, or err is the parse error.
 func (c *conn) count(kind messageType, err error, u *Update) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -87,8 +87,8 @@ func (c *conn) count(kind messageType, err error, u *Update) {
 	}
 }
 
-// refresh sends a rebuilt ROUTE-REFRESH (RFC 2918) to the backend, delayed if the last one was recent. Dropping
-// requests while one waits loses nothing, because the answer is the state at that later time.
+// refresh sends a rebuilt ROUTE-REFRESH (RFC 2918) to the backend, delayed if the last one was recent. While one is
+// delayed, others can be dropped, because its response will be the state at that later time.
 func (c *conn) refresh(ctx context.Context, body []byte, at *[3]time.Time) {
 	afi := binary.BigEndian.Uint16(body)
 	negotiated := afi == afiIPv4 && c.theirs.V4 || afi == afiIPv6 && c.theirs.V6
@@ -97,7 +97,7 @@ func (c *conn) refresh(ctx context.Context, body []byte, at *[3]time.Time) {
 	}
 	now := time.Now()
 	if now.Before(at[afi]) {
-		return // one is waiting
+		return // one is delayed
 	}
 	due := now
 	if next := at[afi].Add(refreshInterval); next.After(now) && !at[afi].IsZero() {
@@ -116,7 +116,7 @@ func (c *conn) refresh(ctx context.Context, body []byte, at *[3]time.Time) {
 	})
 }
 
-// fromBackend connects to the backend and passes its UPDATEs on to the peer.
+// fromBackend connects to the backend and passes its UPDATEs to the peer.
 func (c *conn) fromBackend(ctx context.Context, hold time.Duration) error {
 	target, err := c.p.g.o.Attach(ctx, c.described())
 	if err != nil {
@@ -165,8 +165,8 @@ func (c *conn) fromBackend(ctx context.Context, hold time.Duration) error {
 	}
 }
 
-// passes reports whether an UPDATE from the backend may be sent. It may have only routes of the families that the
-// session carries, never a default route, and be an End-of-RIB only to a peer that knows it (RFC 4724, section 2).
+// passes reports whether to send an UPDATE from the backend. It must not have routes of families that the session does
+// not carry, or a default route. An End-of-RIB needs a peer with graceful restart (RFC 4724, section 2).
 func (c *conn) passes(u *Update) bool {
 	if u.other || u.families[afiIPv4] && !c.theirs.V4 || u.families[afiIPv6] && !c.theirs.V6 {
 		return false

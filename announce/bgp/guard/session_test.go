@@ -15,8 +15,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// A message that a peer must not send ends the connection with the NOTIFICATION of RFC 4271, section 6, which is the
-// reason.
+// A message that a peer must not send ends the connection with the NOTIFICATION from RFC 4271, section 6, which is also
+// the reported reason.
 func TestProtocolErrors(t *testing.T) {
 	valid := open(func(*Open) {})
 	version := bytes.Clone(valid)
@@ -57,7 +57,7 @@ func TestProtocolErrors(t *testing.T) {
 	}
 }
 
-// The NOTIFICATION of the peer is the reason, in every state.
+// The peer's NOTIFICATION is the reported reason, in every state.
 func TestReceivedNotification(t *testing.T) {
 	refusal := (&Error{Code: codeOpen, Subcode: 6}).message()
 	for name, before := range map[string][][]byte{
@@ -77,8 +77,8 @@ func TestReceivedNotification(t *testing.T) {
 	}
 }
 
-// Nothing that a peer sends in a session reaches the backend: it receives an OPEN of the checked fields, KEEPALIVE, and
-// one ROUTE-REFRESH for any number of them. The peer's routes are counted.
+// Nothing that a peer sends in a session reaches the backend: it receives an OPEN rebuilt from checked fields,
+// KEEPALIVEs, and a single ROUTE-REFRESH for any number of them. The peer's routes are counted.
 func TestNothingReachesTheBackend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, nil)
@@ -100,7 +100,7 @@ func TestNothingReachesTheBackend(t *testing.T) {
 		f.until("all is counted", func() bool {
 			got, ok := f.g.Details(loopback)
 			want := Received{Announced: 200, Withdrawn: 100, Malformed: 100}
-			all := got.Received.All == 702 // with the handshake
+			all := got.Received.All == 702 // including the handshake
 			return ok && got.Routes == want && got.Received.Updates == 300 && all
 		})
 		clean := Open{
@@ -113,8 +113,8 @@ func TestNothingReachesTheBackend(t *testing.T) {
 	})
 }
 
-// UPDATEs of families that the peer has not offered, and default routes, are not sent; End-of-RIB only to a peer with
-// graceful restart.
+// UPDATEs for families that the peer has not offered, and default routes, are not sent. Only peers with graceful
+// restart receive End-of-RIB.
 func TestOnlyNegotiatedFamilies(t *testing.T) {
 	route4 := encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113})
 	route6 := encode(typeUpdate, []byte{0, 0, 0, 9, 0x80, 15, 6, 0, 2, 1, 16, 0x20, 1})
@@ -149,7 +149,7 @@ func TestOnlyNegotiatedFamilies(t *testing.T) {
 	}
 }
 
-// A NOTIFICATION of the backend follows the UPDATEs before it.
+// The backend's NOTIFICATION follows the UPDATEs before it.
 func TestBackendEndsTheSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, nil)
@@ -164,8 +164,8 @@ func TestBackendEndsTheSession(t *testing.T) {
 	})
 }
 
-// The hold time is the lower one. A peer that is silent for that time is told so; without hold time it may be silent,
-// and receives no KEEPALIVEs.
+// The lower hold time applies. A peer that stays silent for that time receives a NOTIFICATION. Without a hold time it
+// may stay silent, and receives no KEEPALIVEs.
 func TestHoldTime(t *testing.T) {
 	for _, row := range []struct {
 		ours, theirs uint16
@@ -176,7 +176,7 @@ func TestHoldTime(t *testing.T) {
 			l, o := f.accept(), theirs()
 			o.HoldTime = row.theirs
 			f.establish(l, o)
-			if m, err := l.r.next(); err != nil || m.kind != typeKeepalive { // that of the handshake
+			if m, err := l.r.next(); err != nil || m.kind != typeKeepalive { // the handshake's
 				t.Fatalf("%v, %v", m.kind, err)
 			}
 			_ = l.SetDeadline(time.Now().Add(5 * time.Second))
@@ -198,8 +198,8 @@ func TestHoldTime(t *testing.T) {
 	}
 }
 
-// The end of a session is reported with its NOTIFICATION, even when the peer is lost and closes nothing: when the hold
-// time ends, or when BFD finds out.
+// The end of a session is reported with its NOTIFICATION, even if the peer is lost and closes nothing: when the hold
+// time expires or BFD reports a failure.
 func TestLostPeerIsReportedAtOnce(t *testing.T) {
 	for reason, end := range map[string]func(*fixture){
 		"no message from the peer": func(*fixture) {},
@@ -220,7 +220,7 @@ func TestLostPeerIsReportedAtOnce(t *testing.T) {
 	}
 }
 
-// BFD that was last up before the session was established does not end it.
+// A BFD failure does not end a session established after BFD was last up.
 func TestFailed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		before := time.Now()
@@ -237,8 +237,8 @@ func TestFailed(t *testing.T) {
 	})
 }
 
-// A peer that accepts no data is lost after the hold time although it sends KEEPALIVEs (RFC 9687). The writers wait for
-// a mutex, for which the clock of a bubble does not advance.
+// A peer that accepts no data is lost after the hold time, even if it sends KEEPALIVEs (RFC 9687). The writers wait for
+// a mutex, which would stop a bubble's clock.
 func TestPeerThatDoesNotRead(t *testing.T) {
 	t.Parallel()
 	f := newTCPFixture(t, func(_ *Options, c *Config) { c.HoldTime = 3 * time.Second })
@@ -265,8 +265,8 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 	})
 }
 
-// A guard that ends without a cause closes connections without a NOTIFICATION: peers keep the routes by graceful
-// restart.
+// A guard that stops without a cause closes connections without a NOTIFICATION, so peers with graceful restart keep the
+// routes.
 func TestStopWithoutNotification(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, nil)
@@ -280,7 +280,7 @@ func TestStopWithoutNotification(t *testing.T) {
 	})
 }
 
-// registry counts the functions that wait for the end of a context.
+// registry counts the functions that wait until a context ends.
 type registry struct {
 	context.Context
 	done    chan struct{}
@@ -289,13 +289,12 @@ type registry struct {
 
 func (r *registry) Done() <-chan struct{} { return r.done }
 
-// AfterFunc implements what context.AfterFunc asks for.
 func (r *registry) AfterFunc(func()) (stop func() bool) {
 	r.waiting++
 	return func() bool { r.waiting--; return true }
 }
 
-// A request to send the routes again leaves nothing behind until the session ends, which may last for years.
+// A route refresh leaves nothing behind until the session ends, which may take years.
 func TestRefreshesLeaveNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := &registry{Context: t.Context(), done: make(chan struct{})}

@@ -13,10 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dialTimeout limits an attempt to connect. It leaves time for two retransmissions of the SYN.
+// dialTimeout limits an attempt to connect. It allows two retransmissions of the SYN.
 const dialTimeout = 5 * time.Second
 
-// dial connects to a peer.
 func dial(ctx context.Context, c *Config) (socket, error) {
 	d := net.Dialer{
 		Timeout: dialTimeout, KeepAlive: -1,
@@ -34,7 +33,6 @@ func dial(ctx context.Context, c *Config) (socket, error) {
 	return conn.(*net.TCPConn), nil
 }
 
-// control calls f with the descriptor of a socket.
 func control(raw syscall.RawConn, f func(fd int) error) error {
 	var err error
 	if controlErr := raw.Control(func(fd uintptr) { err = f(int(fd)) }); controlErr != nil {
@@ -43,7 +41,7 @@ func control(raw syscall.RawConn, f func(fd int) error) error {
 	return err
 }
 
-// setKey sets the peer's MD5 key (RFC 2385) on an unconnected socket, or changes it.
+// setKey sets the peer's MD5 key (RFC 2385) on an unconnected socket, or replaces it.
 func setKey(fd int, c *Config) error {
 	if c.Password == "" {
 		return nil
@@ -55,7 +53,6 @@ func setKey(fd int, c *Config) error {
 	return nil
 }
 
-// clearKey removes the MD5 key of a peer from a socket.
 func clearKey(fd int, peer netip.Addr) error {
 	return unix.SetsockoptTCPMD5Sig(fd, unix.IPPROTO_TCP, unix.TCP_MD5SIG, md5Key(peer, ""))
 }
@@ -63,7 +60,7 @@ func clearKey(fd int, peer netip.Addr) error {
 func md5Key(peer netip.Addr, password string) *unix.TCPMD5Sig {
 	sig := &unix.TCPMD5Sig{Keylen: uint16(len(password))}
 	copy(sig.Key[:], password)
-	// sig.Addr.Data is a sockaddr_in or sockaddr_in6 without its family: it begins with the port and, for IPv6, flow
+	// sig.Addr.Data is a sockaddr_in or sockaddr_in6 without the family, so it begins with the port and, for IPv6, flow
 	// info.
 	if peer.Is4() {
 		sig.Addr.Family = unix.AF_INET
@@ -97,7 +94,7 @@ func setOptions(fd int, c *Config) error {
 	return err
 }
 
-// setRangeKey sets the MD5 key of a range on a listening socket; "" removes it. A single address's key takes
+// setRangeKey sets the MD5 key of a range on a listening socket; "" removes it. A key for a single address takes
 // precedence. Accepted connections inherit the key.
 func setRangeKey(fd int, prefix netip.Prefix, password string) error {
 	sig := md5Key(prefix.Addr(), password)
@@ -109,8 +106,8 @@ func setRangeKey(fd int, prefix netip.Prefix, password string) error {
 	return nil
 }
 
-// listen opens a listening socket with the keys of these peers and ranges. Its TTL is 255, because a SYN-ACK must pass
-// the check of peers with TTL security. Accepted connections then receive their peer's TTL.
+// listen opens a listening socket with the keys of these peers and ranges. Its TTL is 255, because peers with TTL
+// security check the TTL of the SYN-ACK. Accepted connections then receive their peer's TTL.
 func listen(
 	ctx context.Context, at Endpoint, peers []Config, ranges []Range,
 ) (*net.TCPListener, error) {
@@ -131,7 +128,7 @@ func listen(
 			return err
 		})
 	}}
-	lc.SetMultipathTCP(false) // MPTCP has no MD5 signatures
+	lc.SetMultipathTCP(false) // MPTCP does not support MD5 signatures
 	network := "tcp6"
 	if at.Addr().Is4() {
 		network = "tcp4"
@@ -143,7 +140,6 @@ func listen(
 	return l.(*net.TCPListener), nil
 }
 
-// addrOf returns the address of a TCP address, with its zone.
 func addrOf(a net.Addr) netip.Addr {
 	if t, ok := a.(*net.TCPAddr); ok {
 		return t.AddrPort().Addr().Unmap()

@@ -21,14 +21,14 @@ type Update struct {
 	// Attributes are the path attributes except MP_REACH_NLRI and MP_UNREACH_NLRI. NextHop is the routes' next hop.
 	Attributes []byte
 	NextHop    netip.Addr
-	families   [3]bool // by AFI, whether it has routes or is an End-of-RIB
-	other      bool    // has routes of other families, which are not in the fields above
+	families   [3]bool // by AFI: has routes, or is an End-of-RIB
+	other      bool    // has routes of other families, not in the fields above
 }
 
 var errUpdate = errors.New("malformed UPDATE")
 
-// parseUpdate parses the body of an UPDATE into u, reusing its slices. It parses attributes only for the routes in
-// them.
+// parseUpdate parses the body of an UPDATE into u, reusing its slices. Of the attributes it decodes only those with
+// routes or next hops.
 func parseUpdate(body []byte, u *Update) error {
 	*u = Update{Withdrawn: u.Withdrawn[:0], Announced: u.Announced[:0], Attributes: u.Attributes[:0]}
 	withdrawn, rest, ok := cut16(body)
@@ -46,10 +46,10 @@ func parseUpdate(body []byte, u *Update) error {
 		return errUpdate
 	}
 	u.families[afiIPv4] = len(withdrawn)+len(nlri) > 0
-	if len(body) == 4 { // End-of-RIB of IPv4
+	if len(body) == 4 { // IPv4 End-of-RIB
 		u.EndOfRIB4, u.families[afiIPv4] = true, true
 	}
-	only := len(withdrawn)+len(nlri) == 0 // the only content may be one attribute
+	only := len(withdrawn)+len(nlri) == 0 // whether a single attribute may be the only content
 	for len(attrs) > 0 {
 		flags, kind, value, whole, ok := nextAttribute(attrs)
 		if !ok {
@@ -76,7 +76,6 @@ func parseUpdate(body []byte, u *Update) error {
 	return nil
 }
 
-// cut16 splits off a field that starts with a two-byte length.
 func cut16(b []byte) (field, rest []byte, ok bool) {
 	if len(b) < 2 {
 		return nil, nil, false
@@ -117,7 +116,7 @@ func (u *Update) reach(b []byte) (ok bool) {
 		return true
 	}
 	if len(hop) > 16 {
-		hop = hop[:16] // a global and a link-local address (RFC 2545)
+		hop = hop[:16] // drop the link-local address (RFC 2545)
 	}
 	u.NextHop, _ = netip.AddrFromSlice(hop)
 	u.families[afi] = true
@@ -125,8 +124,7 @@ func (u *Update) reach(b []byte) (ok bool) {
 	return ok
 }
 
-// unreach reads MP_UNREACH_NLRI (RFC 4760, section 4). If it has no routes and is the only attribute, it is an
-// End-of-RIB.
+// unreach reads MP_UNREACH_NLRI (RFC 4760, section 4). Without routes, as the only attribute, it is an End-of-RIB.
 func (u *Update) unreach(b []byte, alone bool) (ok bool) {
 	if len(b) < 3 {
 		return false
@@ -144,7 +142,7 @@ func (u *Update) unreach(b []byte, alone bool) (ok bool) {
 	return ok
 }
 
-// appendPrefixes parses prefixes, each a length in bits and as many bytes as it needs (RFC 4271, section 4.3).
+// appendPrefixes parses prefixes, each a length in bits followed by the necessary bytes (RFC 4271, section 4.3).
 func appendPrefixes(list []netip.Prefix, b []byte, afi uint16) ([]netip.Prefix, bool) {
 	for len(b) > 0 {
 		bits := int(b[0])

@@ -9,32 +9,32 @@ import (
 const (
 	// silence is the time without an advertisement after which a router is no longer tried.
 	silence = time.Minute
-	// turn is how long a router is tried before the next. A session takes a few seconds to come up.
+	// turn is how long a router is tried before the next one. A session takes a few seconds to come up.
 	turn = 20 * time.Second
-	// maxCandidates limits how much any host on the link can make this node remember.
+	// maxCandidates limits the memory that hosts on the link can use up.
 	maxCandidates = 64
 )
 
-// candidates are the hosts that advertise themselves as routers on a link. Any host there can do so, from any number of
-// addresses, and can be faster than the router. So the candidates take turns, the least recently tried first. If there
-// are more addresses than places, each turn keeps a new sample, the addresses with the lowest hashes: all are equally
-// likely, however often they advertise.
+// candidates are the hosts that advertise themselves as routers on a link. Any host can do so, from any number of
+// addresses, and faster than the router. Therefore candidates take turns, the least recently tried first. If there are
+// more addresses than maxCandidates, each turn keeps a new sample, the addresses with the lowest hashes, so all are
+// equally likely, however often they advertise.
 //
-// The router that was last in use keeps its place and has every second turn, whether it is heard or not.
+// The last router in use stays a candidate and has every second turn, even if it is silent.
 type candidates struct {
 	all    map[netip.Addr]*candidate
-	router netip.Addr   // whose turn it is; zero if none was heard
-	since  time.Time    // start of the turn, or when the router was last in use
-	proven netip.Addr   // the router that was last in use; zero if none was
-	seed   maphash.Seed // of this turn
+	router netip.Addr // whose turn it is; zero if none was heard
+	since  time.Time  // start of the turn, or last use of the router
+	proven netip.Addr // the last router in use; zero if none was
+	seed   maphash.Seed
 }
 
 type candidate struct {
-	heard time.Time // last
+	heard time.Time // last advertisement
 	tried time.Time // start of its last turn; zero if it had none
 }
 
-// hear records an advertisement. It reports whether it is the first, which starts the sender's turn.
+// hear records an advertisement. It reports whether it is the link's first one, which starts the sender's turn.
 func (c *candidates) hear(from netip.Addr, now time.Time) (first bool) {
 	x := c.all[from]
 	if x == nil && len(c.all) >= maxCandidates && !c.evict(from, now) {
@@ -54,11 +54,11 @@ func (c *candidates) hear(from netip.Addr, now time.Time) (first bool) {
 	return true
 }
 
-// rank is the order in the sample of this turn.
+// rank orders the addresses for this turn's sample; low ranks stay.
 func (c *candidates) rank(a netip.Addr) uint64 { return maphash.Comparable(c.seed, a) }
 
-// evict forgets a silent candidate or, if there is none, the last one of the sample. It returns false if from would
-// come after that one.
+// evict removes a silent candidate or, if there is none, the one with the highest rank. It returns false if from would
+// rank highest.
 func (c *candidates) evict(from netip.Addr, now time.Time) bool {
 	last, rank := from, c.rank(from)
 	for a, x := range c.all {
@@ -77,7 +77,8 @@ func (c *candidates) evict(from netip.Addr, now time.Time) bool {
 	return last != from
 }
 
-// next returns the router whose turn begins now, or zero if none does. inUse says that the current router works.
+// next returns the router whose turn begins now, or zero if the current turn continues. inUse says that the current
+// router works.
 func (c *candidates) next(inUse bool, now time.Time) (next netip.Addr) {
 	if inUse {
 		c.since, c.proven = now, c.router

@@ -1,11 +1,11 @@
-// Package routeradv finds the router at the other end of a link through its router advertisements (RFC 4861), and
-// announces this node to it in the same way, as routers with unnumbered BGP peers expect.
+// Package routeradv finds the router at the other end of a link through its router advertisements (RFC 4861). It also
+// advertises this node to the router, as unnumbered BGP peers expect.
 //
-// In: interfaces (SetInterfaces). Out: the link-local address of the router on each (Options.Found). The advertisements
-// it sends have a router lifetime of 0 and no prefixes, so that no host uses this node as a router.
+// In: interfaces (SetInterfaces). Out: the link-local address of the router on each (Options.Found). Its own
+// advertisements have a router lifetime of 0 and no prefixes, so hosts do not use this node as a router.
 //
 // Messages must have a hop limit of 255, so only hosts on the link can forge them. If several hosts advertise
-// themselves, they take turns until one is in use (candidates.go).
+// themselves, each is tried in turn until a session is established (candidates.go).
 package routeradv
 
 import (
@@ -28,11 +28,11 @@ import (
 )
 
 const (
-	// interval is the mean time between two advertisements, minInterval the least (RFC 4861, section 6.2.6); the first
-	// ones follow each other after initialInterval (section 6.2.4: at most 16 s).
+	// interval is the mean and minInterval the minimum time between advertisements (RFC 4861, section 6.2.6).
+	// initialInterval separates the first ones (section 6.2.4: at most 16 s).
 	interval, minInterval, initialInterval = 10 * time.Second, 3 * time.Second, 3 * time.Second
 	initialCount                           = 3
-	// poll is the interval between checks of the interface, retry the time until a failed one is tried again.
+	// poll is the time between checks of the interface, and retry the time after a failure.
 	poll, retry = time.Second, time.Second
 )
 
@@ -40,9 +40,9 @@ var allNodes, allRouters = netip.MustParseAddr("ff02::1"), netip.MustParseAddr("
 
 // Options configures a Finder.
 type Options struct {
-	// Found is called when the router on an interface is found or changes. The address has the interface as zone.
+	// Found is called when the router on an interface is found or changes. The interface is the address's zone.
 	Found func(iface string, router netip.Addr)
-	// InUse reports whether a router works and must not be replaced. If it is nil, none does.
+	// InUse reports whether a router works and must not be replaced. Nil means that none works.
 	InUse func(router netip.Addr) bool
 	// Boundary wraps the handling of each message. It may be nil.
 	Boundary *lb.Boundary
@@ -59,21 +59,19 @@ type Finder struct {
 	wg      sync.WaitGroup
 }
 
-// link is an interface.
 type link struct {
 	name string
 	o    *Options
-	stop context.CancelFunc // nil if not started
+	stop context.CancelFunc
 
 	mu         sync.Mutex // guards the following fields
-	problem    string     // why nothing is sent and received
+	problem    string     // why messages are neither sent nor received
 	candidates candidates
 }
 
-// New returns a Finder without interfaces.
 func New(o Options) *Finder { return &Finder{o: o, links: map[string]*link{}} }
 
-// Run works until ctx ends.
+// Run finds routers until ctx ends.
 func (f *Finder) Run(ctx context.Context) {
 	f.mu.Lock()
 	f.running = ctx
@@ -88,7 +86,6 @@ func (f *Finder) Run(ctx context.Context) {
 	f.wg.Wait()
 }
 
-// start begins the goroutine of an interface. f.mu is held.
 func (f *Finder) start(l *link) {
 	ctx, cancel := context.WithCancel(f.running)
 	l.stop = cancel
@@ -117,7 +114,7 @@ func (f *Finder) SetInterfaces(names []string) {
 	}
 }
 
-// Problem says why no router is found on an interface.
+// Problem says why no router can be found on an interface, or returns "".
 func (f *Finder) Problem(name string) string {
 	f.mu.Lock()
 	l := f.links[name]
@@ -147,7 +144,7 @@ func (l *link) run(ctx context.Context) {
 	}
 }
 
-// fail records a problem and logs it once. "" means that there is none.
+// fail records a problem and logs it once. "" clears it.
 func (l *link) fail(problem string) {
 	l.mu.Lock()
 	news := problem != l.problem
@@ -158,10 +155,10 @@ func (l *link) fail(problem string) {
 	}
 }
 
-// errChanged means that the interface was replaced or has another address.
+// errChanged means that the interface or its address was replaced.
 var errChanged = errors.New("the interface has changed")
 
-// exchange sends and receives until ctx ends or something fails.
+// exchange sends and receives messages until ctx ends or an operation fails.
 func (l *link) exchange(ctx context.Context) error {
 	ifi, err := net.InterfaceByName(l.name)
 	if err != nil {
@@ -192,7 +189,7 @@ func (l *link) exchange(ctx context.Context) error {
 	return err
 }
 
-// send advertises this node regularly, and when a router asks or is new.
+// send advertises this node periodically, and whenever a router solicits or is new.
 func (l *link) send(
 	ctx context.Context, conn *ndp.Conn, ifi *net.Interface, self netip.Addr,
 	asked <-chan struct{}, failed <-chan error,
@@ -231,7 +228,7 @@ func (l *link) send(
 				return errChanged
 			}
 			if l.turn() {
-				due = time.Now() // it may not know this node yet
+				due = time.Now() // the new router may not know this node yet
 			}
 		}
 	}
@@ -250,12 +247,10 @@ func has(ifi *net.Interface, self netip.Addr) bool {
 	})
 }
 
-// reader is what receive needs of an *ndp.Conn.
 type reader interface {
 	ReadFrom() (ndp.Message, *ipv6.ControlMessage, netip.Addr, error)
 }
 
-// receive reads until conn is closed.
 func (l *link) receive(conn reader, index int, asked chan<- struct{}) error {
 	for {
 		var m ndp.Message
@@ -292,12 +287,12 @@ func (l *link) receive(conn reader, index int, asked chan<- struct{}) error {
 	}
 }
 
-// hear records an advertisement. It reports whether the router is new: it may not know this node yet.
+// hear records an advertisement. It reports whether the router is new and may not know this node yet.
 func (l *link) hear(from netip.Addr) bool {
 	added, first, full := l.add(from)
 	if added {
 		level := slog.LevelInfo
-		if full { // anyone can send any number of them
+		if full { // anybody can send any number
 			level = slog.LevelDebug
 		}
 		l.o.Log.Log(context.Background(), level, "router found", "interface", l.name, "router", from)
@@ -308,8 +303,8 @@ func (l *link) hear(from netip.Addr) bool {
 	return added
 }
 
-// add makes a router a candidate. It reports whether it is new, whether it is the router from now on, and whether
-// another candidate was evicted for it.
+// add makes a router a candidate. added says that it is new, first that it is now the link's router, and full that
+// there were already maxCandidates.
 func (l *link) add(router netip.Addr) (added, first, full bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -319,7 +314,6 @@ func (l *link) add(router netip.Addr) (added, first, full bool) {
 	return !known && l.candidates.all[router] != nil, first, full
 }
 
-// turn makes another candidate the router if its turn has come.
 func (l *link) turn() bool {
 	l.mu.Lock()
 	router := l.candidates.router

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/net/ipv6"
 )
 
-// Of several routers on a link each has its turn, until one is in use; silent ones have none.
+// Several routers on a link take turns until one is in use. Silent routers have no turns.
 func TestRoutersTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first, second, third := router(1), router(2), router(3)
@@ -53,7 +53,7 @@ func TestRoutersTakeTurns(t *testing.T) {
 	})
 }
 
-// All of many routers have their turns, and there are no more of them than places.
+// Any number of routers all have turns, but at most maxCandidates are candidates.
 func TestManyRouters(t *testing.T) {
 	now := time.Now()
 	var c candidates
@@ -68,8 +68,8 @@ func TestManyRouters(t *testing.T) {
 	must.Row(t, "next is", router(3000), c.next(false, now))
 }
 
-// flood runs through turns, in each of which forged addresses are heard twice and the router last, and returns which
-// turns the router has.
+// flood simulates turns, in each of which the forged addresses are heard twice and the router last. It returns the
+// router's turns.
 func flood(c *candidates, now time.Time, turns int, forged func(turn, i int) netip.Addr, n int) (its []int) {
 	for i := range turns {
 		for range 2 {
@@ -86,20 +86,19 @@ func flood(c *candidates, now time.Time, turns int, forged func(turn, i int) net
 	return its
 }
 
-// A host that advertises many addresses, all the time, does not keep a router out that was never in use: it has its
-// share of the turns.
+// A host that constantly advertises many addresses cannot keep out a router that was never in use: the router has its
+// share of turns.
 func TestFloodOfRouters(t *testing.T) {
 	same := func(_, i int) netip.Addr { return router(1 + i) }
 	const few, many, turns = 32, 100, 2000
 	its := flood(&candidates{}, time.Now(), 4*few, same, few)
 	must.True(t, len(its) >= 3 && its[0] <= few, "of %d addresses, it has the turns %v", few+1, its)
-	// Each has a 101st of them on average: about 20.
+	// On average, each has a 101st of the turns, about 20.
 	its = flood(&candidates{}, time.Now(), turns, same, many)
 	must.True(t, len(its) >= 3 && len(its) <= 60, "of %d addresses, it has %d of %d turns", many+1, len(its), turns)
 }
 
-// The router that was in use last has every second turn, whoever else advertises, and although its last turn began long
-// ago.
+// The last router in use has every second turn, whoever else advertises and however long ago its last turn began.
 func TestFloodAfterUse(t *testing.T) {
 	now := time.Now()
 	var c candidates
@@ -118,7 +117,7 @@ func router(n int) netip.Addr {
 	return netip.MustParseAddr(fmt.Sprintf("fe80::%x:%x%%eth0", (n+1)>>16, (n+1)&0xffff))
 }
 
-// An interface that does not exist is a reason, and is tried again.
+// A missing interface is reported as the problem and tried again.
 func TestMissingInterface(t *testing.T) {
 	f := New(Options{Log: slog.New(slog.DiscardHandler)})
 	done := make(chan struct{})
@@ -136,10 +135,10 @@ func TestMissingInterface(t *testing.T) {
 	}
 }
 
-// fuzzConn has messages, each after its length, the last byte of its sender, its hop limit and its interface.
+// fuzzConn has messages, each preceded by its length, the sender's last byte, its hop limit and its interface.
 type fuzzConn struct {
 	b       []byte
-	hear    func(from netip.Addr) // of each valid advertisement
+	hear    func(from netip.Addr) // called for each valid advertisement
 	between func()
 }
 
@@ -154,7 +153,7 @@ func (c *fuzzConn) ReadFrom() (ndp.Message, *ipv6.ControlMessage, netip.Addr, er
 		m, err := ndp.ParseMessage(c.b[4 : 4+n])
 		c.b = c.b[4+n:]
 		if err != nil {
-			continue // as an *ndp.Conn does
+			continue // like an *ndp.Conn
 		}
 		_, advertises := m.(*ndp.RouterAdvertisement)
 		if advertises && cm.HopLimit == 255 && cm.IfIndex == 1 && from.IsLinkLocalUnicast() {
@@ -168,7 +167,7 @@ func (c *fuzzConn) ReadFrom() (ndp.Message, *ipv6.ControlMessage, netip.Addr, er
 	return nil, nil, netip.Addr{}, os.ErrClosed
 }
 
-// A router is one that has sent a valid advertisement over the link, and no flood of them takes more than its places.
+// Every router has sent a valid advertisement over the link, and there are never more than maxCandidates.
 func FuzzAdvertisements(f *testing.F) {
 	advertisement, err := ndp.MarshalMessage(&ndp.RouterAdvertisement{RouterLifetime: time.Hour, Options: []ndp.Option{
 		&ndp.LinkLayerAddress{Direction: ndp.Source, Addr: []byte{2, 0, 0, 0, 0, 1}}, ndp.NewMTU(1500),
