@@ -8,27 +8,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// deviceInterval is how often devices are looked up. A device that was removed and added again has a new index, and
-// sockets bound to the old one no longer receive anything.
+// deviceInterval is the time between lookups of devices. A device that was deleted and created again has a new index,
+// and sockets bound to the old index receive nothing.
 const deviceInterval = time.Second
 
-// A child process that is just starting holds copies of closed sockets until it executes its program, so the port can
-// stay in use for a moment after a previous Run has ended.
+// A child process has copies of this process's sockets until it executes its program, so the port can stay in use for a
+// moment after a previous Run.
 const (
 	bindRetries = 20
 	bindRetry   = 10 * time.Millisecond
 )
 
-// device is an interface or VRF with the sockets bound to it, which receive packets that arrive on it. For sessions
-// without a device it is zero except for its listeners, which receive everything else, but nothing from a VRF.
+// device is an interface or VRF, with the sockets that are bound to it and receive its packets. The device of sessions
+// without one has only sockets, which receive all other packets except those from VRFs.
 type device struct {
-	index     int // 0 if it does not exist
-	vrf       int // index of the VRF that it is or is in, or 0
+	index     int // 0 if the device does not exist
+	vrf       int // index of its VRF, its own if it is one, or 0
 	listeners []listener
-	err       error // why it has no listeners
+	err       error // why there are no listeners
 }
 
-// open opens the sockets that are not bound to a device.
 func (m *Monitor) open() error {
 	d := &device{}
 	for range bindRetries {
@@ -59,7 +58,7 @@ func (m *Monitor) closeDevices() {
 	}
 }
 
-// bindDevices binds sockets to the devices of the sessions. m.mu is held.
+// bindDevices binds sockets to the sessions' devices. m.mu is held.
 func (m *Monitor) bindDevices(now time.Time) {
 	if now.Sub(m.lookedUp) < deviceInterval {
 		return
@@ -104,8 +103,8 @@ func (m *Monitor) bindDevice(name string) {
 	if d.listeners != nil {
 		return
 	}
-	// A port can be bound both with and without a device only if all sockets allow reuse. They allow it at no other
-	// time, so that another program cannot bind the port unnoticed.
+	// The same port can be bound both with and without a device only if all its sockets allow reuse. They do so only
+	// here, because otherwise another program could bind the port unnoticed.
 	for _, l := range m.devices[""].listeners {
 		reuse(l.fd, true)
 		defer reuse(l.fd, false)
@@ -121,7 +120,7 @@ func reuse(fd int, on bool) {
 	if on {
 		value = 1
 	}
-	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, value) // cannot fail on a socket
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, value)
 }
 
 func lookupDevice(name string) (index, vrf int) {
@@ -139,8 +138,8 @@ func lookupDevice(name string) (index, vrf int) {
 	return a.Index, vrf
 }
 
-// arrivesOn reports whether a packet has arrived on the session's device. If both a VRF and an interface in it are
-// devices, the sockets of either may have received it.
+// arrivesOn reports whether a packet arrived on the session's device. If a VRF and an interface in it are both devices,
+// sockets of either may have received it.
 func (s *session) arrivesOn(p *datagram) bool {
 	if s.Device == "" {
 		return p.device.vrf == 0

@@ -22,10 +22,10 @@ import (
 	"golang.org/x/net/ipv6"
 )
 
-// Two routers with the same addresses, on different devices of the node: each has its own sessions, which fail and come
-// back alone. The second device comes later, and once more after it was removed.
+// Two routers with the same addresses, on different devices, have independent sessions. The second device is created
+// later, then deleted and created again.
 func TestDevices(t *testing.T) {
-	const multiplier = 10 // on a busy machine, 3 packets may be late
+	const multiplier = 10 // 3 packets may be late on a busy machine
 	t.Parallel()
 	labtest.Root(t)
 	l := labtest.New(t)
@@ -50,7 +50,7 @@ func TestDevices(t *testing.T) {
 		}
 	}
 	m, _ := monitor(t, node, bfd.Options{Log: slog.New(slog.NewTextHandler(t.Output(), nil))}, neighbors...)
-	var up []time.Time // of the sessions with the first router
+	var up []time.Time // when the sessions with the first router came up
 	are := func(first, second bfd.State, problem string) {
 		t.Helper()
 		labtest.Until(t, 20*time.Second, fmt.Sprintf("%v and %v, %q", first, second, problem), func() error {
@@ -92,9 +92,9 @@ func TestDevices(t *testing.T) {
 	signalAll(t, syscall.SIGCONT, routers[0])
 }
 
-// A changed interval and multiplier are in force on both sides, and the session does not end for them.
+// A changed interval and multiplier take effect on both sides without ending the session.
 func TestChangeWhileUp(t *testing.T) {
-	const multiplier = 10 // on a busy machine, 3 packets may be late
+	const multiplier = 10 // 3 packets may be late on a busy machine
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		p := newPairOf(t, kind, multiplier)
 		child := p.start(t, "192.0.2.1", multiplier)
@@ -105,14 +105,14 @@ func TestChangeWhileUp(t *testing.T) {
 			t.Helper()
 			send(t, s, child)
 			p.hears(t, interval, multiplier)
-			time.Sleep(2 * time.Second) // for a detection time that is too short
+			time.Sleep(2 * time.Second) // a detection time that is too short would expire
 			must.True(t, !p.ended(t, before), "%v × %d: the session has ended at the router", interval, multiplier)
 			must.True(t, !child.Log.Contains("bfd session down"), "%v × %d: the end is logged", interval, multiplier)
 		}
 		change(syscall.SIGUSR1, slowInterval, slowMultiplier)
 		change(syscall.SIGUSR2, 100*time.Millisecond, multiplier)
 		change(syscall.SIGUSR1, slowInterval, slowMultiplier)
-		// Before, both sides noticed a failure within a second.
+		// With the previous parameters, both sides would detect a failure within a second.
 		signalAll(t, syscall.SIGSTOP, p.daemon)
 		took := labtest.Until(t, 20*time.Second, "the monitor notices", func() error {
 			return labtest.ErrorIf(!child.Log.Contains("bfd session down"), "log:\n%s", child.Log.Tail(20))
@@ -140,7 +140,7 @@ func send(t *testing.T, s syscall.Signal, to ...*lab.Process) {
 	}
 }
 
-// hears waits until the router has learned the interval and the multiplier of the node.
+// hears waits until the router has learned the node's interval and multiplier.
 func (p pair) hears(t *testing.T, interval time.Duration, multiplier int) {
 	t.Helper()
 	command, want := "show bfd peer 192.0.2.2 json", fmt.Sprintf(
@@ -157,26 +157,26 @@ func (p pair) hears(t *testing.T, interval time.Duration, multiplier int) {
 	})
 }
 
-// since returns a number that changes by at least 1 when the session of the router has ended and is up again.
+// since returns a number that changes by at least 1 when the router's session has ended and come up again.
 func (p pair) since(t *testing.T) float64 {
 	t.Helper()
 	command, pattern := "show bfd peer 192.0.2.2 counters", `Session (down) (events): (\d+)`
-	if p.daemon.Kind == peers.BIRD { // the time of day at which it came up, in seconds
+	if p.daemon.Kind == peers.BIRD { // time of day when it came up, in seconds
 		command, pattern = "show bfd sessions", `192\.0\.2\.2 +\S+ +\S+ +(\d+):(\d+):([0-9.]+)`
 	}
 	out, err := p.daemon.Show(t.Context(), command)
 	found := regexp.MustCompile(pattern).FindStringSubmatch(out)
 	must.Need(t, err == nil && found != nil, "%s: %v\n%s", command, err, out)
-	number := func(n int) float64 { x, _ := strconv.ParseFloat(found[n], 64); return x } // 0 for a word
+	number := func(n int) float64 { x, _ := strconv.ParseFloat(found[n], 64); return x } // 0 if not a number
 	return 3600*number(1) + 60*number(2) + number(3)
 }
 
-// ended reports whether the session of the router has ended since. BIRD derives the time of day from another clock, and
-// may print a time that differs by a millisecond.
+// ended reports whether the router's session has ended since then. BIRD derives the time of day from another clock, so
+// its times may differ by a millisecond.
 func (p pair) ended(t *testing.T, since float64) bool { return math.Abs(p.since(t)-since) > 0.5 }
 
-// A single-hop session accepts packets only from the interface that leads to the neighbour, and a multihop session only
-// packets whose TTL is not below the configured minimum. Both accept only packets from their own device.
+// A single-hop session accepts packets only from the interface that leads to the neighbour, a multihop session only
+// packets with at least the configured TTL. Both accept packets only from their own device.
 func TestForeignPackets(t *testing.T) {
 	t.Parallel()
 	labtest.Root(t)
@@ -192,7 +192,7 @@ func TestForeignPackets(t *testing.T) {
 		must.Do(t, l.Link(lab.End{Host: node, Name: fmt.Sprintf("eth%d", n), Addresses: ours},
 			lab.End{Host: other, Name: "eth0", Addresses: theirs}, lab.LinkOptions{}))
 	}
-	// The node does not answer solicitations for the address of another link.
+	// The node does not reply to solicitations for addresses of another link.
 	must.Do(t, stranger.AddAddress("eth0", netip.MustParsePrefix("2001:db8:1::1/64")))
 	must.Do(t, stranger.AddRoute(netip.MustParsePrefix("2001:db8::2/128"), netip.MustParseAddr("2001:db8:1::2")))
 	neighbor := func(address string, minTTL uint8) bfd.Neighbor {
@@ -250,7 +250,7 @@ func TestForeignPackets(t *testing.T) {
 	}
 }
 
-// sendFrom sends a packet with the address of the neighbour.
+// sendFrom sends a packet from the neighbour's address.
 func sendFrom(t *testing.T, h *lab.Host, n bfd.Neighbor, ttl int, b []byte) error {
 	t.Helper()
 	to := "192.0.2.2"

@@ -8,24 +8,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel drops packets that are not from a neighbor, so that a flood of the ports, which any host can send, neither
-// fills the sockets' queues nor takes up the thread's time. While a session is up, the kernel also drops packets that
-// have come too far or lack our discriminator, so a host that forges the address of the neighbor has to know it. Before
-// that, such a packet tells why the session does not come up.
+// The kernel drops packets that are not from a neighbor. Any host can flood the ports, and such packets must neither
+// fill the sockets' queues nor take the thread's time. While a session is up, the kernel also drops packets with a low
+// TTL or without our discriminator, so an attacker who forges the neighbor's address must know the discriminator.
+// Before that, these packets are accepted because they show why the session does not come up.
 
-// receiveBuffer is the buffer size of a receiving socket, in bytes: room for a few thousand packets.
+// receiveBuffer is the buffer size of a receiving socket, in bytes, for a few thousand packets.
 const receiveBuffer = 4 << 20
 
 // networkHeader is the offset of the IP header for a load (SKF_NET_OFF).
 const networkHeader = 0xfff00000
 
-// yourDiscriminator is the offset of the field behind a UDP header, at which loads start.
+// yourDiscriminator is the offset of Your Discriminator from the UDP header, where loads start.
 const yourDiscriminator = 8 + 8
 
-// filterMax is the maximum number of instructions. With more neighbors than fit, only the TTL counts.
+// filterMax is the maximum number of instructions. If the neighbors need more, the socket accepts all packets.
 const filterMax = 4096
 
-// attach gives each socket the filter of its sessions. m.mu is held.
+// attach sets the sockets' filters. m.mu is held.
 func (m *Monitor) attach() {
 	for _, d := range m.devices {
 		for _, l := range d.listeners {
@@ -42,7 +42,7 @@ func (m *Monitor) attach() {
 	}
 }
 
-// filter returns the filter of a socket. It accepts the neighbors of its sessions.
+// filter returns the filter of a socket, which accepts packets from the neighbors of its sessions.
 func (m *Monitor) filter(l listener) (program []bpf.Instruction) {
 	ttl, source := bpf.LoadAbsolute{Off: networkHeader + 8, Size: 1}, uint32(networkHeader+12)
 	if l.family == unix.AF_INET6 {
@@ -76,7 +76,7 @@ func (m *Monitor) filter(l listener) (program []bpf.Instruction) {
 	return append(program, bpf.RetConstant{Val: 0})
 }
 
-// lowestTTL returns the TTL below which packets from the neighbor are dropped.
+// lowestTTL returns the lowest accepted TTL of the neighbor's packets.
 func (s *session) lowestTTL() uint8 {
 	if s.Multihop {
 		return s.MinTTL
@@ -84,8 +84,7 @@ func (s *session) lowestTTL() uint8 {
 	return maxTTL
 }
 
-// dropped returns the number of packets that the kernel has dropped at the sockets, because of the filter or a full
-// queue. m.mu is held.
+// dropped returns the number of packets that the kernel has dropped, because of a filter or a full queue. m.mu is held.
 func (m *Monitor) dropped() (sum uint64) {
 	for _, d := range m.devices {
 		for _, l := range d.listeners {
@@ -95,7 +94,6 @@ func (m *Monitor) dropped() (sum uint64) {
 	return sum
 }
 
-// dropped is Monitor.dropped for one socket.
 func (l listener) dropped() uint64 {
 	var info [unix.SK_MEMINFO_DROPS + 1]uint32
 	size := uint32(unsafe.Sizeof(info))

@@ -22,10 +22,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A flood from a host two hops away ends no session: it reaches neither the queue of the sockets nor the thread. Its
-// sources are strangers and, where the neighbor may be as far away, the neighbor. Each frame arrives by itself.
-// BFD_TIME=30s floods that long, with 3 packets of 100 ms and all processors busy, alone on the machine. Without
-// BFD_TIME the machine runs other tests, so there are 10 packets.
+// A flood from a host two hops away ends no session, because it reaches neither the sockets' queues nor the thread. It
+// comes from unknown addresses and, where the neighbor may be as far away, from the neighbor's. Each frame arrives
+// separately. With BFD_TIME=30s, the flood lasts that long, with a multiplier of 3 at 100 ms and all CPUs busy; run it
+// alone on the machine. Without BFD_TIME other tests run as well, so the multiplier is 10.
 func TestFlood(t *testing.T) {
 	t.Run("one hop", func(t *testing.T) { testFlood(t, 3784) })
 	t.Run("several hops", func(t *testing.T) { testFlood(t, 4784) })
@@ -49,7 +49,7 @@ func testFlood(t *testing.T, port int) {
 	neighbor := fast(netip.MustParseAddr("192.0.2.1"))
 	neighbor.Multiplier = uint8(multiplier)
 	sessions := 1
-	if port == 4784 { // the neighbor is two hops away too
+	if port == 4784 { // the neighbor is also two hops away
 		far := beyond(t, p, "eth2", 101)
 		must.Do(t, p.host.AddRoute(netip.MustParsePrefix("198.51.101.0/24"), netip.MustParseAddr("192.0.2.1")))
 		back := neighbor
@@ -98,7 +98,6 @@ func testFlood(t *testing.T, port int) {
 	}
 }
 
-// beyond adds a host behind the router.
 func beyond(t *testing.T, p pair, name string, third byte) *lab.Host {
 	h := labtest.Host(t, p.lab, fmt.Sprint("host", third))
 	address := func(last byte) []netip.Prefix {
@@ -112,11 +111,12 @@ func beyond(t *testing.T, p pair, name string, third byte) *lab.Host {
 	return h
 }
 
-// floodRate is in datagrams a second. At twice that, the links between the hosts lose packets of the sessions too.
+// floodRate is in datagrams per second. At twice that rate, the links between the hosts also lose the sessions'
+// packets.
 const floodRate = 150_000
 
-// flood sends what looks like BFD for some time, many datagrams with each system call (UDP_SEGMENT in udp(7)), and
-// returns how many.
+// flood sends packets that resemble BFD for d, many with each system call (UDP_SEGMENT in udp(7)), and returns how
+// many.
 func flood(t *testing.T, from *lab.Host, sources []netip.Addr, port int, d time.Duration) uint64 {
 	const together = 60
 	pause := time.Duration(together*len(sources)) * time.Second / floodRate

@@ -7,11 +7,11 @@ import (
 )
 
 // lookupInterval is the minimum time between lookups of a session's interface. A packet from another interface triggers
-// a lookup, because the route may have changed, but a flood of them must cost little.
+// a lookup, because the route may have changed, but a flood of packets must cost little.
 const lookupInterval = 100 * time.Millisecond
 
-// arrivesBy reports whether this is the interface that leads to the neighbor. A single-hop session is bound to it (RFC
-// 5881, section 3), so that hosts on other links cannot send packets for this session.
+// arrivesBy reports whether an interface leads to the neighbor. A single-hop session is bound to it (RFC 5881, section
+// 3), so that hosts on other links cannot send packets for this session.
 func (s *session) arrivesBy(ifindex int) bool {
 	if now := time.Now(); ifindex != s.ifindex && now.Sub(s.lookedUp) >= lookupInterval {
 		s.ifindex, s.lookedUp = s.lookup(), now
@@ -32,7 +32,7 @@ func (s *session) lookup() int {
 func (s *session) route() (netlink.Route, bool) {
 	o := netlink.RouteGetOptions{Oif: s.Device}
 	if s.Source.IsValid() {
-		o.SrcAddr = s.Source.AsSlice() // rules may depend on it
+		o.SrcAddr = s.Source.AsSlice() // routing rules may depend on it
 	}
 	routes, err := netlink.RouteGetWithOptions(s.Addr.AsSlice(), &o)
 	if err != nil || len(routes) == 0 {

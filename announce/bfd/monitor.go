@@ -18,58 +18,58 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Neighbor is a router to monitor. Neighbors can be compared with ==.
+// Neighbor is a router to monitor. Compare neighbors with ==.
 type Neighbor struct {
 	Addr       netip.Addr // with a zone if it is link-local
-	Source     netip.Addr // of the family of Addr; if zero, the kernel chooses
+	Source     netip.Addr // same family as Addr; if zero, the kernel chooses
 	Device     string     // interface or VRF of the session; empty for any interface outside VRFs
 	Multihop   bool
 	MinTTL     uint8         // with Multihop, the lowest TTL of packets from the neighbor; 0 for any
 	Interval   time.Duration // between packets in both directions, at least 10 ms
-	Multiplier uint8         // lost packets that make the session fail, at least 1
+	Multiplier uint8         // lost packets after which the session fails, at least 1
 }
 
 // Status is the state of a session.
 type Status struct {
 	Neighbor   netip.Addr
 	State      State
-	Diag       Diag      // why the session was last down; DiagNone if it was not
+	Diag       Diag      // why the session was last down; DiagNone if it never was
 	RemoteDiag Diag      // why the neighbor says it was last down
 	Since      time.Time // of the last change of State
 	NotUpSince time.Time // when it was last up, or added; zero if it is up
-	BothUp     time.Time // the last packet from the neighbor with both sides up; zero if they never were
+	BothUp     time.Time // last packet while both sides were up; zero if none
 	Problem    string    // why packets cannot be sent, or ""
-	Discarded  string    // why the last packet from its address in the last ten seconds was discarded, or ""
+	Discarded  string    // why a packet from its address was discarded in the last 10 s, or ""
 }
 
 // Options configures a Monitor.
 type Options struct {
-	// Changed is called after each change of a state, from the goroutine of Run. It must neither block nor call the
-	// Monitor. It may be nil.
+	// Changed is called after each state change, from the goroutine of Run. It must neither block nor call the Monitor.
+	// It may be nil.
 	Changed func(before State, s Status)
 	// Boundary wraps the handling of each packet. It may be nil.
 	Boundary *lb.Boundary
 	Log      *slog.Logger
 }
 
-// Monitor keeps one session with each neighbor. All methods may be called from any goroutine.
+// Monitor maintains one session with each neighbor. All methods may be called from any goroutine.
 type Monitor struct {
 	o    Options
 	wake int // eventfd
 
 	mu        sync.Mutex // guards the following fields
 	sessions  []*session
-	devices   map[string]*device // of sessions, and "" for those without one; changed only by Run
-	lookedUp  time.Time          // when the devices were last looked up; zero to do so before the next step
-	last      uint32             // discriminator
+	devices   map[string]*device // by name, "" for sessions without one; only Run changes it
+	lookedUp  time.Time          // last lookup of the devices; zero to repeat it before the next step
+	last      uint32             // last assigned discriminator
 	discarded map[string]uint64
 	filtered  bool   // the sockets' filters match the sessions and their states
 	flooded   bool   // a socket had maxDrain packets in the last step
-	before    uint64 // dropped, when the devices were last looked up
+	before    uint64 // result of dropped at lookedUp
 }
 
 // discardedTime is how long a session's status shows a discarded packet. A router whose packets are all discarded sends
-// one a second.
+// one per second.
 const discardedTime = 10 * time.Second
 
 type session struct {
@@ -82,11 +82,11 @@ type session struct {
 	discarded  string    // why the last packet was discarded, or ""
 	refusedAt  time.Time // when the last packet was discarded
 	limit      loglimit.Limit
-	device     *device       // the one named Device; nil before the first step
+	device     *device       // named Device; nil before the first step
 	socket     int           // -1 if there is none
 	sent, send time.Time     // the last and the next periodic packet
 	tx         time.Duration // the interval on which send is based
-	ifindex    int           // of the interface that leads to the neighbor, as of lookedUp, or 0
+	ifindex    int           // interface that leads to the neighbor, as of lookedUp, or 0
 	lookedUp   time.Time
 }
 
@@ -96,19 +96,20 @@ func New(o Options) (*Monitor, error) {
 	if err != nil {
 		return nil, fmt.Errorf("eventfd: %w", err)
 	}
-	// Do not reuse a discriminator of the previous process at once: packets for it may still arrive.
+	// The first discriminator is random, because packets for a previous process's discriminator may still arrive.
 	return &Monitor{
 		o: o, wake: fd, last: rand.Uint32(), devices: map[string]*device{}, discarded: map[string]uint64{},
 	}, nil
 }
 
-// key returns the fields that identify a session. The other parameters of a session can change.
+// key returns the fields that identify a session. Other parameters can change during a session.
 func (n Neighbor) key() Neighbor {
 	n.MinTTL, n.Interval, n.Multiplier = 0, 0, 0
 	return n
 }
 
-// serves reports whether this is the session with n. A Source equal to the one the kernel chose makes no difference.
+// serves reports whether this is the session with n. A new Source equal to the address that the kernel chose makes no
+// difference.
 func (s *session) serves(n Neighbor) bool {
 	k := s.key()
 	if !k.Source.IsValid() && n.Source.IsValid() && k.Addr == n.Addr {
@@ -121,7 +122,7 @@ func (s *session) serves(n Neighbor) bool {
 }
 
 // Set replaces the neighbors. Sessions with remaining neighbors continue, even if Interval, Multiplier or MinTTL
-// changes; the others end as administratively down.
+// changes. Other sessions end as administratively down.
 func (m *Monitor) Set(neighbors []Neighbor) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -136,7 +137,7 @@ func (m *Monitor) Set(neighbors []Neighbor) {
 		i := slices.IndexFunc(m.sessions, func(s *session) bool { return s.serves(n) })
 		if i >= 0 {
 			if m.sessions[i].Source != n.Source {
-				m.sessions[i].closeSocket() // bind it to the address that it already has
+				m.sessions[i].closeSocket() // the next socket is bound to the same address
 			}
 			m.sessions[i].Neighbor = n
 			m.sessions[i].configure(n.Interval, n.Multiplier)
@@ -156,7 +157,7 @@ func (m *Monitor) Set(neighbors []Neighbor) {
 	m.notify()
 }
 
-// Sessions returns the states, in the order of Set.
+// Sessions returns the status of each session, in no particular order.
 func (m *Monitor) Sessions() []Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -167,7 +168,7 @@ func (m *Monitor) Sessions() []Status {
 	return list
 }
 
-// Discarded returns the number of received packets that were ignored, by reason.
+// Discarded returns the number of discarded packets, by reason.
 func (m *Monitor) Discarded() map[string]uint64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -195,16 +196,16 @@ func (s *session) status() Status {
 	return st
 }
 
-// notify ends the wait of Run. The counter of an eventfd cannot be full here: Run reads it.
+// notify wakes Run. The write cannot fail, because Run resets the counter of the eventfd.
 func (m *Monitor) notify() { _, _ = unix.Write(m.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
 
-// Run sends and receives until ctx is done and then ends all sessions as administratively down. It may be called once.
-// It returns an error if it cannot open a receiving socket, for example because the port is in use.
+// Run sends and receives until ctx is done and then ends all sessions as administratively down. Call it once. It
+// returns an error if it cannot open a receiving socket, for example because the port is in use.
 //
-// One thread does everything, in a fixed order: received packets count before an expired detection time, however late
-// the thread is scheduled.
+// One thread does everything, in a fixed order: however late the thread is scheduled, it processes received packets
+// before it checks detection times.
 func (m *Monitor) Run(ctx context.Context) error {
-	runtime.LockOSThread() // the thread, and with it its priority, ends with the goroutine
+	runtime.LockOSThread() // the thread, with its priority, ends with the goroutine
 	if err := realTime(); err != nil {
 		_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), -20)
 		m.o.Log.Warn("bfd without real-time priority (CAP_SYS_NICE)", "err", err)
@@ -231,14 +232,14 @@ func (m *Monitor) Run(ctx context.Context) error {
 		}
 		var counter [8]byte
 		_, _ = unix.Read(m.wake, counter[:])
-		if wait = m.step(); m.flooded { // leave the processor to other threads
+		if wait = m.step(); m.flooded { // let other threads run
 			_, _ = unix.Ppoll(fds[:1], timespec(time.Millisecond), nil)
 		}
 	}
 }
 
-// realTime gives this thread the lowest real-time priority, so that it runs even if all processors are busy. Threads
-// and processes that it starts have normal priority.
+// realTime gives this thread the lowest real-time priority, so it runs even if all CPUs are busy. Its child threads and
+// processes have normal priority.
 func realTime() error {
 	return unix.SchedSetAttr(0, &unix.SchedAttr{
 		Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Flags: unix.SCHED_FLAG_RESET_ON_FORK, Priority: 1,
@@ -250,7 +251,7 @@ func timespec(d time.Duration) *unix.Timespec {
 	return &ts
 }
 
-// step receives packets, expires sessions and sends packets that are due. It returns the time until the next step.
+// step receives packets, expires sessions and sends due packets. It returns the time until the next step.
 func (m *Monitor) step() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -280,7 +281,7 @@ func (m *Monitor) step() time.Duration {
 			}
 			s.sent, s.tx = now, 0
 		}
-		if tx := s.txInterval(); tx != s.tx { // the neighbor may have changed it
+		if tx := s.txInterval(); tx != s.tx { // the neighbor may have changed the interval
 			s.tx, s.send = tx, s.sent.Add(s.pause(rand.Float64()))
 		}
 		next = earlier(earlier(next, s.send), s.expires())
@@ -296,8 +297,8 @@ func earlier(a, b time.Time) time.Time {
 	return b
 }
 
-// report reports a change of state. It is called after each packet, because the next packet may hide the change. The
-// neighbor is told in this step.
+// report reports a state change. It is called after each packet, because the next packet may revert the change. The
+// same step also notifies the neighbor.
 func (m *Monitor) report(s *session, now time.Time) {
 	before := s.reported
 	if s.state == before {
@@ -329,16 +330,15 @@ func (m *Monitor) report(s *session, now time.Time) {
 	}
 }
 
-// handle calls receive in a boundary.
 func (m *Monitor) handle(d datagram) (reason string) {
 	reason = "not handled"
 	m.o.Boundary.Do(lb.PartBFD, d.from.String(), func() { reason = m.receive(d) })
 	return reason
 }
 
-// receive applies a packet to its session (RFC 5880, section 6.8.6). While the session is up, a packet without our
-// discriminator is discarded, because anybody can send one. A neighbor's restart is then noticed after the detection
-// time.
+// receive applies a packet to its session (RFC 5880, section 6.8.6). While the session is up, it discards packets
+// without our discriminator, because anybody can send them. A neighbor's restart is therefore detected only after the
+// detection time.
 func (m *Monitor) receive(d datagram) (reason string) {
 	reason = "no session"
 	for _, s := range m.sessions {
@@ -360,7 +360,7 @@ func (m *Monitor) receive(d datagram) (reason string) {
 	return reason
 }
 
-// refuse says why a packet from the neighbor's address does not belong to this session, or returns "" if it does.
+// refuse says why a packet from the neighbor's address does not belong to this session, or returns "".
 func (s *session) refuse(d *datagram) string {
 	switch {
 	case !s.Multihop && d.ttl != maxTTL:

@@ -15,7 +15,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// A discarded packet is the state of its session for some time only: the next one may be years later.
+// The status of a session shows a discarded packet only for some time, because the next packet may arrive years later.
 func TestDiscardedIsForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := Neighbor{Addr: netip.MustParseAddr("192.0.2.1"), Multihop: true, MinTTL: 255}
@@ -33,7 +33,7 @@ func TestDiscardedIsForgotten(t *testing.T) {
 	})
 }
 
-// Changed is told each state, even when packets that arrive together cause several.
+// Changed receives each state, even if packets that arrive together cause several changes.
 func TestChangedIsToldEachState(t *testing.T) {
 	type change struct{ before, after State }
 	var got []change
@@ -55,7 +55,7 @@ func TestChangedIsToldEachState(t *testing.T) {
 	must.True(t, slices.Equal(got, want), "%v, want %v", got, want)
 }
 
-// A packet that panics is lost, and the session continues with the next one.
+// A packet whose handling panics is lost, and the session continues with the next one.
 func TestPanicOfAPacket(t *testing.T) {
 	n := Neighbor{Addr: netip.MustParseAddr("127.0.0.1"), Multihop: true}
 	s := &session{Neighbor: n, machine: newMachine(1, interval100, 3), reported: Down, socket: -1}
@@ -74,15 +74,15 @@ func TestPanicOfAPacket(t *testing.T) {
 	must.True(t, m.handle(d) == "" && s.state == Init, "state %v; want the next packet handled", s.state)
 }
 
-// A packet counts if it has crossed no router too many, has arrived by the interface or the device of the session, and
-// belongs to it.
+// A packet is accepted if it has crossed at most the allowed routers, has arrived on the session's interface or device,
+// and belongs to the session.
 func TestRefuse(t *testing.T) {
 	const one, many = false, true
 	const otherInterface = "not from the interface of the neighbor"
 	for _, row := range []struct {
 		name     string
 		multihop bool
-		device   device // of the session; zero: none
+		device   device // of the session; zero for none
 		state    State
 		change   func(*datagram)
 		want     string
@@ -118,7 +118,7 @@ func TestRefuse(t *testing.T) {
 	}
 }
 
-// A port that is in use for a moment is waited for; one that stays in use is an error.
+// Run waits for a port that is in use for a moment. A port that stays in use is an error.
 func TestPortInUse(t *testing.T) {
 	h := labtest.Host(t, labtest.New(t), "node")
 	err := h.Do(func() error {
@@ -145,7 +145,7 @@ var sample = Packet{
 	RequiredMinEchoRx: 50 * time.Microsecond,
 }
 
-// The bytes are written down here: a decoder that only agrees with its encoder would prove nothing.
+// The expected bytes are literal, because a decoder that merely agrees with its encoder would prove nothing.
 var sampleBytes = []byte{
 	0x21, 0xe8, 3, 24, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 0x86, 0xa0, 0, 4, 0x93, 0xe0, 0, 0, 0, 50,
 }

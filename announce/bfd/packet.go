@@ -10,7 +10,6 @@ import (
 // State is the state of a session (RFC 5880, section 4.1).
 type State uint8
 
-// The states, as on the wire.
 const (
 	AdminDown State = iota
 	Down
@@ -25,7 +24,6 @@ func (s State) String() string {
 // Diag is the reason for the last change to a state other than up (RFC 5880, section 4.1).
 type Diag uint8
 
-// The diagnostics that this package sends.
 const (
 	DiagNone         Diag = 0
 	DiagTimeExpired  Diag = 1
@@ -49,7 +47,7 @@ func (d Diag) String() string {
 type Packet struct {
 	State                       State
 	Diag                        Diag
-	Poll, Final, Independent    bool // Independent is the C bit
+	Poll, Final, Independent    bool // Independent is the control plane independent (C) bit
 	Demand                      bool
 	Multiplier                  uint8
 	MyDiscriminator             uint32
@@ -98,7 +96,7 @@ func Parse(b []byte) (Packet, error) {
 	return p, nil
 }
 
-// Append encodes the packet.
+// Append appends the encoded packet to b.
 func (p Packet) Append(b []byte) []byte {
 	flags := byte(p.State) << 6
 	for _, f := range []struct {

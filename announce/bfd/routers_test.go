@@ -25,7 +25,7 @@ import (
 )
 
 // The monitor runs in a child process, which can be stopped and killed: the test binary with this variable set to the
-// neighbor's address. SIGUSR1 and SIGUSR2 make it slow and fast.
+// neighbor's address. SIGUSR1 and SIGUSR2 select a long and a short interval.
 const (
 	childNeighbor   = "STEELYARD_BFD_TEST_NEIGHBOR"
 	childMultiplier = "STEELYARD_BFD_TEST_MULTIPLIER"
@@ -78,7 +78,7 @@ func fast(a netip.Addr) bfd.Neighbor {
 	return bfd.Neighbor{Addr: a, Interval: 100 * time.Millisecond, Multiplier: 3}
 }
 
-// pair is a host with a monitor and a router, over a link.
+// pair is a host with a monitor and a router, connected by a link.
 type pair struct {
 	lab          *lab.Lab
 	host, router *lab.Host
@@ -98,7 +98,7 @@ func newPairOf(t *testing.T, kind peers.RouterKind, multiplier int) (p pair) {
 	return p
 }
 
-// end is the end of a link between the node, whose addresses end with 2, and the router, whose addresses end with 1.
+// end is one end of the link. Addresses end in 2 on the node and in 1 on the router.
 func end(h *lab.Host, name string, last int) lab.End {
 	return lab.End{Host: h, Name: name, Addresses: []netip.Prefix{
 		netip.MustParsePrefix(fmt.Sprintf("192.0.2.%d/24", last)),
@@ -106,7 +106,6 @@ func end(h *lab.Host, name string, last int) lab.End {
 	}}
 }
 
-// startRouter starts a router with a neighbor and BFD for each family.
 func startRouter(t *testing.T, h *lab.Host, kind peers.RouterKind, multiplier int) *peers.Router {
 	t.Helper()
 	return labtest.Router(t, h, kind, peers.RouterConfig{
@@ -117,7 +116,7 @@ func startRouter(t *testing.T, h *lab.Host, kind peers.RouterKind, multiplier in
 	})
 }
 
-// start starts the monitor in a child process and returns it.
+// start starts the monitor in a child process.
 func (p pair) start(t *testing.T, neighbor string, multiplier int) *lab.Process {
 	t.Helper()
 	self := must.Get(os.Executable())(t)
@@ -132,7 +131,7 @@ func (p pair) start(t *testing.T, neighbor string, multiplier int) *lab.Process 
 	return child
 }
 
-// sees waits until the router reports a state of its session with the node, and returns how long that took.
+// sees waits until the router reports a state of its session with the node, and returns how long it took.
 func (p pair) sees(t *testing.T, address, state string) time.Duration {
 	t.Helper()
 	took := must.Get(lab.Until(t.Context(), 20*time.Second, fmt.Sprintf("%s: session with %s", p.daemon.Kind, address),
@@ -143,7 +142,7 @@ func (p pair) sees(t *testing.T, address, state string) time.Duration {
 	return took
 }
 
-// state is that of the router's session: "up" or "down".
+// state returns the state of the router's session, "up" or "down".
 func (p pair) state(ctx context.Context, address string) (string, error) {
 	if p.daemon.Kind == peers.BIRD {
 		out, err := p.daemon.Show(ctx, "show bfd sessions")
@@ -168,7 +167,7 @@ func eachRouter(t *testing.T, f func(t *testing.T, kind peers.RouterKind)) {
 	}
 }
 
-// A node that is frozen, and one that ends as planned, over both families.
+// The router detects a frozen node and a planned shutdown, over both families.
 func TestRouterNotices(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		p := newPair(t, kind)
@@ -187,8 +186,8 @@ func TestRouterNotices(t *testing.T) {
 	})
 }
 
-// The monitor notices a router that is frozen. Packets that have passed a router are ignored (RFC 5881, section 5), so
-// nobody beyond the link can end a session.
+// The monitor detects a frozen router. It ignores forwarded packets (RFC 5881, section 5), so only hosts on the link
+// can end a session.
 func TestMonitorNotices(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		p := newPair(t, kind)
@@ -205,7 +204,7 @@ func TestMonitorNotices(t *testing.T) {
 		is(bfd.Up)
 		since := m.Sessions()[0].Since
 
-		for _, ttl := range []int{64, 255} { // 255 is not of a router beyond the link, but has no discriminator
+		for _, ttl := range []int{64, 255} { // 255 is impossible beyond the link, but lacks a discriminator
 			c := must.Get(p.router.Dial(t.Context(), "udp", "192.0.2.2:3784"))(t)
 			defer c.Close()
 			must.Do(t, ipv4.NewConn(c).SetTTL(ttl))
@@ -227,7 +226,6 @@ func TestMonitorNotices(t *testing.T) {
 	})
 }
 
-// monitor runs a monitor on a host until stop is called or the test ends.
 func monitor(
 	t *testing.T, h *lab.Host, o bfd.Options, neighbors ...bfd.Neighbor,
 ) (m *bfd.Monitor, stop func()) {
@@ -237,15 +235,14 @@ func monitor(
 	return m, must.Run(t, func(ctx context.Context) error { return h.Do(func() error { return m.Run(ctx) }) })
 }
 
-// signalAll sends a signal to the processes of a router.
 func signalAll(t *testing.T, s syscall.Signal, r *peers.Router) {
 	t.Helper()
 	send(t, s, r.Processes...)
 }
 
-// TestNoFalseAlarm has a session without a failure for some time, which must not end. BFD_TIME=10m has 3 packets of 100
-// ms, as long as that says, with all processors busy; alone on the machine. Without BFD_TIME the machine runs other
-// tests, and so there are 10 packets and no load.
+// TestNoFalseAlarm checks that a session without failures stays up. With BFD_TIME=10m it lasts that long, with a
+// multiplier of 3 at 100 ms and all CPUs busy; run it alone on the machine. Without BFD_TIME other tests run as well,
+// so the multiplier is 10 and there is no load.
 func TestNoFalseAlarm(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		duration, busy, multiplier := limits(t, 10*time.Second)
@@ -253,7 +250,7 @@ func TestNoFalseAlarm(t *testing.T) {
 		child := p.start(t, "192.0.2.1", multiplier)
 		p.sees(t, "192.0.2.2", "up")
 		if busy {
-			p.burn(t, (runtime.NumCPU()+1)/2) // as many for the other router
+			p.burn(t, (runtime.NumCPU()+1)/2) // the other router's test burns as many
 		}
 		time.Sleep(duration)
 		var alarms []string
@@ -269,7 +266,7 @@ func TestNoFalseAlarm(t *testing.T) {
 	})
 }
 
-// limits returns how long a test lasts, whether all processors are busy at that time, and the multiplier.
+// limits returns how long a test lasts, whether it keeps all CPUs busy, and the multiplier.
 func limits(t *testing.T, short time.Duration) (d time.Duration, busy bool, multiplier int) {
 	t.Helper()
 	text := os.Getenv("BFD_TIME")
@@ -279,8 +276,7 @@ func limits(t *testing.T, short time.Duration) (d time.Duration, busy bool, mult
 	return must.Get(time.ParseDuration(text))(t), true, 3
 }
 
-// burn keeps n processors busy until the test ends. The router gets real-time priority, as if it had a processor of its
-// own.
+// burn keeps n CPUs busy until the test ends. The router has real-time priority, as if it had a CPU of its own.
 func (p pair) burn(t *testing.T, n int) {
 	t.Helper()
 	attr := &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 1}

@@ -5,28 +5,28 @@ import "time"
 // slowInterval is the minimum transmit interval while a session is not up (RFC 5880, section 6.8.3).
 const slowInterval = time.Second
 
-// machine is the state machine of one session (RFC 5880, section 6.8). It has no clock and no socket: the time is an
-// argument, and the caller sends the packet that packet returns.
+// machine is the state machine of one session (RFC 5880, section 6.8). It uses neither clock nor sockets: the time is
+// an argument, and the caller sends the result of packet.
 type machine struct {
-	interval   time.Duration // desired minimum transmit and required minimum receive interval while up
+	interval   time.Duration // desired minimum transmit and required minimum receive interval when up
 	multiplier uint8
-	// Until the neighbor has confirmed a changed interval, packets are sent at the shortest and expected at the longest
-	// interval since the last confirmed one (section 6.8.3).
+	// Until the neighbor has confirmed a changed interval, packets are sent at the shortest, and expected at the
+	// longest, interval since the last confirmed one (section 6.8.3).
 	shortest, longest time.Duration
 
 	state, remoteState State
 	diag, remoteDiag   Diag
-	local, remote      uint32 // discriminators; remote is 0 while unknown
-	polls              int    // final bits to wait for; until then packets have the poll bit
+	local, remote      uint32 // discriminators; remote is 0 if unknown
+	polls              int    // outstanding final bits; if any, packets have the poll bit
 	remoteDemand       bool
 	remoteMultiplier   uint8
 	remoteMinTx        time.Duration
 	remoteMinRx        time.Duration
-	heard              time.Time // the last valid packet; zero if none since the detection time expired
-	bothUp             time.Time // the last packet that said the neighbor is up while we are; zero if none
+	heard              time.Time // last valid packet; zero if none since the detection time expired
+	bothUp             time.Time // last packet while both sides were up; zero if none
 }
 
-// newMachine returns a session that is down. local must not be 0 and must differ from that of all other sessions.
+// newMachine returns a session that is down. local must be nonzero and unique.
 func newMachine(local uint32, interval time.Duration, multiplier uint8) *machine {
 	return &machine{
 		interval: interval, multiplier: multiplier, shortest: interval, longest: interval,
@@ -36,7 +36,7 @@ func newMachine(local uint32, interval time.Duration, multiplier uint8) *machine
 }
 
 // configure changes the parameters without ending the session. A changed multiplier needs no poll sequence (section
-// 6.8.12). A change during a poll sequence needs another one, because a final bit on its way may confirm the earlier
+// 6.8.12). A change during a poll sequence needs another sequence, because the next final bit may confirm an earlier
 // packet.
 func (m *machine) configure(interval time.Duration, multiplier uint8) {
 	m.multiplier = multiplier
@@ -44,7 +44,7 @@ func (m *machine) configure(interval time.Duration, multiplier uint8) {
 		return
 	}
 	m.interval = interval
-	if m.state != Up { // the poll sequence starts when it comes up
+	if m.state != Up { // the poll sequence starts when the session comes up
 		m.confirmed()
 		return
 	}
@@ -63,8 +63,7 @@ func (m *machine) minTx() time.Duration {
 	return m.interval
 }
 
-// receive applies a packet for this session (section 6.8.6) and reports whether a packet with the final bit must be
-// sent at once.
+// receive applies a packet for this session (section 6.8.6) and reports whether to respond with the final bit.
 func (m *machine) receive(p Packet, now time.Time) (answer bool) {
 	m.remote, m.remoteState, m.remoteDiag = p.MyDiscriminator, p.State, p.Diag
 	m.remoteDemand, m.remoteMultiplier = p.Demand, p.Multiplier
@@ -96,8 +95,7 @@ func (m *machine) receive(p Packet, now time.Time) (answer bool) {
 	return p.Poll
 }
 
-// enter changes the state. This changes the intervals, so a poll sequence starts when the session comes up (section
-// 6.8.3).
+// enter changes the state. When the session comes up, its intervals change, so a poll sequence starts (section 6.8.3).
 func (m *machine) enter(s State, d Diag) {
 	m.state, m.diag = s, d
 	m.confirmed()
@@ -110,13 +108,12 @@ func (m *machine) enter(s State, d Diag) {
 // end makes the session administratively down.
 func (m *machine) end() { m.enter(AdminDown, DiagAdminDown) }
 
-// detectionTime returns the time without a packet after which the session fails (section 6.8.4), or 0 if nothing was
-// received.
+// detectionTime returns how long the session survives without a packet (section 6.8.4), or 0 if none was received.
 func (m *machine) detectionTime() time.Duration {
 	return time.Duration(m.remoteMultiplier) * max(m.longest, m.remoteMinTx)
 }
 
-// expires returns when the session fails unless a packet arrives, or zero if it does not.
+// expires returns when the session fails unless a packet arrives, or zero if it cannot fail.
 func (m *machine) expires() time.Time {
 	if m.heard.IsZero() {
 		return time.Time{}
@@ -124,7 +121,6 @@ func (m *machine) expires() time.Time {
 	return m.heard.Add(m.detectionTime())
 }
 
-// expire handles an expired detection time.
 func (m *machine) expire(now time.Time) {
 	at := m.expires()
 	if at.IsZero() || now.Before(at) {
@@ -151,8 +147,8 @@ func (m *machine) txInterval() time.Duration {
 	return max(own, m.remoteMinRx)
 }
 
-// pause returns the time until the next periodic packet. random is in [0, 1): packets are sent up to a quarter early,
-// and with a multiplier of 1 at least a tenth early (section 6.8.7).
+// pause returns the time until the next periodic packet. random is in [0, 1): packets are sent up to 25 % early, and
+// with a multiplier of 1 at least 10 % early (section 6.8.7).
 func (m *machine) pause(random float64) time.Duration {
 	least, span := 0.75, 0.25
 	if m.multiplier == 1 {
@@ -161,7 +157,7 @@ func (m *machine) pause(random float64) time.Duration {
 	return time.Duration(float64(m.txInterval()) * (least + span*random))
 }
 
-// packet returns the packet to send. final says that it answers a poll.
+// packet returns the next packet to send. final says that it answers a poll.
 func (m *machine) packet(final bool) Packet {
 	return Packet{
 		State: m.state, Diag: m.diag, Poll: m.polls > 0 && !final, Final: final, Multiplier: m.multiplier,

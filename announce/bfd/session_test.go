@@ -17,7 +17,7 @@ func machines() (a, b *machine) {
 	return newMachine(1, interval100, 3), newMachine(2, interval100, 3)
 }
 
-// pass gives the packet of one machine to the other, and its answer back.
+// pass passes a packet from one machine to the other, and returns any response.
 func pass(t *testing.T, from, to *machine, now time.Time) {
 	t.Helper()
 	p := must.Get(Parse(from.packet(false).Append(nil)))(t)
@@ -26,7 +26,7 @@ func pass(t *testing.T, from, to *machine, now time.Time) {
 	}
 }
 
-// up makes both sessions come up in three packets (RFC 5880, section 6.2), with one poll sequence each.
+// up brings both sessions up with three packets (RFC 5880, section 6.2) and one poll sequence each.
 func up(t *testing.T) (a, b *machine) {
 	t.Helper()
 	a, b = machines()
@@ -41,7 +41,6 @@ func up(t *testing.T) (a, b *machine) {
 	return a, b
 }
 
-// The state machine of section 6.2.
 func TestStates(t *testing.T) {
 	for _, c := range []struct {
 		state, received, want State
@@ -63,7 +62,7 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// A final bit that was not requested confirms nothing: the next change begins a poll sequence as usual.
+// A final bit that was not requested confirms nothing. The next change starts a poll sequence as usual.
 func TestUnaskedFinal(t *testing.T) {
 	m, _ := up(t)
 	m.receive(Packet{State: Up, Final: true, Multiplier: 3, MyDiscriminator: 2, YourDiscriminator: 1}, start)
@@ -72,7 +71,7 @@ func TestUnaskedFinal(t *testing.T) {
 	must.True(t, p.Poll && m.polls == 1, "poll %t, %d polls; want one", p.Poll, m.polls)
 }
 
-// A session that is administratively down answers no poll, and its neighbor does not count as heard.
+// A session that is administratively down answers no polls, and packets do not restart its detection time.
 func TestAdminDownIsSilent(t *testing.T) {
 	m, _ := up(t)
 	m.end()
@@ -99,7 +98,8 @@ func TestBothUp(t *testing.T) {
 	}
 }
 
-// While it is not up, a session sends at most one packet a second (section 6.8.3); then as configured on both sides.
+// A session that is not up sends at most one packet per second (section 6.8.3). Once up, it uses the intervals of both
+// sides.
 func TestIntervals(t *testing.T) {
 	a, _ := machines()
 	d := a.pause(0.999)
@@ -116,15 +116,15 @@ func TestIntervals(t *testing.T) {
 	a.multiplier = 1
 	d = a.pause(0.999)
 	must.True(t, d <= 90*time.Millisecond, "multiplier 1: %v, want at most 90ms (section 6.8.7)", d)
-	b.configure(300*time.Millisecond, 3) // its next packet says so
+	b.configure(300*time.Millisecond, 3) // its next packet announces it
 	pass(t, b, a, start)
 	d = a.pause(1)
 	must.True(t, d >= 270*time.Millisecond && d <= 300*time.Millisecond, "the neighbor receives every 300ms: %v", d)
 	must.Row(t, "detection time", 900*time.Millisecond, a.detectionTime())
 }
 
-// Sections 6.8.3 and 6.8.12: the parameters of a session that is up change without its end. A longer transmit and a
-// shorter receive interval count once the neighbor has confirmed them, the other changes at once.
+// Sections 6.8.3 and 6.8.12: a session's parameters change while it is up. A longer transmit or shorter receive
+// interval takes effect once the neighbor has confirmed it, other changes immediately.
 func TestConfigure(t *testing.T) {
 	const interval50, interval300, interval500 = 50 * time.Millisecond, 300 * time.Millisecond, 500 * time.Millisecond
 	a, b := up(t)
@@ -174,7 +174,7 @@ func TestConfigure(t *testing.T) {
 	is("up again", interval50, 3*interval50, 0)
 }
 
-// A session continues, with its discriminator, unless what it is bound to changes.
+// A session continues, with its discriminator, unless its address, source or device changes.
 func TestSetKeepsSessions(t *testing.T) {
 	m := must.Get(New(Options{}))(t)
 	n := Neighbor{
@@ -189,7 +189,7 @@ func TestSetKeepsSessions(t *testing.T) {
 		s.multiplier == 5, "%+v, %+v", s.Neighbor, s.machine)
 	near := Neighbor{Addr: netip.MustParseAddr("127.0.0.1"), Interval: time.Second, Multiplier: 3}
 	m.Set([]Neighbor{near})
-	s, near.Source = m.sessions[0], near.Addr // as the kernel has chosen
+	s, near.Source = m.sessions[0], near.Addr // the address that the kernel chose
 	m.Set([]Neighbor{near})
 	must.True(t, m.sessions[0] == s && s.Source == near.Source, "the session has ended for the source that it has")
 	for _, change := range []func(*Neighbor){
@@ -216,7 +216,7 @@ func TestDetection(t *testing.T) {
 	must.True(t, a.state == Down && p.Diag == DiagTimeExpired && p.YourDiscriminator == 0,
 		"after the detection time: %+v", p)
 	must.True(t, a.expires().IsZero(), "a session that failed expires again")
-	// The neighbor hears it and both come up again.
+	// The neighbor receives the packet, and both come up again.
 	for range 3 {
 		pass(t, a, b, start.Add(time.Second))
 		pass(t, b, a, start.Add(time.Second))
@@ -236,7 +236,7 @@ func TestPlannedEnd(t *testing.T) {
 	must.True(t, a.state == AdminDown, "state %v after a packet, want admin-down", a.state)
 }
 
-// Section 6.8.7: no periodic packets while the neighbor demands it, but polls and their answers.
+// Section 6.8.7: on demand, a session sends no periodic packets, but polls and answers polls.
 func TestDemandAndPoll(t *testing.T) {
 	a, _ := up(t)
 	demand := Packet{
@@ -257,8 +257,8 @@ func TestDemandAndPoll(t *testing.T) {
 	must.True(t, !a.periodic(), "packets are sent to a neighbor that wants none")
 }
 
-// Whatever arrives, the session neither answers with a packet that its own parser refuses nor comes up without a
-// neighbor that names its discriminator.
+// Whatever arrives, the session neither sends packets that its own parser rejects, nor comes up unless a neighbor sends
+// its discriminator.
 func FuzzSession(f *testing.F) {
 	f.Add(sampleBytes, uint16(10))
 	f.Fuzz(func(t *testing.T, b []byte, pause uint16) {

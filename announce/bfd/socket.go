@@ -17,18 +17,17 @@ const (
 	portMultihop  = 4784 // RFC 5883, section 5
 	maxTTL        = 255
 	trafficClass  = 0xc0 // CS6, network control
-	maxDrain      = 256  // packets in one step, so that a flood cannot keep it from sending
+	maxDrain      = 256  // packets read per socket and step, so that a flood cannot prevent sending
 )
 
-// listener is a socket for receiving.
 type listener struct {
 	fd       int
 	family   int
 	multihop bool
 }
 
-// listen opens the sockets for both families and both kinds of session, bound to device unless that is empty. Even on
-// error, it returns the sockets that are open.
+// listen opens the sockets for both families and both kinds of session, bound to device unless it is empty. On error,
+// it also returns the sockets opened so far.
 func listen(device string) (open []listener, err error) {
 	for _, multihop := range []bool{false, true} {
 		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -52,8 +51,8 @@ func listen(device string) (open []listener, err error) {
 	return open, nil
 }
 
-// bound returns a socket that is bound to device, unless that is empty, and to an address, or to all of the family if
-// addr is zero. The socket reports the TTL and the interface of received packets.
+// bound returns a socket bound to device, unless it is empty, and to addr, or to all addresses of the family if addr is
+// zero. The socket reports the TTL and interface of received packets.
 func bound(family int, device string, addr netip.Addr, port int) (fd int, err error) {
 	fd, err = unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -96,7 +95,7 @@ func bound(family int, device string, addr netip.Addr, port int) (fd int, err er
 	return fd, nil
 }
 
-// sockaddr returns a socket address, for all addresses of the family if addr is zero.
+// sockaddr returns the socket address of addr, or of all addresses of the family if addr is zero.
 func sockaddr(family int, addr netip.Addr, port int) unix.Sockaddr {
 	if family == unix.AF_INET {
 		sa := &unix.SockaddrInet4{Port: port}
@@ -131,13 +130,13 @@ type datagram struct {
 	Packet
 	from     netip.Addr // without a zone
 	ttl      int
-	ifindex  int // of the interface on which it arrived
+	ifindex  int // arrival interface
 	multihop bool
-	device   *device // whose socket received it
+	device   *device // device whose socket received it
 }
 
-// drain passes the packets that have arrived to receive, and the reasons for ignoring packets to discard. It reports
-// whether it has read maxDrain.
+// drain passes received packets to receive, and its reasons for ignoring them to discard. It stops after maxDrain
+// packets, and reports whether it did.
 func (l listener) drain(receive func(datagram) string, discard func(string)) (full bool) {
 	var data, control [128]byte
 	for range maxDrain {
@@ -173,7 +172,7 @@ func sender(sa unix.Sockaddr) netip.Addr {
 	return netip.Addr{}
 }
 
-// arrival returns a packet's TTL and the interface on which it arrived, each 0 if the control message is missing.
+// arrival returns a packet's TTL and arrival interface, or 0 for each if the control message is missing.
 func arrival(control []byte) (ttl, ifindex int) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
@@ -198,7 +197,7 @@ func arrival(control []byte) (ttl, ifindex int) {
 	return ttl, ifindex
 }
 
-// transmit sends a packet. A failure remains the session's problem until a packet is sent.
+// transmit sends a packet. The session's problem is the last failure, until a packet is sent.
 func (s *session) transmit(p Packet) {
 	err := s.open()
 	if err == nil {
@@ -206,7 +205,7 @@ func (s *session) transmit(p Packet) {
 		err = unix.Sendto(s.socket, p.Append(nil), 0, to)
 	}
 	s.problem = ""
-	if err != nil && !errors.Is(err, unix.ECONNREFUSED) { // an ICMP error about an earlier packet
+	if err != nil && !errors.Is(err, unix.ECONNREFUSED) { // ECONNREFUSED is an ICMP error about an earlier packet
 		s.problem = err.Error()
 	}
 }
@@ -225,7 +224,7 @@ func (s *session) port() int {
 	return portSingleHop
 }
 
-// open gives the session a socket with its own source port (RFC 5881, section 4).
+// open gives the session a socket with a source port of its own (RFC 5881, section 4).
 func (s *session) open() (err error) {
 	const first, ports, attempts = 49152, 1 << 14, 16
 	for range attempts {
@@ -240,7 +239,7 @@ func (s *session) open() (err error) {
 	return err
 }
 
-// close tells the neighbor that the session ends as planned, several times because packets can be lost.
+// close tells the neighbor about the planned end of the session, several times because packets can be lost.
 func (s *session) close() {
 	s.end()
 	for range 3 {
