@@ -13,8 +13,8 @@ import (
 
 // Mux passes each announcement to the announcers in its By field, or to all if By is empty.
 //
-// An announcement whose announcers are all off is not announced. Mux does not report this as an error; package config
-// does.
+// If all of an announcement's announcers are off, it is not announced. Mux does not report this as an error; package
+// config does.
 type Mux struct {
 	kinds      []lb.AnnouncerKind // sorted
 	announcers map[lb.AnnouncerKind]lb.Announcer
@@ -25,8 +25,9 @@ func NewMux(announcers map[lb.AnnouncerKind]lb.Announcer) *Mux {
 	return &Mux{kinds: slices.Sorted(maps.Keys(announcers)), announcers: maps.Clone(announcers)}
 }
 
-// Set calls every announcer's Set concurrently, each with its part, and waits for all. It joins the errors, each with
-// the name of its announcer; a failure of one does not affect the others. The result is lb.VIPErrors if all errors are.
+// Set concurrently calls every announcer's Set with its part, and waits for all of them. A failure of one does not
+// affect the others. Set joins the errors, each with the announcer's name. The result is of type lb.VIPErrors if all
+// errors are.
 func (m *Mux) Set(ctx context.Context, announcements []lb.Announcement) error {
 	errs := make([]error, len(m.kinds))
 	var calls sync.WaitGroup
@@ -54,7 +55,6 @@ func (m *Mux) Set(ctx context.Context, announcements []lb.Announcement) error {
 	return vips.OrNil()
 }
 
-// filter returns the announcements for kind, in their order.
 func filter(announcements []lb.Announcement, kind lb.AnnouncerKind) []lb.Announcement {
 	own := make([]lb.Announcement, 0, len(announcements))
 	for _, a := range announcements {

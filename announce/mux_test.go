@@ -20,7 +20,7 @@ type recorder struct {
 	mu    sync.Mutex
 	last  []netip.Addr
 	err   error
-	block chan struct{} // Set waits until it is closed; nil: Set does not wait
+	block chan struct{} // Set waits until it is closed, unless it is nil
 }
 
 func (r *recorder) Set(ctx context.Context, announcements []lb.Announcement) error {
@@ -78,7 +78,7 @@ func TestMuxFiltersByAnnouncer(t *testing.T) {
 	must.True(t, len(bgp.got()) == 0 && len(l2.got()) == 0, "after an empty set: bgp %v, l2 %v", bgp.got(), l2.got())
 }
 
-// A VIP whose only announcer is off is not announced, and this is not an error.
+// A VIP whose only announcer is off is not announced, without an error.
 func TestMuxOffAnnouncer(t *testing.T) {
 	bgp := &recorder{}
 	m := announce.NewMux(map[lb.AnnouncerKind]lb.Announcer{lb.AnnounceBGP: bgp})
@@ -88,7 +88,7 @@ func TestMuxOffAnnouncer(t *testing.T) {
 	must.True(t, err == nil, "without any announcer: %v", err)
 }
 
-// One announcer fails and the other is slow: the slow one still gets its set, and the error names the failed one.
+// If one announcer fails, a slow one still receives its set, and the error names the failed one.
 func TestMuxFailureIsIndependent(t *testing.T) {
 	broken := errors.New("no such device")
 	bgp, l2 := &recorder{block: make(chan struct{})}, &recorder{err: broken}
@@ -109,7 +109,7 @@ func TestMuxFailureIsIndependent(t *testing.T) {
 	must.True(t, err != nil && strings.Count(err.Error(), "announce by") == 2, "two failures, error %q", err)
 }
 
-// The calls are concurrent: each blocks until the other has started.
+// The calls are concurrent: each one blocks until the other has started.
 func TestMuxConcurrent(t *testing.T) {
 	var both sync.WaitGroup
 	both.Add(2)
@@ -122,14 +122,14 @@ type announcerFunc func()
 
 func (f announcerFunc) Set(context.Context, []lb.Announcement) error { f(); return nil }
 
-// Errors of VIPs are passed on by VIP; another error makes the whole call uncertain.
+// VIPs' errors are passed on by VIP. Any other error makes the whole call uncertain.
 func TestMuxPassesErrorsOfVIPs(t *testing.T) {
 	vip := netip.MustParseAddr("203.0.113.1")
 	bgp, l2 := &recorder{err: lb.VIPErrors{vip: errors.New("b")}}, &recorder{}
 	mux := announce.NewMux(map[lb.AnnouncerKind]lb.Announcer{lb.AnnounceBGP: bgp, lb.AnnounceL2: l2})
 	for _, tt := range []struct {
-		err  error // of l2
-		only bool  // errors of VIPs
+		err  error // l2's error
+		only bool  // only errors of VIPs
 		want string
 	}{
 		{nil, true, "203.0.113.1: by bgp: b"},
@@ -144,7 +144,7 @@ func TestMuxPassesErrorsOfVIPs(t *testing.T) {
 	}
 }
 
-// printer is an announcer that prints what it is given.
+// printer is an announcer that prints its announcements.
 type printer struct{ name string }
 
 func (p printer) Set(_ context.Context, list []lb.Announcement) error {

@@ -14,20 +14,18 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// timeout limits how long a neighbour may take to see a change.
+// timeout limits the time until a neighbour sees a change.
 const timeout = 20 * time.Second
 
-// Announcer is the announcer under test.
 type Announcer interface {
 	lb.Announcer
 	Run(ctx context.Context) error
 }
 
-// Bench is one announcer and a neighbour.
 type Bench struct {
 	Announcer Announcer
-	// Seen returns the VIPs that the neighbour can currently reach through the announcer, in any order. It is polled
-	// and must not cache.
+	// Seen returns the VIPs that the neighbour can currently reach through the announcer, in any order. Tests poll it,
+	// so it must not cache.
 	Seen func() []netip.Addr
 	// VIPs are at least three addresses that may be announced.
 	VIPs []netip.Addr
@@ -35,7 +33,7 @@ type Bench struct {
 	Bad netip.Addr
 }
 
-// Run tests announcers from newBench, a fresh one for each subtest. newBench may call the subtest's Parallel.
+// Run tests announcers from newBench, one per subtest. newBench may call the subtest's Parallel.
 func Run(t *testing.T, newBench func(*testing.T) *Bench) {
 	t.Run("set", func(t *testing.T) { testSet(t, newBench(t)) })
 	t.Run("nothing before the first set", func(t *testing.T) { testNothingBeforeSet(t, newBench(t)) })
@@ -96,7 +94,7 @@ func testBad(t *testing.T, b *Bench) {
 	b.await(t, b.VIPs[0])
 }
 
-// A Set after one whose context had ended still takes full effect.
+// A cancelled Set does not keep the next one from taking full effect.
 func testCancelled(t *testing.T, b *Bench) {
 	start(t, b)
 	b.set(t, b.VIPs[:2]...)
@@ -118,7 +116,7 @@ func testRunEnds(t *testing.T, b *Bench) {
 	b.await(t)
 }
 
-// start runs the announcer. stop, or the end of the test, ends it and checks that Run returns nil.
+// start runs the announcer. stop, or the end of the test, stops it and checks that Run returns nil.
 func start(t *testing.T, b *Bench) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

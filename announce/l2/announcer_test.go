@@ -31,7 +31,7 @@ func TestNew(t *testing.T) {
 		"%d responders; want one per interface", len(a.responders))
 }
 
-// Set replaces what is owned, and names what it rejects.
+// Set replaces the owned VIPs and names the ones it rejects.
 func TestSet(t *testing.T) {
 	a := newAnnouncer(t, &lines{}, "eth0")
 	for _, tt := range []struct {
@@ -60,7 +60,7 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// A reply is sent for owned VIPs only.
+// Replies are sent only for owned VIPs.
 func TestReply(t *testing.T) {
 	a := newAnnouncer(t, &lines{}, "eth0")
 	set(t, a, vip4)
@@ -72,7 +72,8 @@ func TestReply(t *testing.T) {
 	must.True(t, !sent && err == nil && calls == 1, "not owned: sent %t, %v, %d calls", sent, err, calls)
 }
 
-// A conflict is counted per frame and logged once per VIP and MAC address; other addresses are not a conflict.
+// A conflict is counted per frame and logged once per VIP and MAC address. Frames for other addresses are not
+// conflicts.
 func TestConflict(t *testing.T) {
 	log := &lines{}
 	a := newAnnouncer(t, log, "eth0")
@@ -85,13 +86,13 @@ func TestConflict(t *testing.T) {
 	}
 	must.Row(t, "conflicts counted", 4, testutil.ToFloat64(a.metrics.conflicts.WithLabelValues("eth0")))
 	must.Row(t, "log lines", 3, log.count(`msg="address conflict"`))
-	// An address that is owned only later is logged then.
+	// A conflict about an address that is owned later is logged then.
 	set(t, a, vips[2])
 	a.conflict(vips[2], "m1", "eth0", netip.Addr{})
 	must.Row(t, "log lines of the third", 1, log.count("vip="+vips[2].String()))
 }
 
-// A conflict that has ended is not reported. The next one, with the same host, has its own time, and is logged.
+// A conflict that has ended is not reported. The next conflict with the same host has its own start and is logged.
 func TestNextConflict(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := &lines{}
@@ -102,7 +103,7 @@ func TestNextConflict(t *testing.T) {
 			c := a.Conflicts()
 			must.True(t, (len(c) == 0) == (gap == 0 || gap == conflictTime), "before conflict %d: %+v", i, c)
 			since := time.Now()
-			if gap == conflictTime-time.Second { // it is the one before
+			if gap == conflictTime-time.Second { // still the previous conflict
 				since = since.Add(-gap)
 			}
 			a.conflict(vip4, "m1", "eth0", netip.Addr{})
@@ -128,7 +129,7 @@ func TestMetricsPassPromlint(t *testing.T) {
 	must.True(t, err == nil && len(problems) == 0, "%v %v", problems, err)
 }
 
-// Gratuitous frames are sent at once and after each delay since then, until the context ends.
+// Gratuitous frames are sent immediately and after each delay from then on, until the context ends.
 func TestAnnounceRepeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeSystem()
@@ -150,7 +151,7 @@ func TestAnnounceRepeats(t *testing.T) {
 	})
 }
 
-// Run serves until its context ends; after that Set sends nothing.
+// Run serves until its context ends. After that, Set sends nothing.
 func TestRunWithoutRoot(t *testing.T) {
 	f := newFakeSystem()
 	a := newAnnouncer(t, &lines{}, "eth0")
@@ -172,7 +173,7 @@ func TestRunWithoutRoot(t *testing.T) {
 	set(t, a, append(many, vip4, vip6)...)
 	sent := f.take()
 	must.Need(t, len(sent) == 4*len(many), "%d frames; want %d", len(sent), 4*len(many))
-	for i := range many { // two frames for each, in the order of the addresses
+	for i := range many { // two frames each, in the order of the addresses
 		want := fmt.Sprintf(" 192.0.2.%d ", 12+i)
 		must.True(t, strings.Contains(sent[2*i], want), "frame %d is %q; want one for %s", 2*i, sent[2*i], want)
 	}
@@ -180,7 +181,7 @@ func TestRunWithoutRoot(t *testing.T) {
 	must.True(t, left == 0, "%d sockets are left open", left)
 }
 
-// A frame that panics is lost; the next one is answered.
+// A frame whose handling panics is lost; the next one is answered.
 func TestPanicOfAFrame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeSystem()
@@ -192,7 +193,7 @@ func TestPanicOfAFrame(t *testing.T) {
 			}
 		}}
 		a.o.Boundary = b
-		left.Store(2) // after it was read
+		left.Store(2) // after the frame was read
 		done := make(chan error)
 		go func() { done <- r.readARP(s) }()
 		for range 2 {

@@ -11,25 +11,23 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// This file spreads the VIPs of one service over different nodes (lb.Announcement.Apart).
+// This file spreads a service's VIPs over different nodes (lb.Announcement.Apart).
 
-// Times for balancing VIPs between nodes.
 const (
 	balanceInterval = time.Second
-	// balanceAfter is how long a member must have been alive before it receives a VIP from another one, because it may
+	// balanceAfter is how long a member must have been alive before another member moves a VIP to it, because it may
 	// fail again.
 	balanceAfter = 10 * time.Second
 	// balanceRetry is the minimum time between moves from this node, because the previous one may have failed.
 	balanceRetry = 5 * time.Second
 )
 
-// apart is the part of a VIP's lb.Announcement that concerns other VIPs.
+// apart is the part of a VIP's lb.Announcement about other VIPs.
 type apart struct {
 	vips    []netip.Addr
 	movable bool
 }
 
-// setApart records what an announcement says about other VIPs. a.mu is held.
 func (a *Announcer) setApart(x lb.Announcement) {
 	movable := x.Movable && len(x.Apart) > 0
 	if was := a.apart[x.VIP]; !slices.Equal(was.vips, x.Apart) || was.movable != movable {
@@ -38,9 +36,8 @@ func (a *Announcer) setApart(x lb.Announcement) {
 	}
 }
 
-// electApart returns the node that should have a VIP from a list that is spread over different nodes while there are
-// enough. A node keeps the VIPs it has. The others go one by one to the node that has the fewest at that point; among
-// equals, elect decides.
+// electApart returns the node that should have a VIP from a list of VIPs to spread over different nodes as far as
+// possible. A node keeps its VIPs. Each other VIP goes to the node with the fewest so far; among equals, elect decides.
 func electApart(
 	vip netip.Addr, apart []netip.Addr, view func(netip.Addr) []members.Peer,
 ) (first members.Peer, ok bool) {
@@ -68,8 +65,8 @@ func electApart(
 	return members.Peer{}, false
 }
 
-// balance moves VIPs to members that have fewer of the same service, such as a returned member, which has none, until
-// ctx ends.
+// balance moves VIPs to members that have fewer of the same service's VIPs, such as a member that has just returned,
+// until ctx ends.
 func (a *Announcer) balance(ctx context.Context) {
 	wait := balanceInterval
 	for {
@@ -84,7 +81,7 @@ func (a *Announcer) balance(ctx context.Context) {
 	}
 }
 
-// moveOne leaves a VIP to a member that has fewer, if there is one, and replies for it until that member has it.
+// moveOne offers a VIP to a member that has fewer, if there is one, and replies for the VIP until that member has it.
 func (a *Announcer) moveOne(ctx context.Context) bool {
 	a.mu.Lock()
 	vip, found := a.surplus(time.Now())
@@ -101,7 +98,7 @@ func (a *Announcer) moveOne(ctx context.Context) bool {
 	a.handOver(ctx.Done())
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.leaving[vip] != l { // Set has removed it, or it is claimed again
+	if a.leaving[vip] != l { // Set has removed the VIP, or it is claimed again
 		return true
 	}
 	delete(a.leaving, vip)
@@ -114,7 +111,8 @@ func (a *Announcer) moveOne(ctx context.Context) bool {
 	return true
 }
 
-// surplus returns a VIP of this node that should go to a member with at least two fewer of the same list. a.mu is held.
+// surplus returns a VIP of this node that should move to a member with at least two fewer of the same service's VIPs.
+// a.mu is held.
 func (a *Announcer) surplus(now time.Time) (netip.Addr, bool) {
 	if !a.uneven || len(a.leaving) > 0 || a.o.Members == nil {
 		return netip.Addr{}, false
@@ -140,7 +138,7 @@ func (a *Announcer) surplus(now time.Time) (netip.Addr, bool) {
 			switch young := now.Sub(p.Since) < balanceAfter; {
 			case !p.Alive || !p.Claim.Eligible || count[p.Address] > own-2:
 			case young:
-				a.uneven = true // look again
+				a.uneven = true // check again later
 			default:
 				a.uneven = true
 				return vip, true

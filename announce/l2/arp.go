@@ -12,7 +12,6 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// readARP replies to requests until the socket is closed.
 func (r *responder) readARP(s *sockets) error {
 	for {
 		var packet *arp.Packet
@@ -26,7 +25,7 @@ func (r *responder) readARP(s *sockets) error {
 			}
 			var op *net.OpError
 			if errors.As(err, &op) {
-				return err // the interface is down or deleted
+				return err // the interface is down or was deleted
 			}
 			continue // a frame with wrong lengths
 		}
@@ -34,7 +33,6 @@ func (r *responder) readARP(s *sockets) error {
 	}
 }
 
-// heardARP handles a received packet.
 func (r *responder) heardARP(s *sockets, packet *arp.Packet) {
 	if bytes.Equal(packet.SenderHardwareAddr, s.ifi.HardwareAddr) {
 		return
@@ -43,7 +41,7 @@ func (r *responder) heardARP(s *sockets, packet *arp.Packet) {
 		r.hear()
 	}
 	r.heardOwn(packet.SenderHardwareAddr, packet.TargetIP)
-	// The sender address of a probe is 0.0.0.0.
+	// A probe has the sender address 0.0.0.0, so it claims nothing.
 	r.a.conflict(packet.SenderIP, packet.SenderHardwareAddr.String(), r.name, packet.TargetIP)
 	if packet.Operation != arp.OperationRequest {
 		return
@@ -68,7 +66,6 @@ func (r *responder) heardARP(s *sockets, packet *arp.Packet) {
 	}
 }
 
-// replyARP replies to the sender of a request.
 func replyARP(s *sockets, request *arp.Packet) error {
 	to := request.SenderHardwareAddr
 	p, err := arp.NewPacket(arp.OperationReply, s.ifi.HardwareAddr, request.TargetIP, to, request.SenderIP)
@@ -78,8 +75,8 @@ func replyARP(s *sockets, request *arp.Packet) error {
 	return s.arp.WriteTo(p, to)
 }
 
-// gratuitousARP announces vip as a request and as a reply, because some stacks process only one of the two (RFC 5227 §3
-// explains why it is a request).
+// gratuitousARP announces vip with a request (RFC 5227 §3) and a reply, because some stacks process only one of the
+// two.
 func gratuitousARP(s *sockets, vip netip.Addr) error {
 	request, err := arp.NewPacket(arp.OperationRequest, s.ifi.HardwareAddr, vip, make(net.HardwareAddr, 6), vip)
 	if err != nil {

@@ -15,34 +15,34 @@ import (
 	"github.com/steelyard-lb/steelyard/announce/l2/members"
 )
 
-// Times of a claim. They are shorter than in RFC 5227 §1.1, because clients wait for the address and a host on an
-// Ethernet replies within milliseconds.
+// These times are shorter than in RFC 5227 §1.1, because clients wait for the address and Ethernet hosts reply within
+// milliseconds.
 const (
 	probes         = 3
 	probeInterval  = 100 * time.Millisecond
-	claimRetry     = time.Second           // until an address that another host has is probed again
-	claimSpacing   = 10 * time.Millisecond // minimum, per address that others have
+	claimRetry     = time.Second           // until another host's address is probed again
+	claimSpacing   = 10 * time.Millisecond // minimum, per address in conflict
 	defendInterval = 10 * time.Second      // RFC 5227 §2.4
 )
 
-// claim is a VIP that is to be announced but must be probed first (RFC 5227 §2.1).
+// claim is a VIP to be announced after probing (RFC 5227 §2.1).
 type claim struct {
-	sent    int       // probes of this round
+	sent    int       // probes sent in this round
 	due     time.Time // time of the next step
-	heard   string    // the MAC address of a host that has the VIP or also probes for it
+	heard   string    // MAC address of a host that has the VIP or also probes for it
 	member  bool      // that host is a member
-	standby string    // the name of the member that should have the VIP, or "" if this node should
-	silent  bool      // that member does not say that it has the VIP
-	outside outside   // who else has answered for the VIP in the meantime
-	probed  time.Time // the first probe since another host was not heard
-	deaf    string    // why the VIP was not taken over after the last probes
-	held    time.Time // since when live members have kept this node from the VIP; zero if they do not
-	// was is the ownership before this node was away (reclaim). It is nil if this node did not have the VIP, or another
-	// host has it.
+	standby string    // member that should have the VIP, or "" if this node should
+	silent  bool      // that member does not report that it has the VIP
+	outside outside   // last host outside the members that claimed the VIP
+	probed  time.Time // first probe, or when deaf was last set
+	deaf    string    // why this node did not take over the VIP after the last probes
+	held    time.Time // first time a live member claimed the VIP; zero if none does
+	// was is the ownership before this node was away (reclaim). It is nil if this node did not have the VIP or another
+	// host has it now.
 	was *ownership
 }
 
-// confirmTime is how long a VIP that this node had still counts as announced while it probes for another owner.
+// confirmTime is how long a VIP from before reclaim counts as announced while this node probes for another owner.
 const confirmTime = time.Second
 
 // outside is a host that is not a member.
@@ -51,17 +51,17 @@ type outside struct {
 	at  time.Time
 }
 
-// ownership is a VIP that is announced.
+// ownership is an announced VIP.
 type ownership struct {
 	since    time.Time // of the takeover
-	term     uint32    // of the takeover, for the members
-	defended time.Time // last
+	term     uint32    // of the takeover, published to the members
+	defended time.Time // last defence
 	defend   time.Time // time of the next defence, or zero
-	question question  // to a member that also has the VIP and precedes this one
-	// announced is when it was last announced with more than one frame.
+	question question  // to a member that also has the VIP and outranks this one
+	// announced is when a.announce last started to announce the VIP.
 	announced time.Time
-	contested bool // another member claims it, or did so recently
-	rival     bool // a live member says that it also has it
+	contested bool // a member has claimed the VIP recently
+	rival     bool // a live member reports that it also has the VIP
 }
 
 // Waiting says why a VIP is not announced yet.
@@ -70,7 +70,7 @@ type Waiting struct {
 	Intended bool // another node announces it
 }
 
-// Waiting returns the VIPs that are not announced, except those that another host claims.
+// Waiting returns the VIPs that are not announced yet, except conflicts.
 func (a *Announcer) Waiting() map[netip.Addr]Waiting {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
@@ -93,7 +93,7 @@ func (a *Announcer) Waiting() map[netip.Addr]Waiting {
 	return list
 }
 
-// Since returns when this machine took over each VIP that it announces.
+// Since returns when this node took over each VIP that it announces.
 func (a *Announcer) Since() map[netip.Addr]time.Time {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
@@ -109,7 +109,7 @@ func (a *Announcer) Since() map[netip.Addr]time.Time {
 	return list
 }
 
-// standbyReason names the member that should announce a VIP instead of this one, and says whether it does.
+// standbyReason names the member that should announce a VIP instead of this one, and whether it does.
 func (c *claim) standbyReason(now time.Time) string {
 	switch {
 	case !c.silent:
@@ -121,7 +121,7 @@ func (c *claim) standbyReason(now time.Time) string {
 	return fmt.Sprintf("standby: %s is elected but does not announce it; its own status says why", c.standby)
 }
 
-// onStandby returns the claim to a VIP that another member should have. It becomes due when the members change.
+// onStandby returns a claim to a VIP that another member should have. It is due when the members change.
 func onStandby(p members.Peer, was *claim, now time.Time) *claim {
 	c := &claim{standby: p.Name, silent: !p.Claim.Holds, due: now.Add(time.Hour)}
 	if was != nil {
@@ -130,7 +130,7 @@ func onStandby(p members.Peer, was *claim, now time.Time) *claim {
 	return c
 }
 
-// runClaims probes for claimed VIPs and announces those that no other host has, until ctx ends.
+// runClaims probes for claimed VIPs, and announces those that no other host has, until ctx ends.
 func (a *Announcer) runClaims(ctx context.Context) {
 	var changed <-chan struct{} // never ready without members
 	if a.o.Members != nil {
@@ -152,15 +152,13 @@ func (a *Announcer) runClaims(ctx context.Context) {
 	}
 }
 
-// steps are the VIPs with something due.
 type steps struct {
 	probe    []netip.Addr // VIPs to probe for
-	announce []netip.Addr // newly owned, or to be announced again
+	announce []netip.Addr // newly owned, or due again
 	defend   []netip.Addr // with gratuitous frames
 	ask      map[netip.Addr]question
 }
 
-// sendAll sends what is due.
 func (a *Announcer) sendAll(ctx context.Context, s steps) {
 	for _, r := range a.responders {
 		r.gratuitous(ctx, s.defend, &a.pace)
@@ -182,7 +180,7 @@ func (a *Announcer) sendAll(ctx context.Context, s steps) {
 		}
 		r.probe(ctx, s.probe)
 	}
-	// Sending many probes takes longer than their interval.
+	// The interval starts after the probes are sent, because sending many takes longer than that.
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	due := time.Now().Add(a.probeInterval())
@@ -201,7 +199,7 @@ func (a *Announcer) probeInterval() time.Duration {
 	return probeInterval
 }
 
-// step advances the claims that are due and returns what to send and the time until something else is due.
+// step advances the claims that are due, and returns what to send and the time until the next step.
 func (a *Announcer) step(now time.Time) (s steps, next time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -265,7 +263,7 @@ func (a *Announcer) step(now time.Time) (s steps, next time.Duration) {
 	return s, next
 }
 
-// advance advances a claim that is due. a.mu is held.
+// advance moves a due claim to its next state. a.mu is held.
 func (a *Announcer) advance(vip netip.Addr, c *claim, now time.Time, s *steps) {
 	if p, other := a.otherOwner(vip); other {
 		*c = *onStandby(p, c, now)
@@ -306,8 +304,8 @@ func (a *Announcer) advance(vip netip.Addr, c *claim, now time.Time, s *steps) {
 }
 
 // reclaim turns every owned VIP back into a claim, because another host may have taken it over while no interface
-// worked or the process did not run. The members are told that this node still has it, so it goes only to a member that
-// has taken it over in the meantime: a node that lacks CPU for a moment loses nothing.
+// worked or the process did not run. The members still see this node as the owner, so it loses the VIP only to a member
+// that has taken the VIP over in the meantime. A short lack of CPU therefore costs no VIPs.
 func (a *Announcer) reclaim() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -323,7 +321,7 @@ func (a *Announcer) reclaim() {
 	a.wake()
 }
 
-// wake makes runClaims look at the claims.
+// wake makes runClaims process the claims.
 func (a *Announcer) wake() {
 	select {
 	case a.claimed <- struct{}{}:
@@ -333,10 +331,10 @@ func (a *Announcer) wake() {
 
 func (r *responder) isOpen() bool { return r.opened() != nil }
 
-// usable reports whether an interface is up.
+// usable reports whether any interface is up.
 func (a *Announcer) usable() bool { return slices.ContainsFunc(a.responders, (*responder).isOpen) }
 
-// probe asks whether a host has one of vips.
+// probe sends a probe for each of vips, unless another interface replies in the segment.
 func (r *responder) probe(ctx context.Context, vips []netip.Addr) {
 	s := r.opened()
 	if s == nil || r.isSilent() {
@@ -356,7 +354,7 @@ func (r *responder) probe(ctx context.Context, vips []netip.Addr) {
 	}
 }
 
-// probeARP sends an ARP probe: its sender address is 0.0.0.0 so that no cache learns it.
+// probeARP sends an ARP probe. Its sender address is 0.0.0.0, so that no cache learns it.
 func probeARP(s *sockets, vip netip.Addr) error {
 	none := make(net.HardwareAddr, 6)
 	p, err := arp.NewPacket(arp.OperationRequest, s.ifi.HardwareAddr, netip.IPv4Unspecified(), none, vip)
@@ -366,7 +364,7 @@ func probeARP(s *sockets, vip netip.Addr) error {
 	return s.arp.WriteTo(p, ethernet.Broadcast)
 }
 
-// solicit asks for the host that has vip, like duplicate address detection (RFC 4862 §5.4.2), with a nonce (RFC 7527).
+// solicit probes for vip, like duplicate address detection (RFC 4862 §5.4.2), with a nonce (RFC 7527).
 func (n *ndpSocket) solicit(vip netip.Addr) error {
 	to, err := ndp.SolicitedNodeMulticast(vip)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// claiming returns an announcer with open sockets of f that claims vips.
+// claiming returns an announcer that claims vips, with open sockets from f.
 func claiming(t *testing.T, f *fakeSystem, vips ...netip.Addr) (*Announcer, *responder, *sockets) {
 	t.Helper()
 	a := newAnnouncer(t, &lines{}, "eth0")
@@ -34,7 +34,7 @@ func claiming(t *testing.T, f *fakeSystem, vips ...netip.Addr) (*Announcer, *res
 	return a, r, s
 }
 
-// advance advances the claims for a time, and sends what is to be sent. It returns the VIPs that are owned then.
+// advance simulates time and sends what is due. It returns the VIPs that are then owned.
 func advance(a *Announcer, from time.Time, d time.Duration) (time.Time, []netip.Addr) {
 	for end := from.Add(d); from.Before(end); from = from.Add(10 * time.Millisecond) {
 		s, _ := a.step(from)
@@ -46,7 +46,7 @@ func advance(a *Announcer, from time.Time, d time.Duration) (time.Time, []netip.
 	return from, a.all()
 }
 
-// An address is probed for three times before it is announced; while no interface works, not at all.
+// An address is probed three times before it is announced, but not while no interface works.
 func TestProbesBeforeAClaim(t *testing.T) {
 	f := newFakeSystem()
 	a, r, s := claiming(t, f, vip4, vip6)
@@ -66,7 +66,7 @@ func TestProbesBeforeAClaim(t *testing.T) {
 	must.True(t, len(owned) == 2 && len(f.take()) == 3, "%v is owned", owned)
 }
 
-// An address that another host has is not announced until that host is gone.
+// Another host's address is not announced until that host is gone.
 func TestClaimOfATakenAddress(t *testing.T) {
 	f := newFakeSystem()
 	a, r, s := claiming(t, f, vip4)
@@ -84,7 +84,7 @@ func TestClaimOfATakenAddress(t *testing.T) {
 	_, owned := advance(a, now, probes*probeInterval+50*time.Millisecond)
 	c := a.Conflicts()
 	must.True(t, len(owned) == 1 && len(c) == 0, "%v is owned, conflicts %+v", owned, c)
-	// Now it is ours, and kept.
+	// The address is now ours, and is kept.
 	a.conflict(vip4, otherMAC.String(), "eth0", netip.Addr{})
 	c = a.Conflicts()
 	must.True(t, len(a.all()) == 1 && len(c) == 1 && !c[0].Withheld, "%v is owned, conflicts %+v", a.all(), c)
@@ -92,8 +92,7 @@ func TestClaimOfATakenAddress(t *testing.T) {
 	must.Row(t, "conflicts without addresses", nil, a.Conflicts())
 }
 
-// Of two hosts that probe at the same time, the one with the lower MAC address continues. Our own frames are not a
-// conflict.
+// If two hosts probe simultaneously, the one with the lower MAC address continues. Our own frames are not a conflict.
 func TestSimultaneousProbes(t *testing.T) {
 	lower := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	for _, mac := range []net.HardwareAddr{lower, otherMAC, ownMAC} {
@@ -107,7 +106,7 @@ func TestSimultaneousProbes(t *testing.T) {
 	}
 }
 
-// The frames of another announcer's probe are recognised.
+// The announcer recognises another announcer's probes.
 func TestReadProbes(t *testing.T) {
 	lower := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	f := newFakeSystem()
@@ -123,8 +122,8 @@ func TestReadProbes(t *testing.T) {
 			TargetAddress: vip6, Options: options,
 		})}
 	}
-	solicit() // of a client
-	solicit() // when this is taken, the one before it has been handled
+	solicit() // from a client
+	solicit() // when this frame is taken, the previous one has been handled
 	of6 := func(c Conflict) bool { return c.VIP == vip6 }
 	must.True(t, !slices.ContainsFunc(a.Conflicts(), of6), "a client that resolves an address is a conflict")
 	solicit(ndp.NewNonce())
@@ -132,7 +131,7 @@ func TestReadProbes(t *testing.T) {
 	s.close()
 }
 
-// An address that a neighbour has is not answered for; when the neighbour gives it up, it is.
+// The announcer does not reply for a neighbour's address until the neighbour gives it up.
 func TestNeighbourHasTheAddress(t *testing.T) {
 	n, log := newNeighbour(t), &lines{}
 	a := newAnnouncer(t, log, "eth0")
@@ -158,7 +157,7 @@ func TestNeighbourHasTheAddress(t *testing.T) {
 	}
 }
 
-// apart announces VIPs that different nodes should have.
+// apart announces VIPs that should be on different nodes.
 func (h *host) apart(vips ...netip.Addr) {
 	h.t.Helper()
 	var list []lb.Announcement
@@ -178,10 +177,10 @@ func (x *segment) owners(vips ...netip.Addr) map[string]int {
 	return count
 }
 
-// There are as many VIPs as nodes, and each node has one. When a node fails, only its VIP moves; a node that joins gets
-// the VIP that comes with it.
+// With as many VIPs as nodes, each node has one. If a node fails, only its VIP moves. A new node gets the VIP that is
+// added with it.
 func TestApart(t *testing.T) {
-	for n := range 20 { // the hashes of most lists would give one node two
+	for n := range 20 { // without Apart, most lists would give one node two VIPs
 		vips := make([]netip.Addr, 4)
 		for i := range vips {
 			vips[i] = netip.AddrFrom4([4]byte{203, 0, 113, byte(10*n + i)})
@@ -218,8 +217,8 @@ func TestApart(t *testing.T) {
 	}
 }
 
-// Whatever the members have and can serve, each VIP has one node, what one has it keeps, and none of the others goes to
-// a node with more VIPs than another one that can serve it.
+// Whatever members have and can serve, each VIP has one node, and a node that has a VIP keeps it. Other VIPs never go
+// to a node that has more VIPs than another one that can serve them.
 func TestElectApart(t *testing.T) {
 	rng := rand.New(rand.NewPCG(12, 12))
 	for range 1000 {
@@ -261,8 +260,8 @@ func TestElectApart(t *testing.T) {
 	}
 }
 
-// A member that returns gets a VIP of the one that has two, once it has been there for a while, if connections survive
-// that. Until it has the VIP, the other one replies. Nothing else moves.
+// After some time, a member that has returned gets a VIP from the member that has two, if connections survive that.
+// Until then, the other member replies. Nothing else moves.
 func TestReturnBalances(t *testing.T) {
 	for _, movable := range []bool{true, false} {
 		onSegment(t, 3, func(t *testing.T, x *segment) {
@@ -287,7 +286,7 @@ func TestReturnBalances(t *testing.T) {
 			}
 			for range 20 * time.Second / (10 * time.Millisecond) {
 				x.pass(10 * time.Millisecond)
-				for _, vip := range vips { // with two for a moment, the earlier one says so to probes no more
+				for _, vip := range vips { // while two have it, the previous one ignores probes
 					must.Need(t, slices.ContainsFunc(x.hosts, func(h *host) bool { return h.owns(vip) }),
 						"nobody replies for %s", vip)
 				}
@@ -308,7 +307,7 @@ func count(b bool) int {
 	return 0
 }
 
-// A VIP that should move and finds no other node stays, and so does one that is claimed again in the meantime.
+// A VIP that should move stays if no node takes it or if it is claimed again.
 func TestMoveFails(t *testing.T) {
 	onSegment(t, 2, func(t *testing.T, x *segment) {
 		vips := shared[:2]
@@ -316,7 +315,7 @@ func TestMoveFails(t *testing.T) {
 		x.change(func() { late.down, only.movable = true, true })
 		only.apart(vips...)
 		x.pass(time.Second)
-		// The other one can serve them, as it says, and takes none.
+		// The other host reports that it can serve the VIPs, but takes none.
 		x.change(func() {
 			late.down, late.since = false, time.Now().Add(-time.Hour)
 			late.claims = map[netip.Addr]members.Claim{vips[0]: {Eligible: true}, vips[1]: {Eligible: true}}

@@ -13,22 +13,22 @@ import (
 
 const (
 	conflictTime = time.Minute // how long a conflict is reported
-	// memberTimeout is how long a live member's frames may contradict its messages to the members, which may be late.
+	// memberTimeout is how long a live member's frames may contradict its reports, which may be late.
 	memberTimeout = time.Second
 )
 
 // Conflict is a VIP that another host claims.
 type Conflict struct {
 	VIP       netip.Addr
-	MAC       string // of the other host
-	Member    string // its name, if it is a member that is unreachable, or does not say that it has the VIP
-	Reached   bool   // that member is reachable, so the frames may be forged
+	MAC       string // of that host
+	Member    string // name of an unreachable member, or of one that does not report that it has the VIP
+	Reached   bool   // the member is reachable, so the frames may be forged
 	Interface string
 	Since     time.Time
-	Last      time.Time // when the other host was last heard
+	Last      time.Time // last frame from the other host
 	Withheld  bool      // the VIP is not announced, because the other host had it first
 
-	settled bool // the other host is a member that has become reachable, so they agree on the owner
+	settled bool // the member has become reachable, so both agree on the owner
 }
 
 // Conflicts returns the VIPs that other hosts claim, sorted.
@@ -50,7 +50,7 @@ func (a *Announcer) Conflicts() []Conflict {
 	return list
 }
 
-// over reports whether a conflict is no longer reported. A later frame, even from the same host, is a new conflict.
+// over reports whether a conflict has ended. A later frame, even from the same host, starts a new conflict.
 func (c *Conflict) over(now time.Time) bool { return c.settled || now.Sub(c.Last) >= conflictTime }
 
 // noteReached ends the conflicts with members that have become reachable. a.mu is held.
@@ -64,12 +64,12 @@ func (a *Announcer) noteReached() {
 	}
 }
 
-// conflict handles a frame in which another host claims a VIP (RFC 5227 §2.4). A VIP that is not owned yet is then not
-// announced. An owned VIP is kept and defended at most once per defendInterval. The conflict is counted, and logged if
-// the host is new or the previous conflict is over. The VIP is left to an unreachable member that precedes this one,
-// once that member has answered a question; to is the address that the frame is for. A host that receives frames for a
-// dead member's MAC address can answer as well. Only a key could tell it from a separated member, and ARP and NDP have
-// none. Frames from a time when the process did not run prove nothing, so the VIPs are probed for.
+// conflict handles a frame in which another host claims a VIP (RFC 5227 §2.4). If this node does not own the VIP yet,
+// it does not announce it. An owned VIP is kept and defended, at most once per defendInterval. The conflict is counted,
+// and logged if the host is new or the previous conflict has ended. An unreachable member that outranks this one
+// receives the VIP once it has answered a question; to is the frame's target address. A host that receives frames for a
+// dead member's MAC address can answer as well. Only a key could distinguish it from a separated member, and ARP and
+// NDP have none. Frames that arrived while the process did not run prove nothing, so they only cause new probes.
 func (a *Announcer) conflict(vip netip.Addr, mac, iface string, to netip.Addr) {
 	if a.isOwn(mac) || a.wasSuspended() {
 		return
@@ -86,8 +86,8 @@ func (a *Announcer) conflict(vip netip.Addr, mac, iface string, to netip.Addr) {
 	}
 }
 
-// settleConflict decides who keeps the VIP. It returns a copy of the conflict, or nil if there is none, and whether it
-// is new.
+// settleConflict decides who keeps the VIP. It returns a copy of the conflict, or nil if there is none, and whether the
+// conflict is new.
 func (a *Announcer) settleConflict(
 	vip netip.Addr, mac, iface string, to netip.Addr, now time.Time,
 ) (report *Conflict, news bool) {
@@ -105,7 +105,7 @@ func (a *Announcer) settleConflict(
 	r.Last = now
 	p, member := a.memberOf(mac)
 	r.Member, r.Reached = p.Name, p.Alive
-	// An unreachable member keeps the VIP by the same rule. A reachable one says what it has.
+	// An unreachable member applies the same rule. A reachable member reports which VIPs it has.
 	precedes := member && !p.Alive && outranks(vip, p.Address, a.o.Members.Self())
 	switch {
 	case c != nil:
@@ -119,11 +119,11 @@ func (a *Announcer) settleConflict(
 			o.question = newQuestion(vip.Is4(), hw, now)
 		}
 		at := now
-		if p.Alive { // by then it may say that it has the VIP: two members must not defend it
+		if p.Alive { // wait for its report, because two members must not defend the VIP
 			at = now.Add(memberTimeout)
 		}
 		o.defendAfter(at)
-		o.contested = member // a host that is not a member may claim it again: then only defend (RFC 5227 §2.4)
+		o.contested = member // other hosts may claim it again: then only defend (RFC 5227 §2.4)
 	}
 	a.wake()
 	x := *r
@@ -146,7 +146,7 @@ func (o *ownership) defendAfter(now time.Time) {
 func (a *Announcer) expected(vip netip.Addr, c *claim, mac string, now time.Time) bool {
 	p, member := a.memberOf(mac)
 	if !member {
-		standby := c != nil && c.standby != "" // the member that has the VIP handles it
+		standby := c != nil && c.standby != "" // the owner handles the conflict
 		if standby {
 			c.outside = outside{mac, now}
 		}
@@ -161,19 +161,18 @@ func (a *Announcer) expected(vip netip.Addr, c *claim, mac string, now time.Time
 		return true
 	case !p.Alive:
 		return false
-	case c != nil: // it has not given the VIP up yet, or both are taking it over and their views will agree
+	case c != nil: // it is still releasing the VIP, or both are taking it over until their views agree
 		*c = claim{heard: mac, member: true, due: now, held: cmp.Or(c.held, now)}
 		a.publishing = true
 		a.wake()
 		return now.Sub(c.held) < memberTimeout
 	}
-	// If two members have the VIP, both learn which one keeps it.
+	// If two members have the VIP, both learn from the reports which one keeps it.
 	return slices.ContainsFunc(a.o.Members.Peers(vip), func(o members.Peer) bool {
 		return o.Address == p.Address && o.Claim.Holds
 	})
 }
 
-// memberOf returns the member that has a MAC address.
 func (a *Announcer) memberOf(mac string) (members.Peer, bool) {
 	if a.o.Members == nil {
 		return members.Peer{}, false
@@ -181,8 +180,8 @@ func (a *Announcer) memberOf(mac string) (members.Peer, bool) {
 	return a.o.Members.OfMAC(mac)
 }
 
-// probed handles another host's probe for a VIP. If two hosts probe at the same time, the VIP goes to the one that had
-// it before or the one with the lower MAC address (RFC 5227 §2.1.1 lets both give up).
+// probed handles another host's probe for a VIP. If two hosts probe simultaneously, the previous owner gets the VIP or,
+// if neither was, the host with the lower MAC address. (With RFC 5227 §2.1.1, both would give up.)
 func (a *Announcer) probed(vip netip.Addr, own, other net.HardwareAddr, iface string) {
 	a.mu.RLock()
 	c := a.claims[vip]

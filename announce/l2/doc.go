@@ -2,39 +2,39 @@
 // solicitations (RFC 4861) for them with this node's MAC address, and sends gratuitous ARP (RFC 5227 §3) and
 // unsolicited neighbour advertisements (RFC 4861 §7.2.6) when it starts to announce one.
 //
-// VIPs are never added to an interface. Replies for a VIP are sent on every interface in Options. Once Set has
-// returned, no reply is sent for a VIP that it left out.
+// VIPs are never added to an interface. Replies for a VIP are sent on every interface in Options. After Set returns,
+// there are no replies for VIPs that it removed.
 //
-// One host answers for a VIP. An announcer probes for a VIP before announcing it (RFC 5227 §2.1). If another host
-// answers, it does not announce the VIP and probes again every second. An announced VIP is kept and defended (§2.4);
-// such a conflict is logged, counted and reported. The times of §1.1 are shorter here, because clients wait.
+// Only one host replies for a VIP. An announcer probes for a VIP before announcing it (RFC 5227 §2.1). If another host
+// replies, the announcer probes again every second instead. It keeps and defends an announced VIP (§2.4), and logs,
+// counts and reports such a conflict. Its times are shorter than in §1.1, because clients wait.
 //
-// Without Members, a VIP of several nodes belongs to the first of them or, if two probe at the same time, to the one
-// with the lower MAC address. With Members, all nodes elect the same owner of each VIP (elect); only the owner probes,
-// and the others are on standby. A node keeps the VIPs it has: the owner of a VIP tells the members, with a term that
-// grows with each takeover. Members that do not respond may be alive, because the membership errs rather than being
-// late; the probe then finds out, so an error moves no address. A node that hears nobody learns nothing from a probe,
-// and waits (hearing.go). This node still answers for a VIP that Set removes, without defending it, until another
-// member has it. After a partition of the members, the later term decides; while it lasts, two owners hear each other,
-// and the order of the VIP decides (outranks).
+// Without Members, a VIP that several nodes announce belongs to the first of them or, if two probe simultaneously, to
+// the one with the lower MAC address. With Members, all nodes elect the same owner of each VIP (elect). Only the owner
+// probes; the others are on standby. A node keeps its VIPs: it reports them to the members, with a term that grows with
+// each takeover. Members that do not respond may be alive, because a late failure report would be worse than a false
+// one. The probe then detects the error, so no address moves. A node that hears nobody cannot rely on probes, and waits
+// (hearing.go). After Set removes a VIP, this node replies for it, without defending it, until another member has it.
+// During a partition of the members, two owners may hear each other; the VIP's order of nodes then decides (outranks).
+// After the partition, the later term decides.
 //
-// An owner announces its VIPs again after events that may have suppressed or overridden its announcements (refresh.go).
+// An owner announces its VIPs again after events that may have suppressed or overridden previous announcements
+// (refresh.go).
 //
-// If a service asks for it (lb.Announcement.Apart), its VIPs go to different nodes while there are enough. They also
-// move to a node that has returned, if connections survive that (apart.go).
+// If a service requests it (lb.Announcement.Apart), its VIPs are spread over different nodes as far as possible. They
+// also move to a node that has returned, if connections survive that (apart.go).
 //
-// A process that was stopped, or whose machine was suspended, has a queue of requests but may have lost its VIPs. So if
-// the process has not run for suspendLimit, it stops replying and probes for the VIPs again.
+// A process that was stopped, or whose machine was suspended, has queued requests but may have lost its VIPs. So if the
+// process has not run for suspendLimit, it stops replying and probes for the VIPs again.
 //
-// ARP and neighbour messages are read from and written to packet sockets, for two reasons: neighbour unreachability
-// detection sends solicitations by unicast to the VIP (RFC 4861 §7.3), which the network stack does not accept as a
-// local address, and replies must go to the MAC address of the host that asked, whatever the routing table says. The
-// interface needs no IPv4 address for ARP and no link-local address for NDP. Frames for other MAC addresses or VLANs
-// without an interface here are ignored, as are malformed frames: a broadcast frame with a wrong length must not end
-// the loop.
+// Packet sockets read and write ARP and neighbour messages, for two reasons. Neighbour unreachability detection sends
+// unicast solicitations to the VIP (RFC 4861 §7.3), which the network stack accepts only for local addresses. And
+// replies must go to the MAC address of the requesting host, whatever the routing table says. The interface needs no
+// IPv4 address for ARP and no link-local address for NDP. Frames for other MAC addresses or VLANs without an interface
+// here are ignored, as are malformed frames: a broadcast frame with a wrong length must not end the loop.
 //
-// The effects that any host in the segment can cause are limited: log lines and memory for conflicts, and defence (once
-// in 10 s per VIP). Frames that are not replies are paced. If several interfaces are in one segment, the first one
+// Log lines, memory for conflicts, and defence (once per VIP in 10 s) are limited, because any host in the segment can
+// cause them. Frames other than replies are paced. If several interfaces are in one segment, only the first one
 // replies.
 //
 // Interfaces may go down, be deleted or be created at run time. A failing interface does not delay the others.

@@ -13,7 +13,6 @@ import (
 
 // Membership is this node's view of the other nodes that announce the same VIPs: a *members.Members.
 type Membership interface {
-	// Self is the identity of this node.
 	Self() netip.Addr
 	// Peers returns the other nodes with their claims to a VIP.
 	Peers(vip netip.Addr) []members.Peer
@@ -21,29 +20,29 @@ type Membership interface {
 	OfMAC(mac string) (members.Peer, bool)
 	// Publish replaces the claims of this node.
 	Publish(claims map[netip.Addr]members.Claim)
-	// SetMACs tells the other nodes which MAC addresses this node answers from.
+	// SetMACs publishes the MAC addresses from which this node replies.
 	SetMACs(macs []string)
 	// Changed receives a value when the result of Peers may have changed.
 	Changed() <-chan struct{}
-	// Joined is closed when the results of Peers are worth using.
+	// Joined is closed when the results of Peers are complete enough to use.
 	Joined() <-chan struct{}
 }
 
-// Times of a claim among members, who know which of them has failed, and of a handover.
+// Times for claims among members, which know that the previous owner has failed, and for a handover.
 const (
 	memberProbeInterval = 30 * time.Millisecond
-	memberRetry         = 300 * time.Millisecond // until an address that a member still answers for is probed again
+	memberRetry         = 300 * time.Millisecond // until an address is probed again that a member still has
 	handOverTimeout     = time.Second
-	silentTimeout       = 3 * time.Second // for members that have not yet said which VIPs they can serve
-	// handOverLinger is how long an address is kept after another node has it, because that node's gratuitous frames
-	// may still be on their way.
+	silentTimeout       = 3 * time.Second // for members that have not yet reported which VIPs they can serve
+	// handOverLinger is how long this node keeps an address that another node has taken over, because that node's
+	// gratuitous frames may not have arrived yet.
 	handOverLinger = 100 * time.Millisecond
 )
 
-// elect returns the node that should have a VIP, if there is one. Only live nodes that can serve the VIP qualify. The
-// node that already has it wins; if several have it, after a partition, the last to take over. If none has it, nodes
-// with local endpoints come first, and then the order of the VIP decides. Nodes with the same view elect the same node,
-// addresses are spread over the nodes, and a returning node takes no address back.
+// elect returns the node that should have a VIP, if any. Only live nodes that can serve the VIP qualify. The node that
+// already has it wins; if several have it, after a partition, the last to take over wins. If none has it, nodes with
+// local endpoints come first, then outranks decides. Nodes with the same view elect the same node, addresses are spread
+// over the nodes, and a returning node takes no address back.
 func elect(vip netip.Addr, nodes []members.Peer) (first members.Peer, ok bool) {
 	for _, n := range nodes {
 		if !n.Alive || !n.Claim.Eligible {
@@ -114,8 +113,8 @@ func (a *Announcer) claimOf(vip netip.Addr) (c members.Claim) {
 	return c
 }
 
-// publish tells the members what has changed. They then elect again, and so must this node, which is not notified of
-// its own changes: two nodes with different views could wait for each other. a.mu is held.
+// publish sends changed claims to the members, which then elect again. This node must elect again as well, because two
+// nodes with different views could wait for each other. a.mu is held.
 func (a *Announcer) publish() {
 	if a.o.Members == nil || a.firstSet.IsZero() {
 		return
@@ -139,7 +138,7 @@ func (a *Announcer) otherOwner(vip netip.Addr) (members.Peer, bool) {
 	return a.otherOf(vip, a.view(vip))
 }
 
-// otherOf is otherOwner for the nodes of a.view(vip). a.mu is held.
+// otherOf is like otherOwner, given the result of a.view(vip). a.mu is held.
 func (a *Announcer) otherOf(vip netip.Addr, nodes []members.Peer) (members.Peer, bool) {
 	first, ok := elect(vip, nodes)
 	if vips := a.apart[vip].vips; ok && !first.Claim.Holds && slices.Contains(vips, vip) {
@@ -159,8 +158,8 @@ func (a *Announcer) nextTerm(vip netip.Addr) (term uint32) {
 	return term + 1
 }
 
-// joining reports whether to wait for the members before claiming a first VIP, because nodes that start together become
-// able to serve VIPs at different times, and a node keeps the VIPs it has. a.mu is held.
+// joining reports whether to wait for the members before claiming a first VIP. Nodes that start together become able to
+// serve VIPs at different times, and the first would keep them. a.mu is held.
 func (a *Announcer) joining(now time.Time) bool {
 	if a.o.Members == nil || a.joined {
 		return false
@@ -177,7 +176,7 @@ func (a *Announcer) joining(now time.Time) bool {
 	return !a.joined
 }
 
-// reelect gives up the VIPs that another member should have and makes claims due that wait for a member. a.mu is held.
+// reelect gives up VIPs that another member should have, and makes claims due that wait for a member. a.mu is held.
 func (a *Announcer) reelect(now time.Time) {
 	if a.o.Members != nil {
 		a.noteReturned(now)
@@ -191,8 +190,8 @@ func (a *Announcer) reelect(now time.Time) {
 	}
 }
 
-// settle gives up the VIPs that another member should have and schedules another announcement of VIPs that another
-// member has given up. a.mu is held.
+// settle gives up VIPs that another member should have, and schedules another announcement of VIPs that another member
+// has given up. a.mu is held.
 func (a *Announcer) settle(now time.Time) {
 	for vip, o := range a.owned {
 		if _, leaving := a.leaving[vip]; leaving {
@@ -221,8 +220,8 @@ func (a *Announcer) release(vip netip.Addr, c *claim) {
 	a.claims[vip] = c
 }
 
-// handOver waits until other members have the VIPs that this node leaves, or there are no members to take them. Until
-// then this node answers requests for them, because their packets are still forwarded here.
+// handOver waits until other members have the VIPs that this node leaves, or no member can take them. Until then this
+// node replies to requests for them, because it still forwards their packets.
 func (a *Announcer) handOver(done <-chan struct{}) {
 	timeout := time.NewTimer(handOverTimeout)
 	defer timeout.Stop()

@@ -13,7 +13,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// Each VIP has one owner, another one takes over after its failure or end, and nothing moves back.
+// Each VIP has one owner. If the owner fails or leaves, another node takes over, and nothing moves back.
 func TestOneOwner(t *testing.T) {
 	onSegment(t, 3, func(t *testing.T, x *segment) {
 		x.set(shared...)
@@ -38,12 +38,12 @@ func TestOneOwner(t *testing.T) {
 		if since, ok := second.a.Since()[vip]; !ok || since.Before(failed) {
 			t.Errorf("%s has the VIP since %v, before the failure at %v", second.name(), since, failed)
 		}
-		// The first one comes back. It still has the VIP, as far as it knows, but its term is lower.
+		// The first owner returns. It believes that it still has the VIP, but its term is lower.
 		x.change(func() { first.down = false })
 		x.pass(time.Second)
 		got := x.owner(vip)
 		must.True(t, got == second, "%s took the VIP back from %s", got.name(), second.name())
-		// A planned end: the VIP is kept until another one has it.
+		// In a planned shutdown, the VIP is kept until another member has it.
 		done := make(chan time.Duration)
 		go func() {
 			start := time.Now()
@@ -57,8 +57,8 @@ func TestOneOwner(t *testing.T) {
 	})
 }
 
-// A node gets endpoints while another one probes for their VIP. That one leaves it to this node, and no member tells
-// this node.
+// A node receives its first endpoint of a VIP while another node probes for the VIP. The other node then leaves the VIP
+// to this one, although no member notifies this node.
 func TestOwnClaimChanges(t *testing.T) {
 	vip := shared[0]
 	local := func(h *host, is bool) { must.Do(h.t, h.a.Set(h.t.Context(), []lb.Announcement{{VIP: vip, Local: is}})) }
@@ -78,7 +78,7 @@ func TestOwnClaimChanges(t *testing.T) {
 	}
 }
 
-// Without another member, nothing waits.
+// Without other members, Set does not wait.
 func TestLastOneLeaves(t *testing.T) {
 	onSegment(t, 2, func(t *testing.T, x *segment) {
 		x.hosts[0].set(shared...)
@@ -91,8 +91,8 @@ func TestLastOneLeaves(t *testing.T) {
 	})
 }
 
-// Members that do not reach each other share the segment: who has a VIP keeps it, and the other one reports that. When
-// both have it, both decide alike.
+// Separated members share the segment. The owner of a VIP keeps it, and the other member reports this. If both have the
+// VIP, both decide alike.
 func TestSeparatedMembers(t *testing.T) {
 	onSegment(t, 2, func(t *testing.T, x *segment) {
 		x.set(shared...)
@@ -112,7 +112,7 @@ func TestSeparatedMembers(t *testing.T) {
 			c := other.a.Conflicts()[i]
 			must.True(t, c.MAC == owner.mac() && c.Member == owner.name() && c.Withheld, "reported: %+v", c)
 		}
-		for _, h := range x.hosts { // both have all
+		for _, h := range x.hosts { // both have all VIPs
 			h.a.mu.Lock()
 			for vip := range h.a.claims {
 				delete(h.a.claims, vip)
@@ -136,12 +136,12 @@ func TestSeparatedMembers(t *testing.T) {
 			x.owner(vip)
 		}
 		for _, h := range x.hosts {
-			must.Row(t, h.name(), nil, h.a.Conflicts()) // it reaches the other one
+			must.Row(t, h.name(), nil, h.a.Conflicts()) // the other one is reachable
 		}
 	})
 }
 
-// Frames with the MAC address of a member that is down, which any host can send, take no address from the other one.
+// Any host can send frames with the MAC address of a dead member. They take no address from the other member.
 func TestForgedMember(t *testing.T) {
 	onSegment(t, 2, func(t *testing.T, x *segment) {
 		x.set(shared...)
@@ -163,8 +163,8 @@ func TestForgedMember(t *testing.T) {
 	})
 }
 
-// Frames with the MAC address of a live member, which does not have the VIP as it says, are reported and defended
-// against. They take no VIP from its owner. After that has failed, who is kept from taking it over reports it.
+// Frames with the MAC address of a live member that does not report having the VIP are reported and defended against.
+// They take no VIP from its owner. If the owner fails, a member that they keep from taking over reports this.
 func TestForgedLiveMember(t *testing.T) {
 	onSegment(t, 3, func(t *testing.T, x *segment) {
 		vip := shared[0]
@@ -200,7 +200,7 @@ func TestForgedLiveMember(t *testing.T) {
 	})
 }
 
-// Addresses are spread evenly, and only those of a failed node move.
+// Addresses are spread evenly, and only a failed node's addresses move.
 func TestElect(t *testing.T) {
 	var nodes []members.Peer
 	for i := range 5 {
@@ -246,8 +246,8 @@ func TestElect(t *testing.T) {
 	must.True(t, !ok, "nobody was there")
 }
 
-// A member that is elected and does not have the VIP, because a host outside of the members has it, is not said to have
-// it.
+// A member that is elected, but does not have the VIP because a host outside the members has it, is not reported as
+// having it.
 func TestElectedDoesNotHold(t *testing.T) {
 	onSegment(t, 2, func(t *testing.T, x *segment) {
 		vip := shared[0]
@@ -255,7 +255,7 @@ func TestElectedDoesNotHold(t *testing.T) {
 		other := x.but(elected)
 		elected.set(vip)
 		other.set(vip)
-		for range 300 { // the host answers the probes
+		for range 300 { // the host replies to the probes
 			elected.a.conflict(vip, otherMAC.String(), "eth0", netip.Addr{})
 			x.pass(20 * time.Millisecond)
 		}
@@ -268,14 +268,14 @@ func TestElectedDoesNotHold(t *testing.T) {
 		want = "standby: " + elected.name() + " is elected but does not announce it: " + otherMAC.String() +
 			", which is not a member of [l2], claims it"
 		must.Row(t, "claimed by a stranger", want, other.a.Waiting()[vip].Reason)
-		x.pass(5 * time.Second) // the host is gone
+		x.pass(5 * time.Second)
 		w = other.a.Waiting()[vip]
 		must.True(t, x.owner(vip) == elected && w.Reason == "standby: "+elected.name()+" has it", "%+v", w)
 	})
 }
 
-// A standby that receives nothing, and so hears no member, takes nothing from an owner that works. When it hears a host
-// again, it takes over what nobody has.
+// A standby that receives nothing, and so hears no member, takes nothing from a working owner. When it hears a host
+// again, it takes over VIPs without an owner.
 func TestDeafStandby(t *testing.T) {
 	onSegment(t, 2, func(t *testing.T, x *segment) {
 		x.set(shared...)

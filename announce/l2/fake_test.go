@@ -16,18 +16,17 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// Hardware addresses of this node and of another host.
 var (
 	ownMAC   = net.HardwareAddr{2, 0, 0, 0, 0, 0xaa}
 	otherMAC = net.HardwareAddr{2, 0, 0, 0, 0, 0xbb}
 )
 
-// fakeSystem has one interface. It records what is sent.
+// fakeSystem has one interface. It records sent frames.
 type fakeSystem struct {
 	mu      sync.Mutex
 	ifi     net.Interface
-	missing error // of byName
-	deaf    bool  // it receives nothing
+	missing error // error of byName
+	deaf    bool  // receives nothing
 	noARP   error
 	noNDP   error
 	opened  []*fakeSocket
@@ -38,7 +37,7 @@ func newFakeSystem() *fakeSystem {
 	return &fakeSystem{ifi: net.Interface{Index: 7, Name: "eth0", Flags: up, HardwareAddr: ownMAC}}
 }
 
-// use makes the responders of a use f.
+// use makes a's responders use f.
 func (f *fakeSystem) use(a *Announcer) {
 	for _, r := range a.responders {
 		r.sys = system{
@@ -49,7 +48,7 @@ func (f *fakeSystem) use(a *Announcer) {
 	}
 }
 
-// asked is when neighbours are asked. Without known ones, one is heard anyway, unless the host is deaf.
+// asked knows no neighbours, but makes r hear a host unless the fake is deaf.
 func (f *fakeSystem) asked(r *responder) []knownHost {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -103,7 +102,7 @@ func (f *fakeSystem) record(format string, args ...any) error {
 	return nil
 }
 
-// take returns what was sent since the last call, and forgets it.
+// take returns and clears the recorded frames.
 func (f *fakeSystem) take() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -112,7 +111,7 @@ func (f *fakeSystem) take() []string {
 	return sent
 }
 
-// counts reports how many sockets were opened, and how many of them are not closed.
+// counts returns how many sockets were opened, and how many are still open.
 func (f *fakeSystem) counts() (opened, left int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -126,7 +125,7 @@ func (f *fakeSystem) counts() (opened, left int) {
 	return len(f.opened), left
 }
 
-// frame is what a socket receives next.
+// frame is the next received frame.
 type frame struct {
 	arp *arp.Packet
 	raw []byte
@@ -193,7 +192,7 @@ func (fakeFrames) SetDeadline(time.Time) error           { return nil }
 func (fakeFrames) SetReadDeadline(time.Time) error       { return nil }
 func (fakeFrames) SetWriteDeadline(time.Time) error      { return nil }
 
-// serving returns an announcer that owns vips. Its sockets come from f and are open.
+// serving returns an announcer that owns vips. Its open sockets come from f.
 func serving(t *testing.T, log *lines, f *fakeSystem, vips ...netip.Addr) (*Announcer, *responder, *sockets) {
 	t.Helper()
 	a := newAnnouncer(t, log, "eth0")

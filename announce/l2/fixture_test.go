@@ -19,8 +19,8 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// The tests that need a network run in a child process in its own network namespace, because the announcer opens
-// sockets from many threads. TestMain starts that process.
+// Tests that need a network run in a child process with its own network namespace, because the announcer opens sockets
+// from many threads. TestMain starts that process.
 func TestMain(m *testing.M) {
 	if os.Getenv("L2_TEST_CHILD") != "" {
 		os.Exit(m.Run())
@@ -52,7 +52,7 @@ type neighbour struct {
 
 var addresses = []string{"192.0.2.1/24", "2001:db8::1/64"}
 
-// newNeighbour creates both ends. Ours has the addresses .2; the VIPs are in the same subnets.
+// newNeighbour creates both ends. Our addresses end in .2, and the VIPs are in the same subnets.
 func newNeighbour(t testing.TB) *neighbour {
 	t.Helper()
 	if testing.Short() || os.Getenv("L2_TEST_CHILD") == "" {
@@ -77,7 +77,7 @@ func newNeighbour(t testing.TB) *neighbour {
 	return n
 }
 
-// connect creates our interface of that name, with the neighbour's "eth0" at the other end.
+// connect creates our interface with this name, and the neighbour's "eth0" at the other end.
 func (n *neighbour) connect(name string) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
@@ -92,7 +92,7 @@ func (n *neighbour) connect(name string) {
 	}
 	must.Do(n.t, n.nl.LinkSetUp(n.link))
 	must.Do(n.t, netlink.LinkSetUp(ours))
-	// NDP sends from the link-local address, which the kernel adds shortly after the link is up.
+	// NDP sends from the link-local address, which the kernel adds shortly after the link comes up.
 	until(n.t, "a link-local address", func() bool {
 		all, err := netlink.AddrList(ours, netlink.FAMILY_V6)
 		return err == nil && slices.ContainsFunc(all, func(a netlink.Addr) bool {
@@ -107,7 +107,6 @@ func address(t testing.TB, s string) *netlink.Addr {
 	return a
 }
 
-// do runs f in the neighbour's namespace.
 func (n *neighbour) do(f func() error) error {
 	done := make(chan error)
 	go func() {
@@ -121,16 +120,16 @@ func (n *neighbour) do(f func() error) error {
 	return <-done
 }
 
-// resolve returns the MAC address from a new resolution of ip, or nil if there is no reply.
+// resolve resolves ip again and returns its MAC address, or nil if there is no reply.
 func (n *neighbour) resolve(ip netip.Addr) net.HardwareAddr {
 	n.t.Helper()
 	return n.resolveAll([]netip.Addr{ip})[ip]
 }
 
-// replyTimeout is how long a reply may take; on veth it takes less than a millisecond.
+// replyTimeout limits the time for a reply, which takes less than a millisecond on veth.
 const replyTimeout = 150 * time.Millisecond
 
-// resolveAll resolves several addresses again, concurrently.
+// resolveAll is like resolve for several addresses, concurrently.
 func (n *neighbour) resolveAll(ips []netip.Addr) map[netip.Addr]net.HardwareAddr {
 	n.t.Helper()
 	for _, ip := range ips {
@@ -151,7 +150,6 @@ func (n *neighbour) resolveAll(ips []netip.Addr) map[netip.Addr]net.HardwareAddr
 	return macs
 }
 
-// sendTo sends a datagram from the neighbour to ip.
 func (n *neighbour) sendTo(ip netip.Addr) {
 	n.t.Helper()
 	must.Do(n.t, n.do(func() error {
@@ -178,7 +176,7 @@ func (n *neighbour) entry(ip netip.Addr) *netlink.Neigh {
 
 func (n *neighbour) forget(ip netip.Addr) {
 	if e := n.entry(ip); e != nil {
-		n.nl.NeighDel(e) // it may be deleted already
+		n.nl.NeighDel(e) // may already be deleted
 	}
 }
 
@@ -199,7 +197,7 @@ func (n *neighbour) announced(log *lines, vips ...netip.Addr) *Announcer {
 	return a
 }
 
-// resolves waits until the neighbour resolves all of these addresses.
+// resolves waits until the neighbour can resolve all of these addresses.
 func (n *neighbour) resolves(what string, vips ...netip.Addr) {
 	n.t.Helper()
 	until(n.t, what+" are resolved", func() bool { return len(n.resolveAll(vips)) == len(vips) })

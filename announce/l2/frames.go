@@ -15,16 +15,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// notForUs drops frames that a packet socket receives although they are not for this host: unicast to another MAC
-// address while the interface is promiscuous, and frames of a VLAN that has no interface here. The kernel removes the
-// VLAN tag from the latter and marks them as for another host; a reply would be sent without the tag.
+// notForUs drops frames that a packet socket receives although they are for another host: unicast to another MAC
+// address while the interface is promiscuous, and frames of a VLAN without an interface here. The kernel marks the
+// latter as for another host and removes the VLAN tag, so replies would lack the tag.
 var notForUs = []bpf.Instruction{
 	bpf.LoadExtension{Num: bpf.ExtType},
 	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.PACKET_OTHERHOST, SkipTrue: 1},
 	bpf.RetConstant{Val: 0},
 }
 
-// listen opens a packet socket for frames of an EtherType that are for this host and that filter accepts.
+// listen opens a packet socket for frames of an EtherType that are for this host and pass filter.
 func listen(ifi *net.Interface, etherType int, filter []bpf.Instruction) (*packet.Conn, error) {
 	program, err := bpf.Assemble(append(append([]bpf.Instruction{}, notForUs...), filter...))
 	if err != nil {
@@ -44,7 +44,7 @@ func openARP(ifi *net.Interface) (arpConn, error) {
 	return arpSocket{c}, nil
 }
 
-// Read returns the next packet. After an error that is not a *net.OpError, the next packet can be read.
+// Read returns the next packet. After errors other than *net.OpError, the next packet can be read.
 func (s arpSocket) Read() (*arp.Packet, error) {
 	var b [128]byte
 	n, _, err := s.ReadFrom(b[:])
@@ -69,7 +69,6 @@ func parseARP(frame []byte) (*arp.Packet, error) {
 	return &p, nil
 }
 
-// WriteTo sends a packet to a MAC address.
 func (s arpSocket) WriteTo(p *arp.Packet, to net.HardwareAddr) error {
 	payload, err := p.MarshalBinary()
 	if err != nil {
@@ -85,15 +84,15 @@ func (s arpSocket) WriteTo(p *arp.Packet, to net.HardwareAddr) error {
 	return err
 }
 
-// ndpFrames sends neighbour messages as frames, bypassing the routing table, which might have no route to the host that
-// asked.
+// ndpFrames sends neighbour messages as Ethernet frames, because the routing table might have no route to the
+// requesting host.
 type ndpFrames struct {
 	ifi  *net.Interface
 	conn *packet.Conn
 	*groups
 }
 
-// send sends a message to a host or multicast address, and its MAC address.
+// send sends a message to a host or multicast address with MAC address mac.
 func (n *ndpFrames) send(m ndp.Message, from, to netip.Addr, mac net.HardwareAddr) error {
 	frame, err := neighbourFrame(m, n.ifi.HardwareAddr, mac, from, to)
 	if err == nil {
@@ -104,7 +103,6 @@ func (n *ndpFrames) send(m ndp.Message, from, to netip.Addr, mac net.HardwareAdd
 
 func (n *ndpFrames) Close() error { return errors.Join(n.groups.Close(), n.conn.Close()) }
 
-// neighbourFrame returns the Ethernet frame of a neighbour message.
 func neighbourFrame(m ndp.Message, sender, receiver net.HardwareAddr, from, to netip.Addr) ([]byte, error) {
 	icmp, err := ndp.MarshalMessageChecksum(m, from, to)
 	if err != nil {

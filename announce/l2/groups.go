@@ -10,13 +10,13 @@ import (
 )
 
 // groups are an interface's multicast group memberships. The kernel reports them to switches (RFC 3810).
-// net.core.optmem_max limits the memberships of a socket, to about 2,000, so there are as many sockets as needed. If
-// the kernel refuses a group even to a new socket, the interface receives all multicast frames; snooping switches then
-// do not know of the group.
+// net.core.optmem_max limits a socket to about 2,000 memberships, so there are as many sockets as necessary. If the
+// kernel refuses a group even on a new socket, the interface receives all multicast frames, but snooping switches then
+// do not learn the group.
 type groups struct {
 	index   int // of the interface
 	sockets []int
-	of      map[netip.Addr]int // the socket that is in a group
+	of      map[netip.Addr]int // socket by group
 	conn    *packet.Conn
 	all     bool // the interface receives all multicast frames
 }
@@ -25,7 +25,6 @@ func newGroups(index int, conn *packet.Conn) *groups {
 	return &groups{index: index, of: map[netip.Addr]int{}, conn: conn}
 }
 
-// joinGroup joins a group.
 func (g *groups) joinGroup(group netip.Addr) error {
 	for opened := false; ; opened = true {
 		if opened || len(g.sockets) == 0 {
@@ -49,7 +48,6 @@ func (g *groups) joinGroup(group netip.Addr) error {
 	}
 }
 
-// leaveGroup leaves a group.
 func (g *groups) leaveGroup(group netip.Addr) error {
 	s, ok := g.of[group]
 	if !ok {
@@ -63,7 +61,7 @@ func (g *groups) request(group netip.Addr) *unix.IPv6Mreq {
 	return &unix.IPv6Mreq{Multiaddr: group.As16(), Interface: uint32(g.index)}
 }
 
-// joinAll makes the interface receive all multicast frames, because a group was refused.
+// joinAll makes the interface receive all multicast frames, because the kernel refused a group.
 func (g *groups) joinAll(refused error) error {
 	if g.all {
 		return nil
@@ -86,7 +84,6 @@ func (g *groups) joinAll(refused error) error {
 	return fmt.Errorf("%w; the interface receives all multicast frames from now on", refused)
 }
 
-// Close leaves all groups.
 func (g *groups) Close() (err error) {
 	for _, s := range g.sockets {
 		err = errors.Join(err, unix.Close(s))

@@ -15,14 +15,13 @@ import (
 )
 
 // A node that receives nothing, because its receive queue hangs or the link works in one direction only, hears neither
-// the other members nor answers to its probes. It would take all VIPs from healthy owners. So if no other member is
-// alive, a node takes a VIP over only after it has heard another host since its first probe. It queries its neighbours
-// to make them answer.
+// other members nor replies to its probes. It would take all VIPs from healthy owners. So if no other member is alive,
+// a node takes over a VIP only after hearing another host since its first probe. It queries its neighbours to make them
+// reply.
 
-// askedMax is how many neighbours are queried at a time.
+// askedMax limits how many neighbours are queried at a time.
 const askedMax = 8
 
-// knownHost is a host whose MAC address the kernel knows.
 type knownHost struct {
 	ip  netip.Addr
 	mac net.HardwareAddr
@@ -31,8 +30,8 @@ type knownHost struct {
 // hear records a frame from another host.
 func (r *responder) hear() { r.heard.Store(time.Now().UnixNano()) }
 
-// deaf says why a VIP whose probes began at since is not taken over: no member is alive and no other host was heard. It
-// returns "" if the VIP may be taken over. a.mu is held.
+// deaf says why this node must not take over a VIP that it has probed since that time: no member is alive and no other
+// host was heard. It returns "" if the takeover is allowed. a.mu is held.
 func (a *Announcer) deaf(vip netip.Addr, since time.Time) string {
 	if a.o.Members == nil {
 		return ""
@@ -57,7 +56,7 @@ func (a *Announcer) deaf(vip netip.Addr, since time.Time) string {
 		strings.Join(names, ", "))
 }
 
-// askNeighbours makes known hosts on the link answer.
+// askNeighbours makes up to askedMax known hosts on the link reply.
 func (r *responder) askNeighbours() {
 	s := r.opened()
 	if s == nil {
@@ -85,7 +84,6 @@ func (r *responder) askNeighbours() {
 	}
 }
 
-// neighboursOf returns the hosts on a link whose MAC addresses the kernel knows.
 func neighboursOf(index int) (list []knownHost) {
 	all, err := netlink.NeighList(index, netlink.FAMILY_ALL)
 	if err != nil {

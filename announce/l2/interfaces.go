@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// If several interfaces are in one segment, only the first of them in the list replies there, because hosts would
-// otherwise flip between MAC addresses.
+// If several interfaces are in one segment, only the first one in the list replies there, because hosts would otherwise
+// flip between MAC addresses.
 
-// heardOwn handles a frame with the MAC address of another interface of this node, given its target address. The other
-// interface then probes for a random address: any interface that receives this probe is in its segment.
+// heardOwn handles a frame with the MAC address of another interface of this node, and its target address. The other
+// interface then probes for a random address. Any interface that receives this probe is in the same segment.
 func (r *responder) heardOwn(mac net.HardwareAddr, target netip.Addr) {
 	if r.isSilent() {
 		return
@@ -36,7 +36,7 @@ func (r *responder) heardOwn(mac net.HardwareAddr, target netip.Addr) {
 	}
 }
 
-// proves reports whether a received target address is the last probe's. Otherwise it sends the next probe if that is
+// proves reports whether a received target address is the last probe's. Otherwise it sends the next probe if one is
 // due.
 func (r *responder) proves(s *sockets, target netip.Addr, now time.Time) bool {
 	r.mu.Lock()
@@ -53,7 +53,7 @@ func (r *responder) proves(s *sockets, target netip.Addr, now time.Time) bool {
 	return false
 }
 
-// isSilent reports whether another interface replies in this one's segment.
+// isSilent reports whether another interface replies in the same segment.
 func (r *responder) isSilent() bool {
 	r.mu.Lock()
 	name := r.replies

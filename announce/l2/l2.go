@@ -21,28 +21,28 @@ import (
 type Options struct {
 	Interfaces []string
 	Log        *slog.Logger
-	// Repeat are the delays after which gratuitous frames are sent again. nil means 100 ms, 500 ms, 1 s, 2 s and 4 s.
+	// Repeat has the delays after which gratuitous frames are repeated. nil means 100 ms, 500 ms, 1 s, 2 s and 4 s.
 	Repeat []time.Duration
-	// Members are the other nodes with the same VIPs; one node at a time has a VIP. nil means that there are none: a
-	// VIP is announced if no host answers for it.
+	// Members are the other nodes with the same VIPs; only one node at a time has a VIP. If nil, there are none, and a
+	// VIP is announced if no host replies for it.
 	Members Membership
-	// Forwards reports whether packets that arrive on an interface are forwarded. Requests are answered only on such
-	// interfaces. nil means all. A change is noticed within a second.
+	// Forwards reports whether packets that arrive on an interface are forwarded. The announcer replies only on such
+	// interfaces, and detects changes within a second. nil means all interfaces.
 	Forwards func(name string) bool
-	// ProbeOwn is the interval at which this node probes for other hosts that reply for its VIPs, in whole seconds. 0
-	// means never.
+	// ProbeOwn is the interval between probes for other hosts that reply for this node's VIPs, in whole seconds. 0
+	// disables them.
 	ProbeOwn time.Duration
 	// Boundary wraps the handling of each frame and each kernel notification. It may be nil.
 	Boundary *lb.Boundary
-	// Claim announces addresses without asking whether another host has them. For tests.
+	// Claim announces addresses without probing. It is for tests.
 	Claim bool
 }
 
-// Limits for unsolicited frames, over all interfaces together, and for log lines about conflicts.
+// Limits for unsolicited frames on all interfaces together, and for log lines about conflicts.
 const (
 	frameInterval = 250 * time.Microsecond // per address
 	frameBurst    = 32
-	// For probes and the first frames of an announcement, because clients wait for them.
+	// For probes and the first frames of an announcement, for which clients wait.
 	urgentInterval = 20 * time.Microsecond
 	urgentBurst    = 256
 	logInterval    = 10 * time.Second
@@ -58,31 +58,31 @@ type Announcer struct {
 	o          Options
 	metrics    *metrics
 	responders []*responder
-	claimed    chan struct{} // capacity 1: there are new claims
+	claimed    chan struct{} // capacity 1; signals new claims
 	links      *linkWatcher
-	pace       bucket // for frames that are not replies
+	pace       bucket // for frames other than replies
 	urgent     bucket // for frames that clients wait for
-	logged     bucket // for conflicts in the log, which any host in the segment can cause
+	logged     bucket // for log lines, because any host in the segment can cause conflicts
 
-	mu     sync.RWMutex // guards all below; a reply is sent under RLock, so that Set waits for it
+	mu     sync.RWMutex // guards all below; replies are sent under RLock, so that Set waits for them
 	owned  map[netip.Addr]*ownership
 	claims map[netip.Addr]*claim // not owned yet
 	// conflicts has the last conflict of each owned or claimed VIP.
 	conflicts map[netip.Addr]*Conflict
-	// published are the claims that the members were last told.
+	// published are the claims last sent to the members.
 	published map[netip.Addr]members.Claim
-	// leaving are owned VIPs that Set has removed, until another member has them.
+	// leaving are owned VIPs to be left to other members, until they have them.
 	leaving    map[netip.Addr]*leave
-	again      map[netip.Addr]time.Time // when owned VIPs are to be announced again
-	alive      map[netip.Addr]time.Time // members that are alive, and since when
+	again      map[netip.Addr]time.Time // when to announce owned VIPs again
+	alive      map[netip.Addr]time.Time // since when members have been alive
 	local      map[netip.Addr]bool      // VIPs with endpoints on this node
 	apart      map[netip.Addr]apart
-	firstSet   time.Time       // zero before it
+	firstSet   time.Time       // zero before the first Set
 	joined     bool            // see joining
 	reelected  bool            // the members may have changed, so elect again
 	uneven     bool            // … and some may have more of a service's VIPs than others
-	publishing bool            // what the members should know of this node may have changed
-	macs       chan struct{}   // capacity 1: this node's MAC addresses may have changed
+	publishing bool            // what this node publishes may have changed
+	macs       chan struct{}   // capacity 1; this node's MAC addresses may have changed
 	seen       atomic.Int64    // boottime when the process last ran, in nanoseconds
 	ctx        context.Context // of Run; nil before
 	bursts     sync.WaitGroup
@@ -115,17 +115,17 @@ func New(o Options) (*Announcer, error) {
 	return a, nil
 }
 
-// Require sets Options.Forwards. It is called before Run.
+// Require sets Options.Forwards. Call it before Run.
 func (a *Announcer) Require(forwards func(name string) bool) { a.o.Forwards = forwards }
 
-// leave is a VIP that is being left to another member.
+// leave is a VIP being left to another member.
 type leave struct {
-	taken bool // frames of that member were heard
-	moves bool // Set has not removed it, so it stays if no other member takes it
+	taken bool // frames from that member were heard
+	moves bool // Set did not remove the VIP, so it stays if no member takes it
 }
 
-// Set implements lb.Announcer. It returns an error for addresses that are not unicast, and announces the others. With
-// members, it waits up to a second for another member to take over the VIPs that list no longer has.
+// Set implements lb.Announcer. It returns an error for addresses that are not unicast, but announces the others. With
+// members, it waits up to a second for another member to take over the removed VIPs.
 func (a *Announcer) Set(ctx context.Context, list []lb.Announcement) error {
 	want, errs := map[netip.Addr]lb.Announcement{}, lb.VIPErrors{}
 	for _, x := range list {
@@ -148,7 +148,7 @@ func (a *Announcer) Set(ctx context.Context, list []lb.Announcement) error {
 			a.owned[vip] = &ownership{since: time.Now(), announced: time.Now()}
 		}
 	} else {
-		added = nil // runClaims announces them
+		added = nil // runClaims will announce them
 	}
 	a.publishing = true
 	a.wake()
@@ -187,7 +187,8 @@ func (a *Announcer) add(want map[netip.Addr]lb.Announcement) (added []netip.Addr
 	return added
 }
 
-// remove removes the unwanted VIPs, except those that are first left to another member, which it returns. a.mu is held.
+// remove drops the unwanted VIPs, except those that must first be left to another member. It returns these. a.mu is
+// held.
 func (a *Announcer) remove(want map[netip.Addr]lb.Announcement) (left []netip.Addr) {
 	var gone []netip.Addr
 	for _, vip := range a.allOf() {
@@ -205,7 +206,6 @@ func (a *Announcer) remove(want map[netip.Addr]lb.Announcement) (left []netip.Ad
 	return left
 }
 
-// drop removes VIPs. a.mu is held.
 func (a *Announcer) drop(vips []netip.Addr) {
 	for _, vip := range vips {
 		delete(a.owned, vip)
@@ -227,13 +227,12 @@ func (a *Announcer) has(vip netip.Addr) bool {
 	return owned || claimed
 }
 
-// allOf returns the owned and the claimed VIPs. a.mu is held.
 func (a *Announcer) allOf() []netip.Addr {
 	return slices.AppendSeq(slices.Collect(maps.Keys(a.owned)), maps.Keys(a.claims))
 }
 
-// announce sends gratuitous frames for vips now and after each delay in Repeat, because frames can be lost. It does not
-// wait.
+// announce starts to send gratuitous frames for vips, immediately and after each delay in Repeat, because frames can be
+// lost.
 func (a *Announcer) announce(ctx context.Context, responders []*responder, vips []netip.Addr) {
 	a.bursts.Go(func() {
 		start := time.Now()
@@ -283,8 +282,8 @@ func (a *Announcer) reply(vip netip.Addr, send func() error) (sent bool, err err
 	return a.whileOwned(vip, true, send)
 }
 
-// claimOwned calls send if vip is owned and not being left to another member, which announces it itself and must
-// receive no reply to its probes.
+// claimOwned calls send if vip is owned and not being left. The member that takes over announces the VIP itself and
+// must receive no reply to its probes.
 func (a *Announcer) claimOwned(vip netip.Addr, send func() error) (sent bool, err error) {
 	return a.whileOwned(vip, false, send)
 }

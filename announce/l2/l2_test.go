@@ -30,7 +30,7 @@ var (
 	vips       = []netip.Addr{vip4, vip6, netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("2001:db8::1:10")}
 )
 
-// lines is a log that tests read.
+// lines is a log that tests can read.
 type lines struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -63,7 +63,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// Gratuitous frames update existing neighbour entries: the neighbour has another MAC and sends no request.
+// Gratuitous frames update existing neighbour entries. The neighbour has another MAC address and sends no request.
 func TestGratuitousFramesUpdateEntries(t *testing.T) {
 	n := newNeighbour(t)
 	a := newAnnouncer(t, &lines{}, "eth0")
@@ -79,18 +79,18 @@ func TestGratuitousFramesUpdateEntries(t *testing.T) {
 			return e != nil && bytes.Equal(e.HardwareAddr, ourMAC(t))
 		})
 	}
-	// Once at Set and once per repeat, for each VIP. If the interface comes up at that moment, again for that.
+	// For each VIP, once at Set, once per repeat, and again if the interface comes up at that moment.
 	until(t, "the repeated frames", func() bool {
 		return testutil.ToFloat64(a.metrics.gratuitous.WithLabelValues("eth0")) >= 4
 	})
 }
 
-// A renamed interface is served as before, even if it was down in between, and so is one that gets its old name back.
+// A renamed interface is still served, even if it was down in between or gets its old name back.
 func TestRenamedInterface(t *testing.T) {
 	n := newNeighbour(t)
 	log := &lines{}
 	a := newAnnouncer(t, log, "eth0")
-	var asked atomic.Value // by which name
+	var asked atomic.Value // name asked for
 	a.Require(func(name string) bool { asked.Store(name); return true })
 	must.Run(t, a.Run)
 	set(t, a, vip4)
@@ -110,7 +110,7 @@ func TestRenamedInterface(t *testing.T) {
 	must.True(t, n.resolve(vip4) != nil, "no reply by the first name")
 }
 
-// An interface that is deleted and created again has another index and another MAC; a missing one does not delay
+// An interface that was deleted and created again has another index and MAC address. A missing one does not delay
 // others.
 func TestInterfacesChange(t *testing.T) {
 	n := newNeighbour(t)
@@ -133,12 +133,12 @@ func TestInterfacesChange(t *testing.T) {
 	must.True(t, log.count("missing0") > 0, "the missing interface is not in the log")
 }
 
-// Duplicate address detection solicits from the unspecified address (RFC 4862 §5.4); the reply goes to all nodes.
+// Duplicate address detection solicits from the unspecified address (RFC 4862 §5.4), so the reply goes to all nodes.
 func TestDuplicateAddressDetectionFails(t *testing.T) {
 	n := newNeighbour(t)
 	n.announced(&lines{}, vip6)
 	addr := must.Get(netlink.ParseAddr(vip6.String() + "/64"))(t)
-	must.Do(t, n.nl.AddrAdd(n.link, addr)) // with detection
+	must.Do(t, n.nl.AddrAdd(n.link, addr)) // with duplicate address detection
 	until(t, "the kernel of the neighbour to find the duplicate", func() bool {
 		all := must.Get(n.nl.AddrList(n.link, netlink.FAMILY_V6))(t)
 		return slices.ContainsFunc(all, func(x netlink.Addr) bool {
@@ -147,8 +147,8 @@ func TestDuplicateAddressDetectionFails(t *testing.T) {
 	})
 }
 
-// exchange sends frames from the neighbour, and returns the frames from us that it has received after the last one was
-// answered or a while.
+// exchange sends frames from the neighbour. It returns our frames that the neighbour received until the last one was
+// answered, or for a moment.
 func (n *neighbour) exchange(etherType int, frames ...[]byte) (answers [][]byte) {
 	n.t.Helper()
 	ours := ourMAC(n.t)
@@ -174,7 +174,7 @@ func (n *neighbour) exchange(etherType int, frames ...[]byte) (answers [][]byte)
 			b := make([]byte, 2000)
 			size, _, err := c.ReadFrom(b)
 			if err != nil {
-				return nil // the time is over
+				return nil // timeout
 			}
 			advertised := size >= 78 && b[54] == icmpAdvertise && string(b[62:78]) == string(vip6.AsSlice())
 			if (advertised || etherType == unix.ETH_P_ARP) && string(b[6:12]) == string(ours) {
@@ -185,7 +185,7 @@ func (n *neighbour) exchange(etherType int, frames ...[]byte) (answers [][]byte)
 	return answers
 }
 
-// request is the frame of an ARP request for vip4, with VLAN tags.
+// request returns an ARP request for vip4 with VLAN tags.
 func (n *neighbour) request(to net.HardwareAddr, vlans ...uint16) []byte {
 	from := n.link.Attrs().HardwareAddr
 	p, err := arp.NewPacket(arp.OperationRequest, from, netip.MustParseAddr("192.0.2.1"), make([]byte, 6), vip4)
@@ -198,28 +198,28 @@ func (n *neighbour) request(to net.HardwareAddr, vlans ...uint16) []byte {
 	return append(append(frame, 8, 6), payload...)
 }
 
-// solicit is the frame of a solicitation for vip6.
+// solicit returns a solicitation for vip6.
 func (n *neighbour) solicit(from, to netip.Addr, mac net.HardwareAddr) []byte {
 	b, err := neighbourFrame(&ndp.NeighborSolicitation{TargetAddress: vip6}, n.link.Attrs().HardwareAddr, mac, from, to)
 	must.Do(n.t, err)
 	return b
 }
 
-// Malformed frames are not answered and end nothing. Only what is for this host is answered: not the request of a VLAN
-// that has no interface here, to which the reply would go without the tag, and not unicast to another MAC address that
-// a promiscuous interface receives.
+// Malformed frames are ignored and end nothing. Frames for others receive no reply: a request in a VLAN without an
+// interface here, to which the reply would lack the tag, and unicast to another MAC address that a promiscuous
+// interface receives.
 func TestFramesForOthers(t *testing.T) {
 	n := newNeighbour(t)
 	ours := must.Get(netlink.LinkByName("eth0"))(t)
 	must.Do(t, netlink.SetPromiscOn(ours))
 	n.announced(&lines{}, vip4, vip6)
-	time.Sleep(100 * time.Millisecond) // gratuitous frames
+	time.Sleep(100 * time.Millisecond) // skip gratuitous frames
 	group := must.Get(ndp.SolicitedNodeMulticast(vip6))(t)
 	global := netip.MustParseAddr("2001:db8::1")
 	sizes, length, sum := n.request(ethernet.Broadcast), n.solicit(global, group, multicastMAC(group)),
 		n.solicit(global, group, multicastMAC(group))
-	sizes[18], sizes[19] = 200, 200     // of the addresses
-	length[18], length[19] = 0xff, 0xff // of the payload
+	sizes[18], sizes[19] = 200, 200     // sizes of the addresses
+	length[18], length[19] = 0xff, 0xff // payload length
 	sum[56]++
 	for _, tt := range []struct {
 		name      string
@@ -239,7 +239,7 @@ func TestFramesForOthers(t *testing.T) {
 		{"multicast", unix.ETH_P_IPV6, n.solicit(global, group, multicastMAC(group)), 1},
 		{"unicast by NDP", unix.ETH_P_IPV6, n.solicit(global, vip6, ourMAC(t)), 1},
 		{"unicast by NDP to another host", unix.ETH_P_IPV6, n.solicit(global, vip6, otherMAC), 0},
-		// No route leads to this host. Its MAC address is known.
+		// This host has no route, but its MAC address is known.
 		{"a host of another prefix", unix.ETH_P_IPV6,
 			n.solicit(netip.MustParseAddr("2001:db8:77::1"), group, multicastMAC(group)), 1},
 	} {
@@ -251,7 +251,7 @@ func TestFramesForOthers(t *testing.T) {
 	}
 }
 
-// Interfaces of one family only, and an IPv6 interface without a link-local address, serve VIPs.
+// Interfaces with only one family, and an IPv6 interface without a link-local address, serve VIPs.
 func TestInterfacesOfOneFamily(t *testing.T) {
 	n := newNeighbour(t)
 	ours := must.Get(netlink.LinkByName("eth0"))(t)
@@ -270,7 +270,7 @@ func TestInterfacesOfOneFamily(t *testing.T) {
 	check()
 }
 
-// A socket holds a limited number of multicast groups; of more VIPs, all are reported to switches nevertheless.
+// A socket has a limited number of multicast groups. With more VIPs, the kernel still reports all of them to switches.
 func TestManyGroups(t *testing.T) {
 	newNeighbour(t)
 	a := newAnnouncer(t, &lines{}, "eth0")
@@ -298,7 +298,7 @@ func TestManyGroups(t *testing.T) {
 	must.Row(t, "groups left over", 0, joined()-before)
 }
 
-// Of two interfaces in one segment, the first one replies.
+// If two interfaces are in one segment, the first one replies.
 func TestTwoInterfacesInOneSegment(t *testing.T) {
 	n := newNeighbour(t)
 	// A bridge at the neighbour connects both of our interfaces.
@@ -336,7 +336,7 @@ func TestTwoInterfacesInOneSegment(t *testing.T) {
 	}
 	must.True(t, counter("eth1") == before && counter("eth0") >= 5,
 		"%v replies on eth1, %v on eth0", counter("eth1"), counter("eth0"))
-	// When the first one fails, the second one replies.
+	// If the first interface fails, the second one replies.
 	first := must.Get(netlink.LinkByName("eth0"))(t)
 	must.Do(t, netlink.LinkSetDown(first))
 	until(t, "a reply of the second interface", func() bool {
@@ -344,8 +344,7 @@ func TestTwoInterfacesInOneSegment(t *testing.T) {
 	})
 }
 
-// A frame with the MAC address of another interface of this node, which any host can send, does not silence an
-// interface.
+// Any host can send a frame with the MAC address of another interface of this node. It does not silence an interface.
 func TestForgedOwnAddress(t *testing.T) {
 	n := newNeighbour(t)
 	attrs := netlink.NewLinkAttrs()

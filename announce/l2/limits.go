@@ -15,8 +15,8 @@ type bucket struct {
 	full time.Time // when the bucket is full again
 }
 
-// reserve takes a token and returns how long to wait until it is available. If wait is false, it takes only a token
-// that is available now.
+// reserve takes a token and returns how long to wait until it is available. If wait is false, it takes a token only if
+// one is available now.
 func (b *bucket) reserve(now time.Time, wait bool) (delay time.Duration, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -32,13 +32,12 @@ func (b *bucket) reserve(now time.Time, wait bool) (delay time.Duration, ok bool
 	return delay, true
 }
 
-// allow reports whether an event is within the limit.
 func (b *bucket) allow(now time.Time) bool {
 	_, ok := b.reserve(now, false)
 	return ok
 }
 
-// wait waits until the next event is within the limit, or ctx ends.
+// wait waits until the next event is within the limit or ctx ends.
 func (b *bucket) wait(ctx context.Context) {
 	if delay, _ := b.reserve(time.Now(), true); delay > 0 {
 		select {

@@ -17,7 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// 100,000 forged frames, each with another MAC address, cause some log lines and one entry per VIP.
+// 100,000 forged frames, each with another MAC address, cause only a few log lines and one entry per VIP.
 func TestForgedFrames(t *testing.T) {
 	log := &lines{}
 	f := newFakeSystem()
@@ -41,8 +41,8 @@ func TestForgedFrames(t *testing.T) {
 		"%d conflicts of addresses, conflicts %v", len(a.conflicts), a.Conflicts())
 }
 
-// An address is defended at once, and then at most once in ten seconds, even after a conflict within that time (RFC
-// 5227 §2.4 c); otherwise hosts would have the other MAC address until they ask again.
+// An address is defended immediately, and then at most once in ten seconds, even after a conflict within that time (RFC
+// 5227 §2.4 c). Otherwise hosts would keep the other MAC address until their next request.
 func TestDefence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeSystem()
@@ -68,7 +68,7 @@ func TestDefence(t *testing.T) {
 	})
 }
 
-// Gratuitous frames for many addresses do not fill queues: they are paced.
+// Gratuitous frames for many addresses are paced, so they do not fill queues.
 func TestPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeSystem()
@@ -93,7 +93,7 @@ func TestPace(t *testing.T) {
 	})
 }
 
-// A member that takes over thousands of addresses has announced all of them soon.
+// A member that takes over thousands of addresses soon has announced them all.
 func TestTakeOverOfMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := newSegment(t, 2)
@@ -122,8 +122,8 @@ func TestTakeOverOfMany(t *testing.T) {
 	})
 }
 
-// After an overrun of the queue of link updates, in which the update with a new MAC address is lost, replies have the
-// new address.
+// An overrun of the queue of link updates loses the update with a new MAC address. Replies nevertheless contain the new
+// address.
 func TestLinkOverrun(t *testing.T) {
 	n := newNeighbour(t)
 	a := newAnnouncer(t, &lines{}, "eth0")

@@ -13,14 +13,14 @@ import (
 )
 
 const (
-	// linkBuffer is the size of the kernel's queue of link updates, in bytes. Updates are lost when it overflows.
+	// linkBuffer is the size of the kernel's queue of link updates, in bytes. If it overflows, updates are lost.
 	linkBuffer = 4 << 20
 	// linkRetry is how long the watcher waits to subscribe again after an overrun or an error.
 	linkRetry = 100 * time.Millisecond
 )
 
-// linkWatcher tells responders that their interfaces may have changed. After an overrun it tells all responders,
-// because it does not know which updates were lost.
+// linkWatcher notifies responders that their interfaces may have changed. After an overrun it notifies all of them,
+// because any update may be lost.
 type linkWatcher struct {
 	responders []*responder
 	changes    []chan struct{} // one per responder
@@ -39,7 +39,6 @@ func newLinkWatcher(responders []*responder, overruns prometheus.Counter, log *s
 	return w
 }
 
-// run watches until ctx ends.
 func (w *linkWatcher) run(ctx context.Context) {
 	for logged := ""; ; {
 		err := w.follow(ctx)
@@ -64,7 +63,7 @@ func (w *linkWatcher) run(ctx context.Context) {
 	}
 }
 
-// follow subscribes to link updates and returns when the subscription ends, with ctx or because updates were lost.
+// follow subscribes to link updates, and returns when ctx ends or the subscription fails.
 func (w *linkWatcher) follow(ctx context.Context) error {
 	updates, done := make(chan netlink.LinkUpdate, 64), make(chan struct{})
 	end := sync.OnceFunc(func() { close(done) }) // closes the socket
@@ -89,8 +88,8 @@ func (w *linkWatcher) follow(ctx context.Context) error {
 	return nil
 }
 
-// notify tells each responder whose interface the update is about: the interface with its configured name, or the one
-// it has open, which may have been renamed.
+// notify notifies the responders whose interface an update is about. That is the interface with the configured name, or
+// the open one, which may have been renamed.
 func notify(u netlink.LinkUpdate, responders []*responder, changes []chan struct{}) {
 	for i, p := range responders {
 		if u.Link == nil {
@@ -102,7 +101,6 @@ func notify(u netlink.LinkUpdate, responders []*responder, changes []chan struct
 	}
 }
 
-// signal sends to a channel unless it is full.
 func signal(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:

@@ -17,15 +17,15 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// segment is an Ethernet segment and the gossip of announcers on it, each with one interface.
+// segment is an Ethernet segment with announcers, each with one interface, and their gossip.
 type segment struct {
 	t         *testing.T
 	mu        sync.Mutex
 	hosts     []*host
-	separated bool // the members do not reach each other; the segment works
-	// far are the hosts behind a link of the segment that is down: they and the others do not reach each other.
+	separated bool // members do not reach each other, but the segment works
+	// far are the hosts behind a link that is down. They cannot reach the other hosts.
 	far map[*host]bool
-	// router has the entries of a host that is not far: the MAC address that was announced last.
+	// router is the neighbour table of a host that is not far: the MAC address announced last for each VIP.
 	router map[netip.Addr]string
 }
 
@@ -107,7 +107,7 @@ func (h *host) Publish(claims map[netip.Addr]members.Claim) {
 	}
 }
 
-// tell makes the announcers but one look at the members; x.mu is held.
+// tell notifies all announcers except but of changed members. x.mu is held.
 func (x *segment) tell(but *host) {
 	for _, h := range x.hosts {
 		if h == but {
@@ -133,7 +133,7 @@ func (x *segment) run() {
 	}
 }
 
-// pass lets time pass, and delivers claims and probes to the hosts that are not down.
+// pass lets time pass, and delivers claims and probes to hosts that are up.
 func (x *segment) pass(d time.Duration) {
 	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		synctest.Wait()
@@ -146,7 +146,7 @@ func (x *segment) pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// deliver handles a packet in the form that fakeARP records it.
+// deliver handles a packet in the form recorded by fakeARP.
 func (x *segment) deliver(from *host, text string) {
 	var op int
 	var mac, sender, none, target, _to string
@@ -205,7 +205,7 @@ var shared = []netip.Addr{
 	netip.MustParseAddr("203.0.113.13"), netip.MustParseAddr("203.0.113.14"), netip.MustParseAddr("203.0.113.15"),
 }
 
-// onSegment runs f in a bubble with n announcers that run on a segment.
+// onSegment runs f in a bubble with n announcers running on a segment.
 func onSegment(t *testing.T, n int, f func(t *testing.T, x *segment)) {
 	synctest.Test(t, func(t *testing.T) {
 		x := newSegment(t, n)
@@ -214,7 +214,7 @@ func onSegment(t *testing.T, n int, f func(t *testing.T, x *segment)) {
 	})
 }
 
-// set lets all announcers have these VIPs.
+// set sets these VIPs on all announcers.
 func (x *segment) set(vips ...netip.Addr) {
 	x.t.Helper()
 	for _, h := range x.hosts {
@@ -222,7 +222,7 @@ func (x *segment) set(vips ...netip.Addr) {
 	}
 }
 
-// elected is which of two hosts comes first in the order of a VIP.
+// elected returns which of two hosts comes first in a VIP's order.
 func (x *segment) elected(vip netip.Addr) *host {
 	if outranks(vip, x.hosts[1].self, x.hosts[0].self) {
 		return x.hosts[1]
@@ -230,5 +230,5 @@ func (x *segment) elected(vip netip.Addr) *host {
 	return x.hosts[0]
 }
 
-// but is the other one of two hosts.
+// but returns the other one of two hosts.
 func (x *segment) but(h *host) *host { return x.hosts[(slices.Index(x.hosts, h)+1)%2] }

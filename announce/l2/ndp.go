@@ -35,8 +35,8 @@ const (
 	icmpAdvertise  = 136
 )
 
-// neighbourFilter accepts only ICMPv6 solicitations and advertisements with a hop limit of 255. Others were routed, so
-// they are not from a neighbour (RFC 4861 §7.1).
+// neighbourFilter accepts only ICMPv6 solicitations and advertisements with a hop limit of 255. Others were routed and
+// are not from a neighbour (RFC 4861 §7.1).
 var neighbourFilter = []bpf.Instruction{
 	bpf.LoadAbsolute{Off: ethernetHeader + 6, Size: 1}, // next header
 	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.IPPROTO_ICMPV6, SkipTrue: 6},
@@ -49,8 +49,8 @@ var neighbourFilter = []bpf.Instruction{
 	bpf.RetConstant{Val: 0},
 }
 
-// openNDP opens the sockets. It fails while the interface has no IPv6 address. No link-local address is required:
-// without one, messages are sent from the VIP.
+// openNDP opens the sockets. It fails if the interface has no IPv6 address. Without a link-local address, messages are
+// sent from the VIP.
 func openNDP(ifi *net.Interface) (*ndpSocket, error) {
 	source, err := linkLocal(ifi.Index)
 	if err != nil {
@@ -79,7 +79,7 @@ func linkLocal(index int) (netip.Addr, error) {
 	return usableSource(all), nil
 }
 
-// usableSource returns the first link-local address known to be unique, or zero if there is none.
+// usableSource returns the first link-local address that is known to be unique, or zero if there is none.
 func usableSource(all []netlink.Addr) netip.Addr {
 	for _, a := range all {
 		const unusable = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED
@@ -104,7 +104,6 @@ type neighbourMessage struct {
 	m    ndp.Message
 }
 
-// read returns the next valid message.
 func (n *ndpSocket) read(b []byte) (*neighbourMessage, error) {
 	for {
 		size, _, err := n.in.ReadFrom(b)
@@ -117,7 +116,7 @@ func (n *ndpSocket) read(b []byte) (*neighbourMessage, error) {
 	}
 }
 
-// parseNeighbour returns nil for an invalid frame (RFC 4861 §7.1).
+// parseNeighbour returns nil if a frame is invalid (RFC 4861 §7.1).
 func parseNeighbour(frame []byte) *neighbourMessage {
 	if len(frame) < ethernetHeader+ipv6Header {
 		return nil
@@ -137,7 +136,7 @@ func parseNeighbour(frame []byte) *neighbourMessage {
 	}
 	from, _ := netip.AddrFromSlice(ip[8:24])
 	to, _ := netip.AddrFromSlice(ip[24:40])
-	if icmp[1] != 0 || from.IsMulticast() { // the code; sources are never multicast addresses (RFC 4291 §2.7)
+	if icmp[1] != 0 || from.IsMulticast() { // the code must be 0; sources are never multicast (RFC 4291 §2.7)
 		return nil
 	}
 	if s, ok := m.(*ndp.NeighborSolicitation); ok && from.IsUnspecified() && !detectsDuplicates(s, to) {
@@ -146,7 +145,8 @@ func parseNeighbour(frame []byte) *neighbourMessage {
 	return &neighbourMessage{from: from, to: to, mac: net.HardwareAddr(bytes.Clone(frame[6:12])), m: m}
 }
 
-// detectsDuplicates reports whether a solicitation from the unspecified address is valid (RFC 4861 §7.1.1).
+// detectsDuplicates reports whether a solicitation from the unspecified address is valid, as duplicate address
+// detection sends it (RFC 4861 §7.1.1).
 func detectsDuplicates(s *ndp.NeighborSolicitation, to netip.Addr) bool {
 	group, err := ndp.SolicitedNodeMulticast(s.TargetAddress)
 	return err == nil && to == group && !slices.ContainsFunc(s.Options, func(o ndp.Option) bool {
@@ -155,7 +155,7 @@ func detectsDuplicates(s *ndp.NeighborSolicitation, to netip.Addr) bool {
 	})
 }
 
-// icmpChecksum returns 0 for a message with a correct checksum (RFC 4443 §2.3).
+// icmpChecksum returns 0 if the message's checksum is correct (RFC 4443 §2.3).
 func icmpChecksum(addresses, icmp []byte) uint16 {
 	var rest [8]byte // the rest of the pseudo-header (RFC 8200 §8.1)
 	binary.BigEndian.PutUint32(rest[:], uint32(len(icmp)))
@@ -163,7 +163,6 @@ func icmpChecksum(addresses, icmp []byte) uint16 {
 	return checksum.Internet(addresses, rest[:], icmp)
 }
 
-// readNDP replies to solicitations until the socket is closed.
 func (r *responder) readNDP(s *sockets) error {
 	b := make([]byte, 2048)
 	for {
@@ -182,7 +181,6 @@ func (r *responder) readNDP(s *sockets) error {
 	}
 }
 
-// heardNDP handles a received message.
 func (r *responder) heardNDP(s *sockets, n *neighbourMessage) {
 	own := bytes.Equal(n.mac, s.ifi.HardwareAddr)
 	if !own {
@@ -203,8 +201,8 @@ func (r *responder) heardNDP(s *sockets, n *neighbourMessage) {
 	}
 }
 
-// claim returns the address that a message claims and the MAC address that hosts then cache for it. That is the one in
-// the option, which may differ from the frame's.
+// claim returns the address that a message claims, and the MAC address that hosts cache for it. That MAC address comes
+// from the option, and may differ from the frame's.
 func (n *neighbourMessage) claim() (vip netip.Addr, mac net.HardwareAddr) {
 	vip, direction, options := n.from, ndp.Source, []ndp.Option(nil)
 	switch m := n.m.(type) {
@@ -222,7 +220,7 @@ func (n *neighbourMessage) claim() (vip netip.Addr, mac net.HardwareAddr) {
 }
 
 // solicited replies to the sender's MAC address. Duplicate address detection (RFC 4862 §5.4) solicits from the
-// unspecified address; the reply to that goes to all nodes.
+// unspecified address, so that reply goes to all nodes.
 func (r *responder) solicited(s *sockets, from netip.Addr, mac net.HardwareAddr, vip netip.Addr) {
 	if r.isSilent() {
 		return

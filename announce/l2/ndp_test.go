@@ -17,14 +17,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// solicitation is a valid Ethernet frame with a neighbour solicitation for vip6.
+// solicitation returns a valid Ethernet frame with a neighbour solicitation for vip6.
 func solicitation(t *testing.T) []byte {
 	t.Helper()
 	m := &ndp.NeighborSolicitation{TargetAddress: vip6}
 	return frameToUs(t, net.HardwareAddr{2, 0, 0, 0, 0, 1}, "fe80::1", m)
 }
 
-// frameToUs is a valid Ethernet frame to the solicited-node multicast group of vip6.
+// frameToUs returns a valid Ethernet frame to the solicited-node multicast group of vip6.
 func frameToUs(t *testing.T, mac net.HardwareAddr, source string, message ndp.Message) []byte {
 	t.Helper()
 	from, to := netip.MustParseAddr(source), netip.MustParseAddr("ff02::1:ff00:10")
@@ -70,7 +70,7 @@ func TestParseNeighbour(t *testing.T) {
 	must.True(t, size == 24, "the message has %d bytes; want 24", size)
 }
 
-// Duplicate address detection asks the group of the address, and does not carry the sender's link-layer address.
+// Duplicate address detection solicits the address's group, without the sender's link-layer address.
 func TestDetectsDuplicates(t *testing.T) {
 	link := func(d ndp.Direction) ndp.Option { return &ndp.LinkLayerAddress{Direction: d, Addr: otherMAC} }
 	for _, tt := range []struct {
@@ -91,7 +91,7 @@ func TestDetectsDuplicates(t *testing.T) {
 	}
 }
 
-// Messages that are invalid although their checksum is correct.
+// These messages are invalid although their checksum is correct.
 func TestParseNeighbourInvalidMessage(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -163,7 +163,7 @@ func TestUsableSource(t *testing.T) {
 	must.Equal(t, netip.MustParseAddr("fe80::3"), usableSource(append(unusable, good)))
 }
 
-// rawConn reads the frames of a segment, each with its length in the first two bytes, and records what is written.
+// rawConn reads a segment's frames, each preceded by its length in two bytes, and records written frames.
 type rawConn struct {
 	fakeFrames
 	in  []byte
@@ -208,7 +208,7 @@ func TestParseARP(t *testing.T) {
 	}
 }
 
-// Whatever frames a host sends, this node replies for its own addresses only, and from its own MAC address.
+// Whatever frames a host sends, this node replies only for its own addresses and from its own MAC address.
 func FuzzFrames(f *testing.F) {
 	vip4, vip6 := netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("2001:db8::10")
 	framed := func(frames ...[]byte) (b []byte) {

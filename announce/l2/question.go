@@ -13,22 +13,22 @@ import (
 )
 
 const (
-	questionInterval = time.Second            // minimum between questions about the same thing
-	questionRepeats  = 3                      // because frames can be lost
-	questionRepeat   = 100 * time.Millisecond // between them
+	questionInterval = time.Second            // minimum between questions about the same subject
+	questionRepeats  = 3                      // several, because frames can be lost
+	questionRepeat   = 100 * time.Millisecond // time between repeats
 )
 
-// question is a request with a random address. A frame's source MAC address does not prove who sent it, because any
-// host in the segment can forge that. Only a host that receives the question knows its address.
+// question is a request with a random address. A frame's source MAC address proves nothing, because any host in the
+// segment can forge it. Only a host that receives the question knows its random address.
 type question struct {
 	random netip.Addr
 	at     time.Time
 	to     net.HardwareAddr
-	sent   int // how often
+	sent   int // times sent
 }
 
-// newQuestion returns a question to a host about an address of either family. Its random address is one that no host
-// has: a reserved IPv4 address (RFC 1112, section 4) or a link-local IPv6 address.
+// newQuestion returns a question to a host about an address of either family. No host has its random address: it is a
+// reserved IPv4 address (RFC 1112, section 4) or a random link-local IPv6 address.
 func newQuestion(is4 bool, to net.HardwareAddr, now time.Time) question {
 	q := question{at: now, to: to}
 	if is4 {
@@ -46,12 +46,12 @@ func newQuestion(is4 bool, to net.HardwareAddr, now time.Time) question {
 // due reports whether another question may be asked.
 func (q question) due(now time.Time) bool { return now.Sub(q.at) >= questionInterval }
 
-// has reports whether a is the question's address and the answer is in time.
+// has reports whether a is the question's random address and the answer is in time.
 func (q question) has(a netip.Addr, now time.Time) bool {
 	return a.IsValid() && a == q.random && !q.due(now)
 }
 
-// next returns when the question is to be sent again, or zero if it is not.
+// next returns when to send the question again, or zero for never.
 func (q question) next() time.Time {
 	if !q.random.IsValid() || q.sent == questionRepeats {
 		return time.Time{}

@@ -7,20 +7,19 @@ import (
 	"time"
 )
 
-// This file announces VIPs that this node already has. Its announcements at takeover did not reach hosts behind a link
-// that was down, and another owner's frames may since have replaced its entry in their caches.
+// This file announces VIPs again. Previous announcements did not reach hosts behind a link that was down, and another
+// owner's frames may have replaced the entries in hosts' caches.
 
 const (
-	// againInterval is the minimum time between announcements of a VIP. Each is repeated for four seconds.
+	// againInterval is the minimum time between announcements of a VIP. Each announcement is repeated for four seconds.
 	againInterval = 5 * time.Second
-	// calmAfter is how long another member that claimed a VIP must be silent before it counts as having given the VIP
-	// up.
+	// calmAfter is how long a member that claimed a VIP must be silent before this node assumes that the member has
+	// given it up.
 	calmAfter = 2 * time.Second
-	// refreshInterval is how often each VIP is announced once more, because of problems that no event reports: lost
-	// frames, or a partition of the segment with all members on one side. It is then the longest time a host uses a
-	// wrong entry.
+	// refreshInterval is how often each VIP is announced again, because of problems that no event reports: lost frames,
+	// or a partition of the segment with all members on one side. It limits how long a host uses a wrong cache entry.
 	refreshInterval = time.Minute
-	// turnInterval is the time between turns of refresh. The VIPs are spread over the turns.
+	// turnInterval is the time between turns of refresh, over which the VIPs are spread.
 	turnInterval = time.Second
 )
 
@@ -35,7 +34,7 @@ func (a *Announcer) announceAgain(vip netip.Addr, o *ownership, at time.Time) {
 }
 
 // noteReturned schedules another announcement of all VIPs when a member is alive again, because a partition of the
-// segment may have ended. Until that announcement the members tell each other what they have. a.mu is held.
+// segment may have ended. Until then the members exchange their claims. a.mu is held.
 func (a *Announcer) noteReturned(now time.Time) {
 	returned, alive := false, map[netip.Addr]time.Time{}
 	for _, p := range a.o.Members.Peers(netip.Addr{}) {
@@ -55,7 +54,7 @@ func (a *Announcer) noteReturned(now time.Time) {
 	}
 }
 
-// calm returns when to announce an owned VIP again that another member claimed until last.
+// calm returns when to announce an owned VIP again after another member's last claim to it.
 func (o *ownership) calm(last time.Time) time.Time {
 	at, earliest := last.Add(calmAfter), o.announced.Add(defendInterval)
 	if at.Before(earliest) {
@@ -64,8 +63,8 @@ func (o *ownership) calm(last time.Time) time.Time {
 	return at
 }
 
-// dueAgain adds the VIPs that are due to be announced again to s. It returns the time until the next one is due, at
-// most next. a.mu is held.
+// dueAgain adds the VIPs due for another announcement to s. It returns the time until the next is due, at most next.
+// a.mu is held.
 func (a *Announcer) dueAgain(now time.Time, s *steps, next time.Duration) time.Duration {
 	for vip, at := range a.again {
 		switch o := a.owned[vip]; {
@@ -83,8 +82,8 @@ func (a *Announcer) dueAgain(now time.Time, s *steps, next time.Duration) time.D
 }
 
 // refresh announces each owned VIP once per refreshInterval and probes once per Options.ProbeOwn for another host that
-// replies for it, until ctx ends. RFC 5227 §2.4 lets a host detect conflicts at any time. A host that only replies to
-// requests by unicast, without claiming the address, is heard only when asked.
+// replies for it, until ctx ends. RFC 5227 §2.4 permits conflict detection at any time. A host that only replies to
+// unicast requests, without claiming the address, is heard only when probed.
 func (a *Announcer) refresh(ctx context.Context) {
 	tick := time.NewTicker(turnInterval)
 	defer tick.Stop()
@@ -102,8 +101,8 @@ func (a *Announcer) refresh(ctx context.Context) {
 	}
 }
 
-// turn returns the owned VIPs to announce again in a turn, except those announced recently, and the VIPs to probe for,
-// except those being left to another member.
+// turn returns the owned VIPs to announce in a turn, except recently announced ones, and the VIPs to probe for, except
+// those being left to another member.
 func (a *Announcer) turn(turn uint64, now time.Time) (announce, probe []netip.Addr) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()

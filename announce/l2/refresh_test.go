@@ -14,7 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// wantRouter checks that the router has the MAC address of the owner of each VIP.
+// wantRouter checks that the router has the MAC address of each VIP's owner.
 func (x *segment) wantRouter(what string, vips ...netip.Addr) {
 	x.t.Helper()
 	for _, vip := range vips {
@@ -24,8 +24,8 @@ func (x *segment) wantRouter(what string, vips ...netip.Addr) {
 	}
 }
 
-// After the parts of a segment are joined again, the owner announces its VIPs to the other part: both when it had them
-// before, when members there give them up, and when only it can serve them.
+// When a partitioned segment is joined again, the owner announces its VIPs to the other part. It does so whether it had
+// the VIPs before, members there give them up, or only it can serve them.
 func TestJoinedSegment(t *testing.T) {
 	for _, all := range []bool{true, false} {
 		for _, cut := range []time.Duration{time.Second, 3 * time.Second, 9 * time.Second, 2 * refreshInterval} {
@@ -55,8 +55,8 @@ func TestJoinedSegment(t *testing.T) {
 	}
 }
 
-// After a conflict with another member, whose frames came last, a VIP is announced again, and not while it lasts. A
-// member that is alive and not by turns does not cause more announcements than the limit.
+// After a conflict with another member, whose frames came last, a VIP is announced again, but not during the conflict.
+// A member that repeatedly fails and returns does not cause more announcements than the limit.
 func TestAnnounceAgain(t *testing.T) {
 	onSegment(t, 2, func(t *testing.T, x *segment) {
 		owner, other := x.hosts[0], x.hosts[1]
@@ -88,8 +88,7 @@ func TestAnnounceAgain(t *testing.T) {
 	})
 }
 
-// Each VIP is announced once a minute, and not all at the same time. VIPs that this node does not have are not
-// announced.
+// Each VIP is announced once per minute, but not all at the same time. Other nodes' VIPs are not announced.
 func TestRefresh(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 200
@@ -128,7 +127,7 @@ func TestRefresh(t *testing.T) {
 	})
 }
 
-// A host that replies for a VIP without announcing it is found by asking.
+// A probe finds a host that replies for a VIP without announcing it.
 func TestSilentRival(t *testing.T) {
 	n := newNeighbour(t)
 	a := newAnnouncer(t, &lines{}, "eth0")
@@ -147,8 +146,8 @@ func TestSilentRival(t *testing.T) {
 	}
 }
 
-// A process that was stopped probes before it replies again, because another node may have its VIPs. Frames of that
-// node, which has taken over in the meantime, are not a conflict.
+// A process that was stopped probes before it replies again, because another node may have its VIPs. Frames from a node
+// that has taken over in the meantime are not a conflict.
 func TestStoppedProcess(t *testing.T) {
 	defer func(f func() time.Duration) { boottime = f }(boottime)
 	synctest.Test(t, func(t *testing.T) {
@@ -169,7 +168,7 @@ func TestStoppedProcess(t *testing.T) {
 		time.Sleep(time.Millisecond)
 		stopped.Store(int64(suspendLimit + 100*time.Millisecond))
 		must.True(t, !replies(), "a request was answered after the stop")
-		a.conflict(vip4, otherMAC.String(), "eth0", netip.Addr{}) // in the queue
+		a.conflict(vip4, otherMAC.String(), "eth0", netip.Addr{}) // queued before
 		c := a.Conflicts()
 		must.True(t, len(c) == 0 && counted(a)[1] == 0, "conflicts %+v from the time of the stop", c)
 		f.take()
@@ -182,8 +181,8 @@ func TestStoppedProcess(t *testing.T) {
 	})
 }
 
-// A member that did not run for a moment keeps its VIP, whoever comes first in the order of the VIP, and loses it if
-// another member has taken it over in the meantime.
+// A member that paused keeps its VIP, whatever the VIP's order, unless another member has taken it over in the
+// meantime.
 func TestOwnerThatPauses(t *testing.T) {
 	onSegment(t, 2, func(t *testing.T, x *segment) {
 		vip := shared[0]

@@ -21,17 +21,17 @@ type responder struct {
 	name string // in the configuration
 	log  *slog.Logger
 	sys  system
-	// index is the interface index, or 0 if it was not found yet. It belongs to the goroutine of run.
+	// index is the interface index, or 0 if it was not found yet. Only run's goroutine uses it.
 	index int
-	// heard is when a frame from another host was last received, in nanoseconds since 1970.
+	// heard is when a frame from another host was last received, in nanoseconds since the Unix epoch.
 	heard atomic.Int64
 
 	mu     sync.Mutex // guards all below; taken after Announcer.mu
 	open   *sockets   // nil while the interface is unusable
 	groups map[netip.Addr]int
-	// replies names an earlier interface of the list that is in the same segment and replies there, or is "".
+	// replies names an earlier interface in the list that replies in the same segment, or is "".
 	replies string
-	segment question // the last probe that tells other interfaces that they are in the same segment
+	segment question // last probe that finds other interfaces in this segment
 }
 
 // sockets are an interface's sockets while it is up and unchanged.
@@ -51,12 +51,12 @@ func (r *responder) run(ctx context.Context, changed <-chan struct{}) {
 		if ctx.Err() != nil {
 			return
 		}
-		if err != nil && err.Error() != logged { // once per cause, not per attempt
+		if err != nil && err.Error() != logged { // once per cause
 			logged = err.Error()
 			r.log.Warn("interface not served", "err", err)
 		} else if err == nil {
 			logged = ""
-			continue // the interface changed: reopen at once
+			continue // the interface changed: reopen immediately
 		}
 		select {
 		case <-ctx.Done():
@@ -66,7 +66,7 @@ func (r *responder) run(ctx context.Context, changed <-chan struct{}) {
 	}
 }
 
-// serve replies until ctx ends or the interface changes or fails. It returns nil if the sockets must be opened again.
+// serve replies until ctx ends or the interface changes or fails. It returns nil if the sockets must be reopened.
 func (r *responder) serve(ctx context.Context, changed <-chan struct{}) error {
 	s, err := r.openSockets()
 	if err != nil {
@@ -107,7 +107,7 @@ func (r *responder) serve(ctx context.Context, changed <-chan struct{}) error {
 			if s.ndp != nil {
 				continue
 			}
-			if n, err := r.sys.openNDP(s.ifi); err == nil { // it had no link-local address before
+			if n, err := r.sys.openNDP(s.ifi); err == nil { // there was no link-local address before
 				n.close()
 				return nil
 			}
@@ -165,7 +165,7 @@ func (r *responder) openSockets() (*sockets, error) {
 	return &sockets{ifi, c, n}, nil
 }
 
-// forwards returns an error that says why packets arriving on the interface are not forwarded.
+// forwards returns an error if packets that arrive on the interface are not forwarded.
 func (r *responder) forwards(index int) error {
 	if r.a.o.Forwards == nil {
 		return nil
@@ -187,7 +187,7 @@ func (s *sockets) close() {
 	}
 }
 
-// use makes s the sockets to send with and joins the VIPs' multicast groups.
+// use makes s the current sockets and joins the VIPs' multicast groups.
 func (r *responder) use(s *sockets) {
 	r.a.mu.RLock()
 	defer r.a.mu.RUnlock()
@@ -203,7 +203,6 @@ func (r *responder) use(s *sockets) {
 // join joins the solicited-node multicast group of an IPv6 VIP (RFC 4861 §7.2.1). Several VIPs may share a group.
 func (r *responder) join(vip netip.Addr) { r.addToGroup(vip, 1) }
 
-// leave reverses join.
 func (r *responder) leave(vip netip.Addr) { r.addToGroup(vip, -1) }
 
 // addToGroup adds n to the number of VIPs in the group of vip.
@@ -215,7 +214,7 @@ func (r *responder) addToGroup(vip netip.Addr, n int) {
 	}
 	group, err := ndp.SolicitedNodeMulticast(vip)
 	if err != nil {
-		return // only for addresses that Set rejects
+		return // fails only for addresses that Set rejects
 	}
 	was := r.groups[group]
 	r.groups[group] += n

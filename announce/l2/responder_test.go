@@ -19,13 +19,12 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// counted returns the counters of replies and conflicts.
 func counted(a *Announcer) [2]float64 {
 	return [2]float64{testutil.ToFloat64(a.metrics.replies.WithLabelValues("eth0")),
 		testutil.ToFloat64(a.metrics.conflicts.WithLabelValues("eth0"))}
 }
 
-// wantAnswers checks what was sent for a frame and, after it, for conflicts, and the counters of replies and conflicts.
+// wantAnswers checks what was sent in response to a frame, and the counters of replies and conflicts.
 func wantAnswers(t *testing.T, name string, a *Announcer, f *fakeSystem, sent []string, want [2]float64) {
 	t.Helper()
 	due, _ := a.step(time.Now())
@@ -34,7 +33,8 @@ func wantAnswers(t *testing.T, name string, a *Announcer, f *fakeSystem, sent []
 	must.Row(t, name+": replies and conflicts", want, counted(a))
 }
 
-// Requests for owned VIPs get a reply. A frame whose sender has an owned VIP is a conflict, unless it is our own.
+// Requests for owned VIPs receive a reply. A frame whose sender address is an owned VIP is a conflict, unless the frame
+// is our own.
 func TestReadARP(t *testing.T) {
 	host, other := netip.MustParseAddr("192.0.2.1"), vips[2]
 	const ours = "2 from 02:00:00:00:00:aa 192.0.2.10 for 02:00:00:00:00:bb "
@@ -79,7 +79,7 @@ func TestReadARP(t *testing.T) {
 	}
 }
 
-// The same for neighbour discovery. The unspecified source is that of duplicate address detection.
+// The same with neighbour discovery. Duplicate address detection uses the unspecified source.
 func TestReadNDP(t *testing.T) {
 	advertisement := func(mac net.HardwareAddr) []byte {
 		return frameToUs(t, mac, "fe80::1", &ndp.NeighborAdvertisement{TargetAddress: vip6})
@@ -145,7 +145,7 @@ func TestReadNDP(t *testing.T) {
 	}
 }
 
-// A VIP is announced by an ARP request and a reply, or by an advertisement to all nodes, while it is owned.
+// While a VIP is owned, an ARP request and a reply announce it, or an advertisement to all nodes.
 func TestGratuitous(t *testing.T) {
 	f := newFakeSystem()
 	a, r, s := serving(t, &lines{}, f, vip4, vip6)
@@ -165,11 +165,11 @@ func TestGratuitous(t *testing.T) {
 	must.Row(t, "counted after a failure", 3, testutil.ToFloat64(a.metrics.gratuitous.WithLabelValues("eth0")))
 }
 
-// A multicast group is joined with its first VIP and left with its last one, and joined again on new sockets.
+// A responder joins a multicast group with its first VIP, leaves it with the last, and joins it again on new sockets.
 func TestGroups(t *testing.T) {
 	f := newFakeSystem()
 	a, r, _ := serving(t, &lines{}, f)
-	shared := netip.MustParseAddr("2001:db8:1::10") // in the group of vip6
+	shared := netip.MustParseAddr("2001:db8:1::10") // in vip6's group
 	const group = "ff02::1:ff00:10"
 	for _, tt := range []struct {
 		name string
@@ -223,7 +223,7 @@ func TestOpenSockets(t *testing.T) {
 	}
 }
 
-// The sockets are opened again when the interface is another one or down, and when IPv6 appears.
+// The sockets are reopened if the interface is replaced or down, and when IPv6 appears.
 func TestServe(t *testing.T) {
 	broken := errors.New("broken")
 	for _, tt := range []struct {
@@ -284,7 +284,7 @@ func TestServe(t *testing.T) {
 	}
 }
 
-// A failing interface is tried once a second and when it changes, and a cause is logged once until it is served.
+// A failing interface is tried once per second and on changes. Each cause is logged once until the interface is served.
 func TestResponderRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, log := newFakeSystem(), &lines{}

@@ -9,14 +9,14 @@ import (
 )
 
 // A process that does not run for suspendLimit, because it was stopped or the machine was suspended, may have lost its
-// VIPs to another node. It then probes for them before it replies again, because its sockets are full of requests from
-// that time. The limit is shorter than the fastest takeover.
+// VIPs to another node. It probes for them before it replies again, because its sockets contain requests from that
+// time. The limit is shorter than the fastest takeover.
 const (
 	suspendLimit = 300 * time.Millisecond
 	clockTick    = 50 * time.Millisecond
 )
 
-// boottime returns the time since boot, including time in suspension. Tests replace it.
+// boottime returns the time since boot, including suspended time. Tests replace it.
 var boottime = func() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
@@ -25,8 +25,7 @@ var boottime = func() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// wasSuspended reports whether watchClock has not run for too long. It is called before each reply and each
-// conflict.
+// wasSuspended reports whether watchClock has not run for too long. Call it before handling each reply and conflict.
 func (a *Announcer) wasSuspended() bool {
 	last := a.seen.Load()
 	return last != 0 && boottime()-time.Duration(last) > suspendLimit
@@ -51,7 +50,6 @@ func (a *Announcer) watchClock(ctx context.Context) {
 	}
 }
 
-// linksChanged is called when an interface has become usable or unusable.
 func (a *Announcer) linksChanged() {
 	select {
 	case a.macs <- struct{}{}:
@@ -59,7 +57,7 @@ func (a *Announcer) linksChanged() {
 	}
 }
 
-// tellMACs tells the members this node's MAC addresses and whether it can serve VIPs.
+// tellMACs publishes this node's MAC addresses and whether it can serve VIPs.
 func (a *Announcer) tellMACs(ctx context.Context) {
 	for {
 		select {
@@ -78,6 +76,6 @@ func (a *Announcer) tellMACs(ctx context.Context) {
 		a.publishing = true
 		a.wake()
 		a.mu.Unlock()
-		a.o.Members.SetMACs(slices.Compact(macs)) // may wait for the members
+		a.o.Members.SetMACs(slices.Compact(macs)) // may block on the members
 	}
 }

@@ -11,11 +11,10 @@ import (
 
 // system gives access to interfaces and sockets. Tests replace it.
 type system struct {
-	byName  func(name string) (*net.Interface, error)
-	byIndex func(index int) (*net.Interface, error)
-	openARP func(ifi *net.Interface) (arpConn, error)
-	openNDP func(ifi *net.Interface) (*ndpSocket, error)
-	// neighbours returns the known hosts on an interface's link.
+	byName     func(name string) (*net.Interface, error)
+	byIndex    func(index int) (*net.Interface, error)
+	openARP    func(ifi *net.Interface) (arpConn, error)
+	openNDP    func(ifi *net.Interface) (*ndpSocket, error)
 	neighbours func(index int) []knownHost
 }
 
@@ -28,14 +27,12 @@ var kernel = system{
 	neighbours: neighboursOf,
 }
 
-// arpConn is an arpSocket.
 type arpConn interface {
 	Read() (*arp.Packet, error)
 	WriteTo(p *arp.Packet, to net.HardwareAddr) error
 	Close() error
 }
 
-// ndpConn is an *ndpFrames.
 type ndpConn interface {
 	send(m ndp.Message, from, to netip.Addr, mac net.HardwareAddr) error
 	joinGroup(group netip.Addr) error
@@ -46,7 +43,7 @@ type ndpConn interface {
 // up are the flags of an interface that is up and has a carrier.
 const up = net.FlagUp | net.FlagRunning
 
-// usable reports whether an interface's sockets still work: it is up and was not replaced by another of the same name.
+// usable reports whether an interface's sockets still work: it is up, and no other interface has replaced it.
 func usable(was, now *net.Interface) bool {
 	same := now.Index == was.Index && bytes.Equal(now.HardwareAddr, was.HardwareAddr)
 	return same && now.Flags&up == up

@@ -1,23 +1,24 @@
-// Package loglimit limits the log lines about a neighbour, so that one that keeps changing state cannot fill the disk.
+// Package loglimit limits the log lines about a neighbour, so that a neighbour that keeps changing state cannot fill
+// the disk.
 package loglimit
 
 import "time"
 
-// Burst lines are allowed at once, then one per Interval.
+// Allow permits Burst lines immediately, then one per Interval.
 const (
 	Burst    = 10
 	Interval = time.Minute
 )
 
-// Limit is the limit for one neighbour. The zero value has not allowed any line yet. It is not safe for concurrent use.
+// Limit limits the lines about one neighbour. The zero value allows a full Burst. It is not safe for concurrent use.
 type Limit struct {
-	full time.Time // when Burst lines are allowed again
-	left uint64    // lines suppressed since the last allowed one
+	full time.Time // when a full Burst is allowed again
+	left uint64    // lines suppressed since the last allowed line
 	last string    // the last suppressed line
 }
 
-// Allow reports whether a line may be logged now, and how many were suppressed since the last one. Repetitions of a
-// suppressed line count once.
+// Allow reports whether a line may be logged now, and how many were suppressed since the last one. Consecutive
+// repetitions of a suppressed line count once.
 func (l *Limit) Allow(now time.Time, line string) (left uint64, ok bool) {
 	full := l.full
 	if full.Before(now) {

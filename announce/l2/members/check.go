@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Types of messages of memberlist.
+// memberlist's message types.
 const (
 	msgPing = iota
 	msgIndirectPing
@@ -24,9 +24,9 @@ const (
 )
 
 const (
-	// nodesMax limits the nodes in a message, because memberlist allocates them before reading them.
+	// nodesMax limits the nodes in a message, because memberlist allocates memory for them before it reads them.
 	nodesMax = 5000
-	// depthMax is the nesting depth of a message's values: a node has a list of versions.
+	// depthMax is the maximum nesting depth of a message's values, which a node's list of versions reaches.
 	depthMax = 3
 )
 
@@ -55,7 +55,6 @@ func validPacket(b []byte) bool {
 	return len(parts) == 0
 }
 
-// validPart is validPacket for a datagram with one message.
 func validPart(b []byte) bool {
 	if len(b) == 0 {
 		return false
@@ -83,7 +82,7 @@ func validStream(b []byte) bool {
 	return false
 }
 
-// validState reports whether the header is followed by the numbers of nodes and state bytes that it gives.
+// validState reports whether the header is followed by the announced numbers of nodes and state bytes.
 func validState(b []byte) bool {
 	nodes, size := uint64(0), uint64(0)
 	b, ok := fields(b, func(name string, value []byte) (ok bool) {
@@ -103,13 +102,12 @@ func validState(b []byte) bool {
 	return ok && uint64(len(b)) == size
 }
 
-// validObject reports whether b is one map.
 func validObject(b []byte) bool {
 	rest, ok := fields(b, validField)
 	return ok && len(rest) == 0
 }
 
-// validField refuses the incarnations that the member concerned could not exceed to contradict (epochMax).
+// validField rejects incarnations so high that the named member could not follow with a higher one (epochMax).
 func validField(name string, value []byte) bool {
 	if name != "Incarnation" {
 		return true
@@ -118,7 +116,7 @@ func validField(name string, value []byte) bool {
 	return ok && n <= epochMax()/uint64(time.Second)
 }
 
-// fields passes the fields of a map to valid and returns the bytes after the map, or false if one is not valid.
+// fields passes each field of a map to valid. It returns the bytes after the map, or false if a field is not valid.
 func fields(b []byte, valid func(name string, value []byte) bool) ([]byte, bool) {
 	n, b, ok := mapSize(b)
 	for ; ok && n > 0; n-- {
@@ -159,7 +157,7 @@ func unsigned(b []byte) (uint64, bool) {
 	return 0, false
 }
 
-// skip returns the bytes after a complete MessagePack value that is not nested deeper than depth.
+// skip returns the bytes after a complete MessagePack value with at most this nesting depth.
 func skip(b []byte, depth int) (rest []byte, ok bool) {
 	if len(b) == 0 || depth < 0 {
 		return nil, false

@@ -1,11 +1,11 @@
 // Package members tells the nodes of a segment which of them are alive, which VIPs each can serve, and which VIPs each
-// owns. SWIM (hashicorp/memberlist) detects failures over UDP and TCP, encrypted with keys that can be rotated. No
-// other server is needed: while the API server is unreachable, the last known nodes remain members.
+// owns. SWIM (hashicorp/memberlist) detects failures over UDP and TCP, encrypted with keys that can be rotated. It
+// needs no other server: while the API server is unreachable, the last known nodes remain members.
 //
-// A member is identified by its node's address. Only messages from configured peers are read, and memberlist receives
-// only messages that are sealed with a key, small and well formed (transport.go). Gossip spreads changes of the claims
-// to VIPs within a few hundred milliseconds. Every pushPull, members exchange all claims, which repairs losses.
+// A member is identified by its node's address. It reads messages only from configured peers, and passes only sealed,
+// small and well-formed messages to memberlist (transport.go). Gossip spreads changed claims to VIPs within a few
+// hundred milliseconds. Every pushPull, members exchange all claims, which repairs losses.
 //
-// A member that does not respond is reported as not alive within about 600 ms. This may be wrong: on a loaded machine,
-// a false report is deliberately preferred to a late one. A node that takes over an address probes for it first.
+// A member that does not respond is reported as not alive within about 600 ms. On a loaded machine this may be wrong,
+// because a late report would be worse than a false one. A node therefore probes for an address before taking it over.
 package members

@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// networkHeader is the offset of the IP header for a load (SKF_NET_OFF), and filterMax the maximum number of
-// instructions. With more members than fit, no filter is set.
+// networkHeader is the offset of the IP header for a load (SKF_NET_OFF). filterMax is the maximum number of
+// instructions; for more members, no filter is attached.
 const (
 	networkHeader = 0xfff00000
 	filterMax     = 4096
 )
 
-// filter makes the kernel drop datagrams from hosts that are not members. A flood of these, which any host can send,
-// would fill the socket's queue, and members whose messages are lost would seem to have failed.
+// filter makes the kernel drop datagrams from hosts that are not members. Otherwise, any host's flood could fill the
+// socket's queue, and members whose messages are lost would seem to have failed.
 func (t *transport) filter(peers []netip.Addr) error {
 	program, err := bpf.Assemble(only(peers))
 	if err != nil {
@@ -40,7 +40,7 @@ func (t *transport) filter(peers []netip.Addr) error {
 func attach(fd int, program []bpf.RawInstruction) error {
 	if len(program) >= filterMax {
 		err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0)
-		if errors.Is(err, unix.ENOENT) { // no filter is attached
+		if errors.Is(err, unix.ENOENT) { // there is no filter
 			return nil
 		}
 		return err

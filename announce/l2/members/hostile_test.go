@@ -26,7 +26,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// object encodes a map as MessagePack, from keys and values in turn. A number takes nine bytes.
+// object encodes alternating keys and values as a MessagePack map. A number takes nine bytes.
 func object(kv ...any) []byte {
 	b := []byte{0x80 | byte(len(kv)/2)}
 	for _, x := range kv {
@@ -47,18 +47,18 @@ func object(kv ...any) []byte {
 	return b
 }
 
-// header encodes the header of a push/pull message.
+// header returns the header of a push/pull message.
 func header(nodes, size int) []byte {
 	return append([]byte{msgPushPull}, object("Nodes", nodes, "UserStateLen", size, "Join", true)...)
 }
 
-// stateOf is what a member says of a node.
+// stateOf is a member's report about a node.
 func stateOf(a netip.Addr) []byte {
 	return object("Name", a.String(), "Addr", a.AsSlice(), "Port", 7946, "Meta", []byte(`{"n":"x"}`), "Incarnation", 1,
 		"State", 0, "Vsn", []byte{1, 5, 2, 0, 0, 0})
 }
 
-// inflated is a message of 60 kB that memberlist inflates to 80 MB.
+// inflated returns a message of 60 kB that memberlist inflates to 80 MB.
 func inflated() []byte {
 	var b bytes.Buffer
 	w := lzw.NewWriter(&b, lzw.LSB, 8)
@@ -67,7 +67,7 @@ func inflated() []byte {
 	return append([]byte{msgCompress}, object("Algo", 0, "Buf", b.Bytes()[:min(b.Len(), 60<<10)])...)
 }
 
-// nonsense are messages that only a member can make.
+// nonsense returns messages that only a member can seal.
 func nonsense() [][]byte {
 	deep := append(append([]byte{msgPing, 0x81, 0xa1, 'x'}, bytes.Repeat([]byte{0x91}, 50<<10)...), 0)
 	nested := []byte{msgPing}
@@ -87,7 +87,7 @@ func nonsense() [][]byte {
 	}
 }
 
-// sealedWith encrypts a text as memberlist does in version 0, without padding.
+// sealedWith encrypts a text like memberlist's version 0, without padding.
 func sealedWith(t testing.TB, key, text, with []byte, version byte) []byte {
 	sum := sha256.Sum256(append([]byte("steelyard members\x00"), key...))
 	block := must.Get(aes.NewCipher(sum[:]))(t)
@@ -107,7 +107,7 @@ func streamTo(t testing.TB, from, to netip.Addr, port uint16) net.Conn {
 	return c
 }
 
-// ended waits until the other side has ended a connection.
+// ended waits until the other side has closed a connection.
 func ended(t testing.TB, c net.Conn) {
 	t.Helper()
 	c.SetReadDeadline(time.Now().Add(10 * time.Second))
@@ -115,8 +115,8 @@ func ended(t testing.TB, c net.Conn) {
 	must.Need(t, !errors.Is(err, os.ErrDeadlineExceeded), "the connection is still open")
 }
 
-// Messages of a member that has the key and sends nonsense do not end another member: lengths of 2^60 bytes or below
-// zero, and messages that inflate, are nested or empty, or lack the padding of their version.
+// Nonsense from a member that has the key does not crash other members: lengths of 2^60 bytes or below zero, and
+// messages that inflate, are nested or empty, or lack the padding of their version.
 func TestNonsenseOfAMember(t *testing.T) {
 	port := freePort(t)
 	a, _ := start(t, port, 1, 3, "key")
@@ -149,7 +149,8 @@ func TestNonsenseOfAMember(t *testing.T) {
 	must.Row(t, "members", []string{"lb3"}, alive(a))
 }
 
-// A report that a member is dead, with the highest incarnation, does not last: the member can follow with a higher one.
+// A false report that a member is dead does not last, even with the highest incarnation, because the member can follow
+// with a higher one.
 func TestHighestIncarnation(t *testing.T) {
 	port := freePort(t)
 	a, _ := start(t, port, 1, 3, "key")
@@ -170,14 +171,14 @@ func TestHighestIncarnation(t *testing.T) {
 	until(t, "the member is alive again", member)
 }
 
-// allocated returns how many bytes were ever allocated.
+// allocated returns the total number of bytes allocated so far.
 func allocated() uint64 {
 	var s runtime.MemStats
 	runtime.ReadMemStats(&s)
 	return s.TotalAlloc
 }
 
-// Connections from a host that is not a member are ended at once. From the address of a member, without the key, few
+// Connections from hosts that are not members are closed immediately. From a member's address, but without the key, few
 // are served at a time, and no more is stored than a member may need.
 func TestConnectionsWithoutTheKey(t *testing.T) {
 	port := freePort(t)
@@ -186,10 +187,10 @@ func TestConnectionsWithoutTheKey(t *testing.T) {
 	for _, tt := range []struct {
 		from       netip.Addr
 		size, sent int
-		stored     uint64 // at most
+		stored     uint64 // bytes, at most
 	}{
 		{node(9), 1 << 20, 1 << 16, 1 << 20},
-		{node(2), 20 << 20, 1 << 16, 1 << 20}, // refused when its size is read
+		{node(2), 20 << 20, 1 << 16, 1 << 20}, // refused because of its size
 		{node(2), 1 << 20, 1<<20 - 1, streamsMax * 10 << 20},
 	} {
 		t.Run(fmt.Sprintf("%d bytes from %s", tt.size, tt.from), func(t *testing.T) {
@@ -216,8 +217,8 @@ func TestConnectionsWithoutTheKey(t *testing.T) {
 	must.True(t, len(alive(a)) == 0, "members %v", alive(a))
 }
 
-// The kernel drops datagrams from hosts that are not members, so a flood of them displaces none from a member, even
-// after the members have changed.
+// The kernel drops datagrams from hosts that are not members, so a flood displaces no member's datagrams, even after
+// the members have changed.
 func TestStrangersAreDropped(t *testing.T) {
 	port := freePort(t)
 	a, _ := start(t, port, 1, 2, "key")
@@ -263,7 +264,7 @@ func listens(a netip.Addr, port uint16) bool {
 	return err == nil
 }
 
-// network is a memberlist.Transport without a network.
+// network is an in-memory memberlist.Transport.
 type network struct {
 	packets chan *memberlist.Packet
 	streams chan net.Conn
@@ -278,7 +279,7 @@ func (n network) StreamCh() <-chan net.Conn                           { return n
 func (n network) Shutdown() error                                     { return nil }
 func (n network) DialTimeout(string, time.Duration) (net.Conn, error) { return nil, net.ErrClosed }
 
-// text is a connection that has received a message.
+// text is a connection with one received message.
 type text struct {
 	net.Conn
 	*bytes.Reader
@@ -291,8 +292,8 @@ func (c text) SetDeadline(time.Time) error { return nil }
 func (c text) RemoteAddr() net.Addr        { return &net.TCPAddr{} }
 func (c text) Close() error                { close(c.closed); return nil }
 
-// FuzzMessages: memberlist survives every message that passes the checks, and the delegate everything that memberlist
-// passes on.
+// FuzzMessages checks that memberlist survives every message that passes the checks, and the delegate everything that
+// memberlist passes to it.
 func FuzzMessages(f *testing.F) {
 	for _, text := range nonsense() {
 		f.Add(text, true)

@@ -9,9 +9,9 @@ import (
 	"errors"
 )
 
-// Messages have memberlist's encoding: a label; for streams, a type and a length; a version, a nonce, and the sealed
-// text. memberlist itself is not given a key: its decoder crashes the process on some messages from members (those with
-// wrong padding, and empty ones), and it buffers and decompresses data it has not checked.
+// Messages have memberlist's encoding: a label; for streams, a type and a length; then a version, a nonce, and the
+// sealed text. memberlist itself has no key, because its decoder crashes on some messages (with wrong padding, or
+// empty), and it buffers and decompresses unchecked data.
 const (
 	labelText   = "steelyard"
 	label       = "\xf4\x09" + labelText
@@ -26,7 +26,7 @@ var Unencrypted = []byte("unencrypted")
 
 var errKey = errors.New("not sealed with a key of the members")
 
-// derive returns the cipher for a key of any length, which may also have another use.
+// derive returns the cipher for a key of any length. The key may also have other uses.
 func derive(key []byte) (cipher.AEAD, error) {
 	sum := sha256.Sum256(append([]byte("steelyard members\x00"), key...))
 	block, err := aes.NewCipher(sum[:])
@@ -36,8 +36,7 @@ func derive(key []byte) (cipher.AEAD, error) {
 	return cipher.NewGCM(block)
 }
 
-// SetKeys replaces the keys. The first one seals messages; messages sealed with any of them are accepted. Keys may have
-// any length.
+// SetKeys replaces the keys. The first one seals messages; all of them unseal messages. Keys may have any length.
 func (m *Members) SetKeys(keys [][]byte) error {
 	if len(keys) == 0 {
 		return errors.New("no key for the members")
@@ -65,7 +64,6 @@ func (m *Members) ciphers() []cipher.AEAD {
 	return m.keys
 }
 
-// seal appends a text, sealed with the first key, to b.
 func (m *Members) seal(b, text, with []byte) []byte {
 	b = append(b, sealVersion)
 	nonce := make([]byte, nonceSize)
@@ -73,7 +71,6 @@ func (m *Members) seal(b, text, with []byte) []byte {
 	return m.ciphers()[0].Seal(append(b, nonce...), nonce, text, with)
 }
 
-// unseal returns the text of a sealed message.
 func (m *Members) unseal(b, with []byte) ([]byte, error) {
 	if len(b) < sealed || b[0] != sealVersion {
 		return nil, errKey
@@ -86,7 +83,8 @@ func (m *Members) unseal(b, with []byte) ([]byte, error) {
 	return nil, errKey
 }
 
-// streamHeader is what precedes a sealed message of size bytes in a stream, after the label, and is sealed with it.
+// streamHeader is the part of a stream's message between label and sealed text. It announces size bytes of sealed text
+// and is authenticated with them.
 func streamHeader(size int) []byte {
 	return binary.BigEndian.AppendUint32([]byte{streamSeal}, uint32(size))
 }

@@ -24,14 +24,13 @@ import (
 // Options configures Members.
 type Options struct {
 	Name    string
-	Address netip.Addr // of this node, which it identifies
+	Address netip.Addr // identifies this node
 	Port    uint16     // UDP and TCP, the same on all members
 	// Boundary wraps the handling of each message. It may be nil.
 	Boundary *lb.Boundary
 	Log      *slog.Logger
 }
 
-// Times of failure detection and gossip.
 const (
 	probeInterval  = 200 * time.Millisecond
 	probeTimeout   = 100 * time.Millisecond
@@ -39,8 +38,8 @@ const (
 	pushPull       = 10 * time.Second
 	streamTimeout  = time.Second
 	joinInterval   = time.Second
-	joinAtOnce     = 8 // peers
-	// joinWait is how long Joined waits for a first peer, because the nodes of a site may start at the same time.
+	joinAtOnce     = 8
+	// joinWait is how long Joined waits for a first peer, because a site's nodes may start simultaneously.
 	joinWait     = 2 * time.Second
 	leaveTimeout = 500 * time.Millisecond
 )
@@ -50,18 +49,18 @@ type Members struct {
 	o      Options
 	table  *table
 	queue  *memberlist.TransmitLimitedQueue
-	keyed  chan struct{} // closed once there is a key
-	joined chan struct{} // closed when the view is worth using
+	keyed  chan struct{} // closed by the first SetKeys
+	joined chan struct{} // see Joined
 
 	mu      sync.Mutex // guards all below
 	network *transport // nil until Run has created it
 	list    *memberlist.Memberlist
 	keys    []cipher.AEAD
 	macs    []string
-	known   bool // the peers are known
+	known   bool // SetPeers was called
 }
 
-// New returns a Members that does nothing before Run and neither sends nor accepts anything before SetKeys.
+// New returns Members. They do nothing before Run, and neither send nor accept anything before SetKeys.
 func New(o Options) *Members {
 	m := &Members{o: o, keyed: make(chan struct{}), joined: make(chan struct{})}
 	m.queue = &memberlist.TransmitLimitedQueue{
@@ -74,11 +73,11 @@ func New(o Options) *Members {
 // Changed receives a value when a peer, its state or a claim may have changed.
 func (m *Members) Changed() <-chan struct{} { return m.table.changed }
 
-// Joined is closed when a first peer has answered, or none has for a while. An address claimed earlier might move again
-// at once.
+// Joined is closed when a first peer has answered, or none has for some time. An address claimed before that might soon
+// move again.
 func (m *Members) Joined() <-chan struct{} { return m.joined }
 
-// SetPeers replaces the addresses of the other members. This node's own address is skipped.
+// SetPeers replaces the addresses of the other members. It ignores this node's own address.
 func (m *Members) SetPeers(list []netip.Addr) {
 	m.table.setPeers(list)
 	m.mu.Lock()
@@ -97,7 +96,7 @@ func (m *Members) filter() {
 	}
 }
 
-// SetMACs sets the MAC addresses that this node answers from.
+// SetMACs sets the MAC addresses from which this node replies.
 func (m *Members) SetMACs(macs []string) {
 	m.mu.Lock()
 	same := slices.Equal(m.macs, macs)
@@ -120,7 +119,7 @@ func (m *Members) Peers(vip netip.Addr) []Peer { return m.table.list(vip) }
 // Self returns the identity of this node.
 func (m *Members) Self() netip.Addr { return m.table.self }
 
-// OfMAC returns the member that has a MAC address. It may not be alive.
+// OfMAC returns the member that has a MAC address. The member may be down.
 func (m *Members) OfMAC(mac string) (Peer, bool) {
 	if p, ok := m.table.ofMAC(mac); ok {
 		return p, true
@@ -188,7 +187,6 @@ func (m *Members) Run(ctx context.Context) error {
 	}
 }
 
-// ready closes joined.
 func (m *Members) ready() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -199,7 +197,7 @@ func (m *Members) ready() {
 	}
 }
 
-// join asks some of the missing peers for everything they know. It reports whether any answered.
+// join exchanges all claims with some of the missing peers. It reports whether any of them answered.
 func (m *Members) join(list *memberlist.Memberlist) bool {
 	missing := m.table.missing()
 	rand.Shuffle(len(missing), func(i, k int) { missing[i], missing[k] = missing[k], missing[i] })
@@ -237,14 +235,14 @@ func (m *Members) config(network memberlist.Transport) *memberlist.Config {
 	return c
 }
 
-// meta is what a member says about itself. It arrives before the first report of a process that has just started.
+// meta is what memberlist tells others about a member. After a restart it arrives before the first report.
 type meta struct {
 	Name  string   `json:"n"`
 	MACs  []string `json:"m"`
-	Epoch uint64   `json:"e"` // epoch of its reports
+	Epoch uint64   `json:"e"` // epoch of the member's reports
 }
 
-// delegate implements the interfaces of memberlist, which calls it with its own lock held.
+// delegate implements the interfaces of memberlist, which holds a lock during calls.
 type delegate struct{ *Members }
 
 // NodeMeta implements memberlist.Delegate.
@@ -296,7 +294,7 @@ func (d delegate) MergeRemoteState(b []byte, _ bool) {
 	})
 }
 
-// NotifyAlive implements memberlist.AliveDelegate: it accepts only configured peers.
+// NotifyAlive implements memberlist.AliveDelegate: it rejects unconfigured peers.
 func (d delegate) NotifyAlive(n *memberlist.Node) error {
 	a, ok := addressOf(n)
 	if ok && (a == d.table.self || d.table.isPeer(a)) {
@@ -314,7 +312,7 @@ func (d delegate) NotifyUpdate(n *memberlist.Node) { d.changed(n, true) }
 // NotifyLeave implements memberlist.EventDelegate.
 func (d delegate) NotifyLeave(n *memberlist.Node) { d.changed(n, false) }
 
-// NotifyConflict implements memberlist.ConflictDelegate. Names are addresses, so a conflict means a wrong address.
+// NotifyConflict implements memberlist.ConflictDelegate. Names are addresses, so a conflict indicates a wrong address.
 func (d delegate) NotifyConflict(_, other *memberlist.Node) {
 	d.o.Log.Warn("two members have the same name", "name", other.Name, "address", other.Address())
 }
@@ -345,17 +343,17 @@ func addressOf(n *memberlist.Node) (netip.Addr, bool) {
 	return a, ok && a.String() == n.Name
 }
 
-// message is a memberlist.Broadcast. Older messages need not be withdrawn, because reports are ordered.
+// message is a memberlist.Broadcast. It does not invalidate older messages, because reports are ordered.
 type message []byte
 
 func (message) Invalidates(memberlist.Broadcast) bool { return false }
 func (m message) Message() []byte                     { return m }
 func (message) Finished()                             {}
 
-// UniqueBroadcast marks that messages do not replace each other.
+// UniqueBroadcast says that messages do not replace each other.
 func (message) UniqueBroadcast() {}
 
-// debugLog writes memberlist's lines at debug level. This package logs what matters itself.
+// debugLog logs memberlist's lines at debug level. This package itself logs what matters.
 type debugLog struct{ log *slog.Logger }
 
 var _ io.Writer = debugLog{}

@@ -18,17 +18,17 @@ import (
 
 var vip, vip6 = netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("2001:db8::10")
 
-// node is the nth address of this host's loopback.
+// node returns the nth loopback address.
 func node(n int) netip.Addr { return netip.AddrFrom4([4]byte{127, 0, 5, byte(n)}) }
 
-// freePort returns a port that no socket uses.
+// freePort returns an unused port.
 func freePort(t *testing.T) uint16 {
 	l := must.Get(net.Listen("tcp", "127.0.5.1:0"))(t)
 	defer l.Close()
 	return netip.MustParseAddrPort(l.Addr().String()).Port()
 }
 
-// start runs a member that expects the others of n; stop ends it.
+// start runs member i of n until stop is called.
 func start(t *testing.T, port uint16, i, n int, keys ...string) (m *Members, stop func()) {
 	t.Helper()
 	m = New(Options{
@@ -54,7 +54,6 @@ func setKeys(t *testing.T, m *Members, keys ...string) {
 	must.Do(t, m.SetKeys(list))
 }
 
-// alive returns the names of the live peers of m.
 func alive(m *Members) (names []string) {
 	for _, p := range m.Peers(vip) {
 		if p.Alive {
@@ -71,7 +70,7 @@ func until(t *testing.T, what string, f func() bool) {
 	}
 }
 
-// Members find each other, know each other's claims, and notice who leaves.
+// Members find each other, learn each other's claims, and notice when one leaves.
 func TestMembers(t *testing.T) {
 	port := freePort(t)
 	a, _ := start(t, port, 1, 3, "key")
@@ -108,7 +107,7 @@ func TestMembers(t *testing.T) {
 	}
 }
 
-// A member with another key, and one that is not configured, are not accepted. Keys rotate without losing anyone.
+// A member with another key is rejected, and so is one that is not configured. Keys rotate without losing a member.
 func TestKeys(t *testing.T) {
 	port := freePort(t)
 	a, _ := start(t, port, 1, 4, "one")
@@ -143,7 +142,7 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// Without a key, an encrypted member neither listens nor blocks: it is alone until it gets one.
+// An encrypted member without a key neither listens nor blocks. It stays alone until it receives one.
 func TestKeyComesLater(t *testing.T) {
 	port := freePort(t)
 	a, _ := start(t, port, 1, 2, "key")
@@ -156,7 +155,7 @@ func TestKeyComesLater(t *testing.T) {
 	until(t, "members", func() bool { return len(alive(a)) == 1 && len(alive(b)) == 1 })
 }
 
-// A member and memberlist with the same key and label understand each other, and so do earlier versions.
+// A member and memberlist with the same key and label interoperate, and so do previous versions.
 func TestLibraryAsMember(t *testing.T) {
 	port := freePort(t)
 	a, _ := start(t, port, 1, 2, "key")
@@ -170,7 +169,7 @@ func TestLibraryAsMember(t *testing.T) {
 	until(t, "the member", func() bool { return b.NumMembers() == 2 })
 }
 
-// An address that this host does not have is an error.
+// Another host's address is an error.
 func TestListenFails(t *testing.T) {
 	m := New(Options{Name: "x", Address: netip.MustParseAddr("192.0.2.1"), Port: 1, Log: slog.New(slog.DiscardHandler)})
 	setKeys(t, m, "key")

@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// report contains a member's claims: changes, or all of them. Its encoding is the version, flags, the member's address,
-// epoch, seq, the number of claims, and for each claim the VIP, flags, term and seq. Numbers are big-endian.
+// report contains claims of a member: changes, or all. Its encoding is the version, flags, the member's address, epoch,
+// seq and the number of claims. For each claim, VIP, flags, term and seq follow. Numbers are big-endian.
 type report struct {
 	member     netip.Addr
 	epoch, seq uint64
-	whole      bool // there are no other claims up to seq
+	whole      bool // claims are complete up to seq
 	claims     map[netip.Addr]entry
 }
 
@@ -24,8 +24,8 @@ const (
 	changesMax = 36
 )
 
-// epochMax returns the highest epoch that is accepted, from a clock 50 years ahead, because some clocks were never set.
-// It grows with time, so that a member for which another one reports this epoch can follow with a higher one.
+// epochMax returns the highest accepted epoch, from a clock 50 years ahead, because some clocks were never set. It
+// grows with time, so a member can always follow with a higher epoch when another member reports this one for it.
 func epochMax() uint64 {
 	now := time.Now()
 	if set := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC); now.Before(set) {
@@ -41,7 +41,7 @@ const (
 	flagLocal    = 4
 )
 
-// isAfter reports whether a report has claims from changes later than seq.
+// isAfter reports whether a report has claims later than seq.
 func (r report) isAfter(seq uint64) bool {
 	for _, e := range r.claims {
 		if e.seq > seq {
@@ -51,10 +51,8 @@ func (r report) isAfter(seq uint64) bool {
 	return false
 }
 
-// errReport is for a message that is not a report.
 var errReport = errors.New("not a report")
 
-// append appends the encoding.
 func (r report) append(b []byte) []byte {
 	flags := byte(0)
 	if r.whole {
@@ -84,7 +82,7 @@ func appendAddr(b []byte, a netip.Addr) []byte {
 	return append(b, x[:]...)
 }
 
-// parseReport returns the first report of b, and the rest.
+// parseReport returns the first report in b, and the rest.
 func parseReport(b []byte) (r report, rest []byte, err error) {
 	if len(b) < headerSize || b[0] != reportVersion {
 		return r, nil, errReport

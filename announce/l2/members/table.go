@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// Claim is what a member says about a VIP. The zero Claim means that the VIP does not concern the member.
+// Claim is what a member reports about a VIP. The zero Claim means that the member neither has nor can serve the VIP.
 type Claim struct {
-	Eligible bool // it can serve the VIP
-	Holds    bool // it answers for the VIP
-	Local    bool // it has local endpoints of the VIP
-	// Term grows with each takeover. If two members hold a VIP, the one with the higher term took over last.
+	Eligible bool // can serve the VIP
+	Holds    bool // replies for the VIP
+	Local    bool // has local endpoints of the VIP
+	// Term grows with each takeover. If two members have a VIP, the one with the higher term took over last.
 	Term uint32
 }
 
@@ -23,31 +23,31 @@ type Claim struct {
 type Peer struct {
 	Address netip.Addr
 	Name    string
-	Twin    bool // another member says that it has the same name
+	Twin    bool // another member has the same name
 	Alive   bool
 	Since   time.Time // when Alive last changed
-	Known   bool      // it has said which VIPs it can serve
+	Known   bool      // has reported which VIPs it can serve
 	Claim   Claim
 }
 
 // claimsMax limits the claims accepted from the network.
 const claimsMax = 1 << 16 // per member
 
-// table holds what the members say. It is safe for concurrent use.
+// table contains what the members report. It is safe for concurrent use.
 type table struct {
 	self    netip.Addr
 	name    string        // of this node
 	changed chan struct{} // capacity 1
 	send    func([]byte)  // sends a message to all members
-	alive   atomic.Int32  // number of peers
+	alive   atomic.Int32  // number of live peers
 
 	mu    sync.Mutex // guards all below
 	own   state
-	said  bool                 // publish was called
+	said  bool
 	peers map[netip.Addr]*peer // the configured peers
 }
 
-// state holds the claims of a member.
+// state contains a member's claims.
 type state struct {
 	epoch  uint64 // of the process; a later one replaces all claims
 	seq    uint64 // of the last change
@@ -62,11 +62,11 @@ type entry struct {
 
 type peer struct {
 	state
-	name string // with the address if another member has the same name
-	said string // the name it gives
+	name string // includes the address if another member has the same name
+	said string // name from its meta
 	twin bool
 	macs []string
-	// started is the epoch of its process. Claims from an earlier epoch do not count.
+	// started is the epoch of the member's process. Claims with an older epoch do not count.
 	started uint64
 	alive   bool
 	since   time.Time
@@ -79,7 +79,7 @@ func newTable(self netip.Addr, name string, send func([]byte)) *table {
 	}
 }
 
-// signal tells the user of the table that something may have changed.
+// signal tells the table's user about possible changes.
 func (t *table) signal() {
 	select {
 	case t.changed <- struct{}{}:
@@ -87,8 +87,8 @@ func (t *table) signal() {
 	}
 }
 
-// setPeers replaces the configured peers. Only peers of this node's address family can be reached. The state of
-// remaining peers is kept.
+// setPeers replaces the configured peers. Only peers of this node's address family can be reached. Remaining peers keep
+// their state.
 func (t *table) setPeers(list []netip.Addr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -107,7 +107,6 @@ func (t *table) setPeers(list []netip.Addr) {
 	t.signal()
 }
 
-// nameAll gives the peers distinct names. t.mu is held.
 func (t *table) nameAll() {
 	n := map[string]int{t.name: 1}
 	for _, p := range t.peers {
@@ -120,7 +119,6 @@ func (t *table) nameAll() {
 	}
 }
 
-// count counts the live peers. t.mu is held.
 func (t *table) count() {
 	n := int32(0)
 	for _, p := range t.peers {
@@ -131,7 +129,6 @@ func (t *table) count() {
 	t.alive.Store(n)
 }
 
-// epoch returns the epoch of this process.
 func (t *table) epoch() uint64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -144,7 +141,6 @@ func (t *table) isPeer(a netip.Addr) bool {
 	return t.peers[a] != nil
 }
 
-// addresses returns the addresses of the configured peers.
 func (t *table) addresses() []netip.Addr {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -163,7 +159,7 @@ func (t *table) missing() (list []netip.Addr) {
 	return list
 }
 
-// setAlive records whether a peer is alive. It reports whether that has changed.
+// setAlive records whether a peer is alive. It reports whether this changed.
 func (t *table) setAlive(a netip.Addr, alive bool, m meta) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -200,7 +196,6 @@ func (t *table) list(vip netip.Addr) []Peer {
 	return list
 }
 
-// ofMAC returns the peer that has a MAC address.
 func (t *table) ofMAC(mac string) (Peer, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -250,13 +245,13 @@ func (t *table) sendChanges(changed map[netip.Addr]entry) {
 	}
 }
 
-// merge adds a report about a member, which may be late or a duplicate.
+// merge applies a report about a member. Reports may be late or duplicates.
 func (t *table) merge(r report) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if r.member == t.self {
-		// The clock was ahead in an earlier run, or another member has lied: the others would ignore this node's
-		// claims.
+		// The clock was ahead in a previous run, or a member has lied. The others would ignore claims with a lower
+		// epoch.
 		if r.epoch > t.own.epoch || r.epoch == t.own.epoch && r.isAfter(t.own.seq) {
 			t.own.epoch = r.epoch + 1
 			t.sendChanges(t.own.claims)
@@ -303,7 +298,7 @@ func (t *table) size() int {
 	return size
 }
 
-// whole returns what this node knows of all members, its own claims first.
+// whole returns all claims that this node knows, its own first.
 func (t *table) whole() []byte {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -315,7 +310,7 @@ func (t *table) whole() []byte {
 		if p.epoch == 0 {
 			continue
 		}
-		// The last seq heard may be less than the member's own, so these claims may not be a complete list.
+		// The member may have had later changes, so these claims may be incomplete.
 		b = report{a, p.epoch, 0, false, p.claims}.append(b)
 	}
 	return b

@@ -10,7 +10,6 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// newTestTable returns the table of the nth node.
 func newTestTable(n int, peers ...netip.Addr) (t *table, sent *[][]byte) {
 	sent = new([][]byte)
 	t = newTable(node(n), "self", func(b []byte) { *sent = append(*sent, b) })
@@ -18,7 +17,7 @@ func newTestTable(n int, peers ...netip.Addr) (t *table, sent *[][]byte) {
 	return t, sent
 }
 
-// Reports are applied in the order in which they were made, whatever order they arrive in.
+// Reports apply in the order of their creation, whatever order they arrive in.
 func TestMergeOrder(t *testing.T) {
 	claim := func(term uint32, seq uint64) map[netip.Addr]entry {
 		return map[netip.Addr]entry{vip: {Claim{Eligible: true, Term: term}, seq}}
@@ -26,7 +25,7 @@ func TestMergeOrder(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		reports []report
-		want    uint32 // term; 0: no claim
+		want    uint32 // term; 0 for no claim
 	}{
 		{"change", []report{{epoch: 1, claims: claim(1, 1)}, {epoch: 1, claims: claim(2, 2)}}, 2},
 		{"late change", []report{{epoch: 1, claims: claim(2, 2)}, {epoch: 1, claims: claim(1, 1)}}, 2},
@@ -52,7 +51,7 @@ func TestMergeOrder(t *testing.T) {
 	}
 }
 
-// Reports of a member from before its restart do not count once the restart is known.
+// A member's reports from before a restart do not count once the restart is known.
 func TestClaimsOfAnEarlierProcess(t *testing.T) {
 	x, _ := newTestTable(1, node(2))
 	holds := map[netip.Addr]entry{vip: {Claim{Eligible: true, Holds: true}, 1}}
@@ -74,7 +73,8 @@ func TestClaimsOfAnEarlierProcess(t *testing.T) {
 	}
 }
 
-// What others relay does not change a member's own claims. It makes up for a clock that was ahead in an earlier run.
+// Reports from others do not change a member's own claims, but make it choose a higher epoch, in case its clock was
+// ahead in a previous run.
 func TestMergeOwn(t *testing.T) {
 	x, sent := newTestTable(1, node(2))
 	x.publish(map[netip.Addr]Claim{vip: {Eligible: true}})
@@ -88,7 +88,7 @@ func TestMergeOwn(t *testing.T) {
 	must.True(t, len(x.list(vip)) == 1, "peers %+v", x.list(vip))
 }
 
-// Changes of many VIPs fit into datagrams, and what is received from one is what was sent.
+// Changes of many VIPs fit into datagrams, and the receiver decodes what was sent.
 func TestPublish(t *testing.T) {
 	x, sent := newTestTable(1, node(2))
 	y, _ := newTestTable(2, node(1))
@@ -130,7 +130,7 @@ func TestPublish(t *testing.T) {
 	x.publish(claims)
 	deliver()
 	check(y)
-	// A third one hears all of it from the second one.
+	// A third member receives all of it from the second one.
 	z, _ := newTestTable(3, node(1), node(2))
 	for b := y.whole(); len(b) > 0; {
 		r, rest, err := parseReport(b)
@@ -156,7 +156,7 @@ func FuzzParseReport(f *testing.F) {
 	})
 }
 
-// Members that have one name, as after a copied configuration, are told apart by their addresses.
+// Members with the same name, as after copying a configuration, are distinguished by their addresses.
 func TestMembersWithOneName(t *testing.T) {
 	table := newTable(node(1), "lb1", func([]byte) {})
 	table.setPeers([]netip.Addr{node(2), node(3), node(4)})
@@ -181,7 +181,7 @@ func TestMembersWithOneName(t *testing.T) {
 	}
 }
 
-// What one member says in another's name lasts until the other hears of it, however high the numbers are.
+// A member's false report about another lasts only until the other receives it, however high its numbers are.
 func TestFalseReportsDoNotLast(t *testing.T) {
 	holds := map[netip.Addr]Claim{vip: {Eligible: true, Holds: true, Term: 7}}
 	last := uint64(1<<64 - 1)
@@ -209,7 +209,7 @@ func TestFalseReportsDoNotLast(t *testing.T) {
 		r.member = node(2)
 		x.merge(r)
 		tell(x, victim)
-		time.Sleep(time.Millisecond) // a message takes at least that
+		time.Sleep(time.Millisecond) // a message takes at least as long
 		tell(victim, x)
 		p := x.list(vip)[0]
 		must.True(t, p.Claim == holds[vip], "%s: %+v; want what the member says", name, p.Claim)

@@ -15,20 +15,20 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Limits on what other hosts can make a member store.
+// These limit what other hosts can make a member store.
 const (
-	streamsMax = 4       // per member at a time
-	streamMin  = 1 << 20 // the state that a member may send; more if this node itself has as much
+	streamsMax = 4       // per member
+	streamMin  = 1 << 20 // bytes a member may send; more if this node has as much itself
 	streamMax  = 20 << 20
-	// receiveBuffer is the size of the buffer of the UDP socket, in bytes.
+	// receiveBuffer is the UDP socket's buffer size, in bytes.
 	receiveBuffer = 2 << 20
-	// strangerInterval is how often a host that is not a member is logged.
+	// strangerInterval is the minimum time between log lines about hosts that are not members.
 	strangerInterval = time.Minute
 )
 
-// transport is memberlist's network. It passes only messages that come from a configured member and are sealed with a
-// key, small and well formed, because memberlist parses messages in its own goroutines, where a panic ends the process.
-// It sends only to configured members, because a message may name another receiver.
+// transport is memberlist's network. It passes on only sealed, small and well-formed messages from configured members,
+// because memberlist parses messages in its own goroutines, where a panic ends the process. It sends only to configured
+// members, because a message may name another receiver.
 type transport struct {
 	m       *Members
 	tcp     *net.TCPListener
@@ -40,7 +40,7 @@ type transport struct {
 
 	mu       sync.Mutex // guards all below
 	open     map[netip.Addr]int
-	stranger time.Time // when one was last logged
+	stranger time.Time // when a non-member was last logged
 }
 
 func newTransport(m *Members) (*transport, error) {
@@ -66,7 +66,7 @@ func newTransport(m *Members) (*transport, error) {
 	return t, nil
 }
 
-// receive passes datagrams on until the socket is closed.
+// receive passes datagrams to memberlist until the socket is closed.
 func (t *transport) receive() {
 	b := make([]byte, 1<<16)
 	for {
@@ -101,7 +101,7 @@ func (t *transport) read(b []byte) []byte {
 	return text
 }
 
-// accept passes connections on until the listener is closed.
+// accept passes connections to memberlist until the listener is closed.
 func (t *transport) accept() {
 	for {
 		c, err := t.tcp.AcceptTCP()
@@ -132,8 +132,8 @@ func (t *transport) accept() {
 	}
 }
 
-// limit returns the maximum size of a member's message. Members store about the same amount of data, so twice the size
-// of this one's is enough.
+// limit returns the maximum size of a member's message. Members store similar amounts of data, so twice this member's
+// size is sufficient.
 func (t *transport) limit() int { return min(max(streamMin, 2*t.m.table.size()), streamMax) }
 
 // accepts reports whether a host is a configured member. It occasionally logs others.
@@ -198,7 +198,7 @@ func (t *transport) PacketCh() <-chan *memberlist.Packet { return t.packets }
 // StreamCh implements memberlist.Transport.
 func (t *transport) StreamCh() <-chan net.Conn { return t.streams }
 
-// DialTimeout implements memberlist.Transport. Members know each other by address, so it binds to this node's.
+// DialTimeout implements memberlist.Transport. It binds to this node's address, because addresses identify members.
 func (t *transport) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
 	to, err := t.peer(addr)
 	if err != nil {
@@ -220,7 +220,6 @@ func (t *transport) Shutdown() error {
 	return err
 }
 
-// stream is a connection with one message in each direction.
 type stream struct {
 	net.Conn
 	m      *Members
@@ -229,7 +228,7 @@ type stream struct {
 	closed func()
 }
 
-// Read returns a message only after it was received completely and found valid.
+// Read returns data only from a message that was completely received and is valid.
 func (s *stream) Read(b []byte) (int, error) {
 	if s.text == nil {
 		text, err := []byte(nil), errors.New("a message that cannot be handled")
@@ -255,7 +254,7 @@ func (s *stream) receive() ([]byte, error) {
 	if size > s.limit {
 		return nil, fmt.Errorf("a message of %d bytes, more than %d", size, s.limit)
 	}
-	var all bytes.Buffer // grows with the data that arrives
+	var all bytes.Buffer // grows with the received data
 	if n, err := io.CopyN(&all, s.Conn, int64(size)); err != nil {
 		return nil, fmt.Errorf("%d of %d bytes: %w", n, size, err)
 	}
@@ -266,7 +265,6 @@ func (s *stream) receive() ([]byte, error) {
 	return text, err
 }
 
-// Write sends a message.
 func (s *stream) Write(b []byte) (int, error) {
 	header := streamHeader(sealed + len(b))
 	with := append(bytes.Clone(header), labelText...)
@@ -276,7 +274,6 @@ func (s *stream) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Close closes the connection.
 func (s *stream) Close() error {
 	s.closed()
 	return s.Conn.Close()
