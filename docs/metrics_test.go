@@ -1,4 +1,4 @@
-// Package docs has the pages for users, and the tests that compare generated pages with the code.
+// Package docs has the pages for users, and tests that compare generated pages with the code.
 package docs
 
 import (
@@ -28,13 +28,13 @@ import (
 
 var update = flag.Bool("update", false, "rewrite docs/metrics.md")
 
-// metric is the description of one metric of a collector.
+// metric describes one metric of a collector.
 type metric struct {
 	name, help string
 	labels     []string
 }
 
-// kind returns the type, which the suffix of the name gives; TestMetricNames checks the suffixes.
+// kind derives the type from the name's suffix, which TestMetricNames checks.
 func (m metric) kind() dto.MetricType {
 	switch {
 	case strings.HasSuffix(m.name, "_total"):
@@ -45,14 +45,14 @@ func (m metric) kind() dto.MetricType {
 	return dto.MetricType_GAUGE
 }
 
-// registry is a prometheus.Registerer that keeps what is registered.
+// registry is a prometheus.Registerer that records the registered collectors.
 type registry struct{ all []prometheus.Collector }
 
 func (r *registry) Register(c prometheus.Collector) error   { r.all = append(r.all, c); return nil }
 func (r *registry) Unregister(prometheus.Collector) bool    { return false }
 func (r *registry) MustRegister(cs ...prometheus.Collector) { r.all = append(r.all, cs...) }
 
-// collectors returns those of every part of the agent. Describe needs neither privileges nor a running agent.
+// collectors returns the collectors of every part of the agent. Describe needs neither privileges nor a running agent.
 func collectors(t *testing.T) []prometheus.Collector {
 	t.Helper()
 	var r registry
@@ -112,7 +112,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	must.Equal(t, page.String(), string(must.Get(os.ReadFile("metrics.md"))(t)))
 }
 
-// Names and help texts follow the conventions of Prometheus.
+// Names and help texts follow Prometheus' conventions.
 func TestMetricNames(t *testing.T) {
 	var families []*dto.MetricFamily
 	for _, m := range metrics(t) {
@@ -133,7 +133,7 @@ var (
 	histogram  = regexp.MustCompile(`_seconds_(bucket|sum|count)$`)
 )
 
-// A metric that is named anywhere, in code, tests or pages, is one of a collector above.
+// Every metric named in code, tests or pages belongs to one of these collectors.
 func TestNamedMetricsExist(t *testing.T) {
 	known := map[string]bool{}
 	for _, m := range metrics(t) {
@@ -146,7 +146,7 @@ func TestNamedMetricsExist(t *testing.T) {
 			}
 			return err
 		}
-		// The change log has the names of earlier versions.
+		// The changelog has the names from earlier versions.
 		ext := filepath.Ext(path)
 		if d.IsDir() || d.Name() == "CHANGELOG.md" || !slices.Contains([]string{".go", ".html", ".js", ".md"}, ext) {
 			return nil

@@ -24,7 +24,7 @@ var (
 	notInLink = regexp.MustCompile(`[^\w\- ]`)
 )
 
-// pages returns the pages of the repository, by path, without what is between code fences.
+// pages returns the repository's pages by path, without code blocks.
 func pages(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -43,8 +43,7 @@ func read(t *testing.T, path string) string {
 	return string(must.Get(os.ReadFile(path))(t))
 }
 
-// Files and directories that the pages for developers name exist. A name without a directory is one of datapath/bpf, or
-// one beside the page.
+// Files and directories named on pages for developers exist. A name without a directory is in the root or datapath/bpf.
 func TestNamedFilesExist(t *testing.T) {
 	named := 0
 	for _, page := range []string{"development/architecture.md", "../CONTRIBUTING.md"} {
@@ -58,7 +57,7 @@ func TestNamedFilesExist(t *testing.T) {
 			if !strings.Contains(name, "/") {
 				places = append(places, filepath.Join("../datapath/bpf", name))
 			}
-			if !slices.ContainsFunc(places, exists) && name != "doc.go" { // that of a package
+			if !slices.ContainsFunc(places, exists) && name != "doc.go" { // every package has one
 				t.Errorf("%s names %s, which does not exist", page, name)
 			}
 		}
@@ -71,7 +70,7 @@ func exists(pattern string) bool {
 	return err == nil && len(found) > 0
 }
 
-// Links lead to files that exist, and to headings that these have.
+// Links lead to existing files and headings.
 func TestLinksLeadSomewhere(t *testing.T) {
 	for page, text := range pages(t) {
 		for _, m := range link.FindAllStringSubmatch(text, -1) {
@@ -89,7 +88,7 @@ func TestLinksLeadSomewhere(t *testing.T) {
 	}
 }
 
-// anchors returns the names by which links lead to the headings of a page, as GitHub generates them.
+// anchors returns the anchors that GitHub generates for a page's headings.
 func anchors(page string) (names []string) {
 	for _, m := range heading.FindAllStringSubmatch(fence.ReplaceAllString(page, ""), -1) {
 		names = append(names, strings.ReplaceAll(notInLink.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-"))
@@ -97,7 +96,7 @@ func anchors(page string) (names []string) {
 	return names
 }
 
-// Every page is reachable from the first one.
+// Every page is reachable from README.md.
 func TestREADMELinksToEveryPage(t *testing.T) {
 	readme := pages(t)["../README.md"]
 	for page := range pages(t) {
@@ -117,7 +116,7 @@ func TestNamedTestsExist(t *testing.T) {
 		return err
 	}))
 	named := pages(t)
-	named["../e2e/kernels/tests"] = read(t, "../e2e/kernels/tests") // a name that matches no test runs nothing
+	named["../e2e/kernels/tests"] = read(t, "../e2e/kernels/tests") // a name that matches no test would run nothing
 	for page, text := range named {
 		for _, name := range testName.FindAllString(text, -1) {
 			must.True(t, strings.Contains(tests.String(), "func "+name+"("),
@@ -126,7 +125,7 @@ func TestNamedTestsExist(t *testing.T) {
 	}
 }
 
-// The page has every kind of finding.
+// The page lists every kind of finding.
 func TestFindingsAreDocumented(t *testing.T) {
 	var page strings.Builder
 	page.WriteString("# Findings\n\n" +
@@ -144,7 +143,7 @@ func TestFindingsAreDocumented(t *testing.T) {
 	must.Equal(t, page.String(), string(must.Get(os.ReadFile("findings.md"))(t)))
 }
 
-// The page has config/reference.toml as it is.
+// The page contains config/reference.toml unchanged.
 func TestReferenceIsDocumentedWhole(t *testing.T) {
 	page := "# Every key\n\n" +
 		"[Configuration](configuration.md) describes how to use them.\n\n" +
@@ -155,10 +154,10 @@ func TestReferenceIsDocumentedWhole(t *testing.T) {
 	must.Equal(t, page, string(must.Get(os.ReadFile("reference.md"))(t)))
 }
 
-// generated pages are as long as the code that they show.
+// generated pages are exempt from limits, because they are as long as the code that they show.
 var generated = []string{"datapath.md", "findings.md", "metrics.md", "reasons.md", "reference.md"}
 
-// Nobody reads what is longer: README is one screen, the changelog one page, and a page takes a few minutes.
+// Nobody reads longer texts: README is one screen, the changelog one page, and a page takes a few minutes.
 func TestWords(t *testing.T) {
 	limits := map[string]int{"../README.md": 700, "../CHANGELOG.md": 600}
 	sum := 0
@@ -180,7 +179,7 @@ func TestWords(t *testing.T) {
 	must.True(t, sum <= limit, "docs has %d words without generated pages; the limit is %d", sum, limit)
 }
 
-// The numbers that sizing.md takes from the code are those of the code.
+// Numbers that sizing.md takes from the code match the code.
 func TestSizing(t *testing.T) {
 	page := strings.Join(strings.Fields(read(t, "sizing.md")), " ")
 	thousands := func(n string) string { return regexp.MustCompile(`(\d)(\d{3})$`).ReplaceAllString(n, "$1,$2") }
