@@ -20,20 +20,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Rates, in packets a second: attacker, balancer, servers and clients share the CPUs.
+// Rates in packets per second. Attacker, load balancer, servers and clients share the CPUs.
 const (
 	attackSYNs    = 20_000
 	attackPackets = 8_000
 )
 
-// Sources that nobody has.
+// Sources that do not exist.
 var (
 	invented4 = netip.MustParsePrefix("198.18.0.0/15")
 	invented6 = netip.MustParsePrefix("2001:db8:bad::/48")
 )
 
-// attacker makes the packets of somebody who knows the addresses and ports of all live connections, but not the content
-// of their packets.
+// attacker generates the packets of an attacker who knows the addresses and ports of all live connections, but not
+// their content.
 type attacker struct {
 	rand     *rand.Rand
 	balancer lab.Node
@@ -41,7 +41,7 @@ type attacker struct {
 	live     []netip.AddrPort // clients of live connections to port 9000 of the VIPs
 }
 
-// attacks are the kinds of packets, each with a name for the report.
+// attacks are the kinds of packets, with names for the report.
 var attacks = []struct {
 	name string
 	make func(*attacker, netip.Addr) dptest.Packet
@@ -131,7 +131,7 @@ func (a *attacker) invented(like netip.Addr) netip.AddrPort {
 	return netip.AddrPortFrom(src, uint16(1+a.rand.IntN(65535)))
 }
 
-// client is a live client of this family.
+// client returns a live client of the family of like.
 func (a *attacker) client(like netip.Addr) netip.AddrPort {
 	for {
 		if c := a.live[a.rand.IntN(len(a.live))]; c.Addr().Is4() == like.Is4() {
@@ -153,7 +153,7 @@ func (a *attacker) server(like netip.Addr) netip.Addr {
 	return addrOf(a.servers[a.rand.IntN(len(a.servers))], like)
 }
 
-// icmpError is an error to the sender of a packet: too big, unreachable or time exceeded.
+// icmpError returns an error to the sender of a packet: too big, unreachable or time exceeded.
 func (a *attacker) icmpError(vip netip.Addr, quoted dptest.Packet) dptest.Packet {
 	p := dptest.Packet{Src: a.invented(vip), Dst: netip.AddrPortFrom(quoted.Src.Addr(), 0), Proto: dptest.ICMP,
 		Rest: uint32(68 + a.rand.IntN(1432)), Payload: quoted.Frame()[14:]}
@@ -166,7 +166,7 @@ func (a *attacker) icmpError(vip netip.Addr, quoted dptest.Packet) dptest.Packet
 	return p
 }
 
-// attack sends packets of all kinds from the router until ctx ends. The function that it returns tells how many.
+// attack sends packets of all kinds from the router until ctx ends. sent returns how many it has sent.
 func (s *site) attack(t *testing.T, ctx context.Context, all *sync.WaitGroup, v *victims) (sent func() string) {
 	t.Helper()
 	balancer := s.Balancers[0]
@@ -196,7 +196,7 @@ func (s *site) attack(t *testing.T, ctx context.Context, all *sync.WaitGroup, v 
 	return y.String
 }
 
-// send sends attackPackets a second to a MAC address.
+// send sends attackPackets per second to a MAC address.
 func (a *attacker) send(ctx context.Context, socket, index int, to net.HardwareAddr, y *tally) error {
 	const perSecond = 50
 	tick := time.NewTicker(time.Second / perSecond)
@@ -222,7 +222,7 @@ func (a *attacker) send(ctx context.Context, socket, index int, to net.HardwareA
 	}
 }
 
-// flood sends SYNs to a VIP from the router, at most rate a second until ctx ends, and returns how many.
+// flood sends SYNs to a VIP from the router, at most rate per second, until ctx ends, and returns how many.
 func (s *site) flood(t *testing.T, ctx context.Context, vip netip.Addr, rate int) (sent int) {
 	balancer := s.Balancers[0]
 	to := mac(t, balancer.Host)
@@ -259,7 +259,7 @@ func (s *site) flood(t *testing.T, ctx context.Context, vip netip.Addr, rate int
 	return sent
 }
 
-// synFrom is a SYN to this MAC address from 198.18.0.0 or 2001:db8:bad::.
+// synFrom returns a SYN to this MAC address from 198.18.0.0 or 2001:db8:bad::.
 func synFrom(to net.HardwareAddr, vip netip.Addr) []byte {
 	p := dptest.Packet{
 		To: to, Src: netip.MustParseAddrPort("198.18.0.0:0"), Dst: netip.AddrPortFrom(vip, 9000),
@@ -272,9 +272,9 @@ func synFrom(to net.HardwareAddr, vip netip.Addr) []byte {
 	return append(f, make([]byte, (4-len(f)%4)%4)...)
 }
 
-// flooder is an XDP program that writes each packet with a random source address and port and redirects it to an
-// interface. It writes a random word and its complement: their ones' complement sum is 0, so the checksum stays valid
-// (RFC 1071).
+// flooder returns an XDP program that gives each packet a random source address and port and redirects it to an
+// interface. For each random word it also writes the complement. Their ones' complement sum is 0, so the checksum stays
+// valid (RFC 1071).
 func flooder(frame []byte, ifindex int) asm.Instructions {
 	ins := asm.Instructions{
 		asm.Mov.Reg(asm.R6, asm.R1),
@@ -290,7 +290,7 @@ func flooder(frame []byte, ifindex int) asm.Instructions {
 		word := int64(int32(uint32(frame[i]) | uint32(frame[i+1])<<8 | uint32(frame[i+2])<<16 | uint32(frame[i+3])<<24))
 		ins = append(ins, asm.StoreImm(asm.R2, int16(i), word, asm.Word))
 	}
-	// The offsets of the low half of the source address and of the TCP header.
+	// The offsets of the source address's low half and of the TCP header.
 	low, tcp := int16(14+14), int16(14+20)
 	if frame[12] == 0x86 {
 		low, tcp = 14+22, 14+40

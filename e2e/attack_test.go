@@ -20,9 +20,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// TestAttack: all attacks of attack_packets_test.go at once, while servers come and go and the agent is killed, end no
-// live connection, and no new one fails. ATTACK_TIME is how long, "make attack" sets it; a quarter of it by each
-// method and hook. Without it each method runs by one hook.
+// TestAttack runs all attacks in attack_packets_test.go concurrently, while servers come and go and the agent is
+// killed. No live connection may end, and no new one may fail. ATTACK_TIME, set by "make attack", is divided between
+// the methods and hooks. Without it, each method runs with one hook.
 func TestAttack(t *testing.T) {
 	took, text := 40*time.Second, os.Getenv("ATTACK_TIME")
 	if text != "" {
@@ -51,7 +51,7 @@ func TestAttack(t *testing.T) {
 	}
 }
 
-// roundTrip is the round-trip time of clients during floods: half-open flows must live for this long.
+// roundTrip is the clients' round-trip time during floods. Half-open flows must live at least as long.
 const roundTrip = 50 * time.Millisecond
 
 // victims are the connections that an attack must not end.
@@ -59,7 +59,7 @@ type victims struct {
 	long []*traffic.Conns
 	udp  []*udpFlow
 
-	mu      sync.Mutex // guards all below
+	mu      sync.Mutex
 	opened  int
 	slowest time.Duration
 	lost    []string
@@ -72,9 +72,9 @@ func (v *victims) fail(format string, args ...any) {
 }
 
 func (s *site) withstandsAttack(t *testing.T, took time.Duration, services func(active int) []lab.AgentService) {
-	must.Do(t, s.Balancers[0].SoftwareChecksums("eth0")) // veth receives frames from XDP only with GRO
+	must.Do(t, s.Balancers[0].SoftwareChecksums("eth0")) // XDP frames arrive on veth only with GRO
 	must.Do(t, s.Delay(s.Clients[0], roundTrip))
-	for _, net := range []string{invented4.String(), invented6.String()} { // answers to invented sources
+	for _, net := range []string{invented4.String(), invented6.String()} { // responses to invented sources
 		must.Get(s.Topology.Router.Run(t.Context(), "ip", "route", "add", "blackhole", net))(t)
 	}
 	v := &victims{}
@@ -85,7 +85,7 @@ func (s *site) withstandsAttack(t *testing.T, took time.Duration, services func(
 		}
 	}
 	var all sync.WaitGroup
-	for _, f := range v.udp { // by tunnel one datagram in eight stores its flow
+	for _, f := range v.udp { // with tunnels, one datagram in eight stores its flow
 		all.Go(func() {
 			for range 80 {
 				if _, err := f.ask(t.Context()); err != nil {
@@ -115,7 +115,6 @@ func (s *site) withstandsAttack(t *testing.T, took time.Duration, services func(
 	t.Log(labtest.Metrics(t, s.Agents[0], "steelyard_datapath_packets_total"))
 }
 
-// report prints what was sent and what was lost.
 func (v *victims) report(t *testing.T, took time.Duration, syns int, packets string) {
 	alive := 0
 	for _, c := range v.long {
@@ -134,16 +133,17 @@ func (v *victims) report(t *testing.T, took time.Duration, syns int, packets str
 	must.True(t, v.opened >= want, "only %d new connections in %s; want %d", v.opened, took, want)
 }
 
-// slowChecks lets servers that share two CPUs with an attacker answer slowly, which is not what is tested.
+// slowChecks allows servers, which share two CPUs with an attacker, to respond slowly, because this test is not about
+// checks.
 func slowChecks(services []lab.AgentService) {
 	check := &services[0].Check
 	check.Interval, check.Timeout, check.Fall = time.Second, time.Second, 20
 }
 
-// exchanges sends messages over live connections until ctx ends.
+// exchanges exchanges messages over live connections until ctx ends.
 func exchanges(ctx context.Context, v *victims, c *traffic.Conns) {
 	for ctx.Err() == nil {
-		// Retransmissions of a loss have their time, also the second one: host and attacker share two CPUs.
+		// Allow time for two retransmissions, because host and attacker share two CPUs.
 		each, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 		for _, err := range c.Exchange(each) {
 			v.fail("live: %v", err)
@@ -153,7 +153,7 @@ func exchanges(ctx context.Context, v *victims, c *traffic.Conns) {
 	}
 }
 
-// opens opens connections, one after the other, and makes a request over each.
+// opens opens connections sequentially, and sends a request over each.
 func (s *site) opens(ctx context.Context, v *victims, vip netip.Addr) {
 	to := netip.AddrPortFrom(vip, 9000)
 	for ctx.Err() == nil {
@@ -176,7 +176,6 @@ func (s *site) opens(ctx context.Context, v *victims, vip netip.Addr) {
 	}
 }
 
-// udpFlow is a live flow of datagrams.
 type udpFlow struct {
 	to     netip.AddrPort
 	ask    func(context.Context) (server string, err error)
@@ -231,9 +230,9 @@ func (f *udpFlow) exchanges(ctx context.Context, v *victims) {
 	}
 }
 
-// disturb removes and adds a server and kills and starts the agent until ctx ends. In a long attack the agent stays
-// away for so long, one time in four, that packets remove flows themselves, but not for restart_time, to which the
-// time of a start on a busy machine counts.
+// disturb removes and adds a server, and kills and restarts the agent, until ctx ends. In a long attack, one time in
+// four, the agent stays away until packets themselves remove flows, but less than restart_time, including its start on
+// a busy machine.
 func (s *site) disturb(
 	t *testing.T, ctx context.Context, took time.Duration, services func(active int) []lab.AgentService,
 ) {
@@ -269,7 +268,7 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// tally counts what was sent, by the name of the attack.
+// tally counts sent packets by the name of the attack.
 type tally struct {
 	names []string
 	n     []atomic.Int64

@@ -16,7 +16,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// TestOneBalancer covers what happens to a balancer that is alone: nothing hides its failures. One network serves all.
+// TestOneBalancer covers a single load balancer, because no other hides its failures. One network serves all scenarios.
 func TestOneBalancer(t *testing.T) {
 	t.Parallel()
 	variants(t, func(t *testing.T, kind peers.RouterKind, mode string) {
@@ -38,8 +38,8 @@ func TestOneBalancer(t *testing.T) {
 	})
 }
 
-// addressBecomesOwn: an address of a service that the machine gets is withdrawn, and its packets reach the machine;
-// without it the service has the address again. check and a reload refuse such an address.
+// addressBecomesOwn checks that a service address that the machine is given is withdrawn, and that its packets reach
+// the machine. Once the machine loses the address, the service has it again. check and reload reject such an address.
 func (s *site) addressBecomesOwn(t *testing.T) {
 	b, a := s.Balancers[0], s.Agents[0]
 	s.checkAnswered(t, 20)
@@ -62,13 +62,13 @@ func (s *site) addressBecomesOwn(t *testing.T) {
 	s.waitAnswered(t)
 }
 
-// shows fails unless the output of a command has text.
+// shows returns an error unless a command's output contains text.
 func shows(t *testing.T, a *lab.Agent, text string, command ...string) error {
 	out, err := a.CLI(t.Context(), command...)
 	return errors.Join(err, labtest.ErrorIf(!strings.Contains(out, text), "%s", out))
 }
 
-// uplinkRecreated: an uplink that is deleted and created again, as by a driver reload, is attached again.
+// uplinkRecreated checks that an uplink that is deleted and created again, as by a driver reload, is attached again.
 func (s *site) uplinkRecreated(t *testing.T, mode string) {
 	balancer, router := s.Balancers[0], s.Topology.Router
 	s.checkAnswered(t, 20)
@@ -90,7 +90,8 @@ func (s *site) uplinkRecreated(t *testing.T, mode string) {
 	s.waitAnswered(t)
 }
 
-// severalUplinks: the balancer receives requests on one uplink and reaches the servers by another.
+// severalUplinks checks that the load balancer can receive requests on one uplink and reach the servers through
+// another.
 func (s *site) severalUplinks(t *testing.T, mode string) {
 	balancer := s.Balancers[0]
 	inside := s.linkToServers(t, mode)
@@ -108,7 +109,7 @@ func (s *site) severalUplinks(t *testing.T, mode string) {
 	labtest.Exchange(t, labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 50), "over two uplinks")
 }
 
-// linkToServers gives the balancer eth1, on the link of the servers, and returns its addresses there.
+// linkToServers adds eth1 to the load balancer, on the servers' link, and returns its addresses there.
 func (s *site) linkToServers(t *testing.T, mode string) []netip.Prefix {
 	t.Helper()
 	inside := []netip.Prefix{netip.MustParsePrefix("192.0.2.100/25"), netip.MustParsePrefix("2001:db8:2::100/64")}
@@ -119,7 +120,8 @@ func (s *site) linkToServers(t *testing.T, mode string) []netip.Prefix {
 	return inside
 }
 
-// killed: SIGKILL and a restart of the agent fail no request and no connection and remove no route. The history stays.
+// killed checks that SIGKILL and a restart of the agent fail no request or connection and remove no route. The history
+// stays.
 func (s *site) killed(t *testing.T) {
 	before := must.Get(s.Agents[0].CLI(t.Context(), "events", "--kind", "routes"))(t)
 	s.survivesRestart(t, func(a *lab.Agent) error { a.Kill(); return nil }, (*lab.Agent).Start)
@@ -128,13 +130,13 @@ func (s *site) killed(t *testing.T) {
 		"events before:\n%s\nand after:\n%s", before, after)
 }
 
-// restartsBySignal: so it is with the signal that systemd sends for a restart.
+// restartsBySignal checks the same with the signal that systemd sends for a restart.
 func (s *site) restartsBySignal(t *testing.T) {
 	end := func(a *lab.Agent) error { return a.EndForRestart(t.Context(), lab.Ready) }
 	s.survivesRestart(t, end, (*lab.Agent).Start)
 }
 
-// restartsByCommand: so it is with "steelyard restart", which keeps the process, and refuses an invalid file.
+// restartsByCommand checks the same with "steelyard restart", which keeps the process and rejects an invalid file.
 func (s *site) restartsByCommand(t *testing.T) {
 	a := s.Agents[0]
 	pid := a.Process().Pid()
@@ -147,10 +149,10 @@ func (s *site) restartsByCommand(t *testing.T) {
 	must.True(t, now == pid, "process %d became %d", pid, now)
 	a.Kill()
 	must.Do(t, a.Start())
-	labtest.Until(t, lab.Ready, "the agent starts", func() error { // before its first lines Go ignores the signal
+	labtest.Until(t, lab.Ready, "the agent starts", func() error { // before its first lines, Go ignores the signal
 		return labtest.ErrorIf(!a.Process().Log.Contains("interface attached"), "not yet")
 	})
-	must.Do(t, a.EndForRestart(t.Context(), lab.Ready)) // during the start
+	must.Do(t, a.EndForRestart(t.Context(), lab.Ready)) // during startup
 	must.Do(t, errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)))
 	c := s.Config[0]
 	missing := c
@@ -195,7 +197,7 @@ func (s *site) survivesRestart(t *testing.T, end, start func(*lab.Agent) error) 
 	}
 }
 
-// watchRoutes polls the router's routes until stop is called, which fails the test if a route was ever missing.
+// watchRoutes polls the router's routes until stop is called. stop fails the test if a route was ever missing.
 func (s *site) watchRoutes(t *testing.T) (stop func()) {
 	quit, done := make(chan struct{}), make(chan int)
 	var missing []string
@@ -209,7 +211,7 @@ func (s *site) watchRoutes(t *testing.T) (stop func()) {
 			default:
 			}
 			polls++
-			time.Sleep(time.Millisecond) // leave the processors to the balancer
+			time.Sleep(time.Millisecond) // leave the CPUs to the load balancer
 			for _, vip := range vips {
 				if via, err := s.Topology.Router.NextHops(labtest.HostRoute(vip)); err != nil || len(via) != 1 {
 					missing = append(missing, vip.String())
@@ -226,7 +228,7 @@ func (s *site) watchRoutes(t *testing.T) (stop func()) {
 	}
 }
 
-// cleansUp: "steelyard cleanup" removes all that the agent has set on the node.
+// cleansUp checks that "steelyard cleanup" removes everything that the agent has set on the node.
 func (s *site) cleansUp(t *testing.T) {
 	lb := s.Balancers[0]
 	s.checkAnswered(t, 20)

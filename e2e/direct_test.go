@@ -19,17 +19,16 @@ import (
 type method struct {
 	name    string
 	mode    string // the hook
-	forward string // of the configuration
+	forward string // value of forward in the configuration
 	extra   string
-	outer   netip.Addr // only backend addresses of its family are used; zero: both families
-	keyed   bool       // balancers and servers have keys of the tunnel
-	moves   bool       // servers and balancers come and go: no hook and no outer family sees that
+	outer   netip.Addr // backends use only its family; zero for both families
+	keyed   bool       // load balancers and servers have tunnel keys
+	moves   bool       // servers and load balancers come and go, which is independent of hook and outer family
 }
 
 const ipip, gue = `tunnel = "ipip"`, `tunnel = "gue"`
 
-// methods has each encapsulation, each family of servers and each hook. The rows of the datapath have every
-// combination.
+// methods has each encapsulation, each server family and each hook. The datapath's rows have every combination.
 var methods = []method{
 	{name: "dsr", mode: "tc", forward: "dsr", moves: true},
 	{name: "dsr", mode: "xdp", forward: "dsr"},
@@ -39,7 +38,7 @@ var methods = []method{
 	{name: "gue over IPv4", mode: "xdp", forward: "tunnel", extra: gue, outer: vip4},
 }
 
-// newDirectSite builds a site whose servers own the VIPs and share a segment with the balancers. The first `active`
+// newDirectSite builds a site whose servers own the VIPs and share a segment with the load balancers. The first active
 // servers are configured.
 func newDirectSite(t *testing.T, shape lab.Shape, m method, active int) *site {
 	shape.Links = lab.LinkOptions{SoftwareChecksums: m.mode == "xdp"}
@@ -77,7 +76,7 @@ func newDirectSite(t *testing.T, shape lab.Shape, m method, active int) *site {
 	return s
 }
 
-// startReceiver adds the VIPs to a server, starts its servers there, and starts what decapsulates its tunnel.
+// startReceiver adds the VIPs to a server, starts its servers there, and starts the decapsulation of its tunnel.
 func (s *site) startReceiver(t *testing.T, n lab.Node, m method, sources []netip.Addr) {
 	t.Helper()
 	n.V4, n.V6 = vip4, vip6 // the servers listen on the VIPs
@@ -111,7 +110,8 @@ func (s *site) directService(m method, active int) lab.AgentService {
 		}
 		backends = of
 	}
-	// Balancers choose the same server only while they find the same ones healthy, also on a busy machine.
+	// Even on a busy machine, all load balancers must find the same servers healthy, or they would choose different
+	// ones.
 	const wait = time.Second
 	check := lab.AgentCheck{Type: "http", Path: "/healthz", Interval: wait, Timeout: wait, Rise: 1, Fall: 3}
 	return lab.AgentService{
@@ -120,7 +120,7 @@ func (s *site) directService(m method, active int) lab.AgentService {
 	}
 }
 
-// TestDirectReturn: servers reply to clients directly with dsr, ipip and gue.
+// TestDirectReturn checks that servers reply to clients directly with dsr, ipip and gue.
 func TestDirectReturn(t *testing.T) {
 	t.Parallel()
 	for _, m := range methods {
@@ -159,27 +159,27 @@ func (s *site) seesClients(t *testing.T) {
 
 func (s *site) carriesLargeDatagrams(t *testing.T, m method) {
 	for _, vip := range vips {
-		if m.forward == "tunnel" { // the client learns the path MTU; this datagram is lost
+		if m.forward == "tunnel" { // this datagram is lost while the client learns the path MTU
 			s.Client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 1, 60_000, 200*time.Millisecond)
 		}
 		s.largeDatagrams(t, vip)
 	}
 }
 
-// largeDatagrams sends datagrams of 41 fragments. A fragment is dropped when it overtakes the first one, which happens
-// when the kernel moves the sender to another CPU between two fragments: a few datagrams may be lost.
+// largeDatagrams sends datagrams of 41 fragments. If the kernel moves the sender to another CPU, a fragment may
+// overtake the first one, and is then dropped. So a few datagrams may be lost.
 func (s *site) largeDatagrams(t *testing.T, vip netip.Addr) {
 	const sent, lost = 40, 3
 	r := s.Client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), sent, 60_000, 2*time.Second)
 	must.True(t, len(r.Errors) <= lost && len(r.Servers) == s.active, "%s: %s, %v", vip, r, r.Err())
 }
 
-// keepsConnections: servers are added and removed, and an agent is killed; connections stay on their servers.
+// keepsConnections adds and removes servers and kills an agent. Connections must stay on their servers.
 func (s *site) keepsConnections(t *testing.T, m method) {
 	four := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 100)
 	six := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip6, 9000), 100)
-	// The routes do not show that a session is established: the router keeps those of a killed agent, and removes them
-	// when it is killed again before its End-of-RIB (RFC 4724, section 4.2).
+	// Routes do not prove that a session is established: the router keeps a killed agent's routes, and removes them if
+	// the agent is killed again before its End-of-RIB (RFC 4724, section 4.2).
 	established := func() {
 		t.Helper()
 		b := s.Balancers[0]
@@ -215,7 +215,8 @@ func (s *site) keepsConnections(t *testing.T, m method) {
 	}
 }
 
-// balancerTerminates: balancers choose the server by a hash of the packet, so another one continues the connections.
+// balancerTerminates checks that another load balancer continues the connections, because all choose servers by the
+// packet's hash.
 func (s *site) balancerTerminates(t *testing.T) {
 	s.waitRoutes(t, s.Balancers...)
 	four := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 100)
@@ -229,7 +230,7 @@ func (s *site) balancerTerminates(t *testing.T) {
 	labtest.Exchange(t, six, "after it has started again")
 }
 
-// checksThePath: the check fails for a server without the VIP, although the server responds on its own address.
+// checksThePath checks that a server without the VIP fails its check, although it responds at its own address.
 func (s *site) checksThePath(t *testing.T, m method) {
 	broken := s.Servers[2]
 	healthy := len(s.directService(m, 3).Backends)
@@ -250,7 +251,7 @@ func (s *site) checksThePath(t *testing.T, m method) {
 	}
 }
 
-// tunnelKeyFile is where hosts have their keys.
+// tunnelKeyFile is the path of the hosts' keys.
 const tunnelKeyFile = "/run/tunnel.key"
 
 const keyA, keyB = "the first key of the tests", "the second key of the tests"
@@ -260,7 +261,8 @@ func writeTunnelKeys(t *testing.T, n lab.Node, keys ...string) {
 	must.Do(t, n.WriteFile(tunnelKeyFile, strings.Join(keys, "\n"), 0o600))
 }
 
-// rotatesKeys: in the documented order of the steps all packets are accepted; servers with another key refuse them.
+// rotatesKeys checks that with the documented order of steps, all packets are accepted. Servers with another key reject
+// them.
 func (s *site) rotatesKeys(t *testing.T) {
 	reload := func(agents []*lab.Agent, nodes []lab.Node, keys ...string) {
 		t.Helper()

@@ -18,9 +18,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// pair is two balancers behind a router each. The first router prefers the first balancer, and does not know the path
-// to the second one, because the second router prefers that by the first: a withdrawal without graceful shutdown leaves
-// the first router without a route until the second one has reacted.
+// pair is two load balancers, each behind its own router. The first router prefers the first load balancer. The second
+// router also prefers the path through the first router, and therefore does not announce its own. So a withdrawal
+// without graceful shutdown leaves the first router without a route until the second one has reacted.
 //
 //	client ── r1 ── r2
 //	          │      │
@@ -108,8 +108,8 @@ func (p *pair) wait(t *testing.T, router *lab.Host, via string) {
 	must.Need(t, err == nil, "%s: %v", router, err)
 }
 
-// numbered sends a datagram with a number every millisecond until stop is called, which returns how many were sent, and
-// which of them were not answered.
+// numbered sends a numbered datagram every millisecond until stop is called. stop returns how many were sent, and which
+// were not answered.
 func (p *pair) numbered(t *testing.T) (stop func() (sent int, lost []int)) {
 	t.Helper()
 	c := must.Get(p.client.Dial(t.Context(), "udp", netip.AddrPortFrom(vip4, 5353).String()))(t)
@@ -147,7 +147,7 @@ func (p *pair) numbered(t *testing.T) (stop func() (sent int, lost []int)) {
 	return func() (int, []int) {
 		close(quit)
 		wg.Wait()
-		time.Sleep(time.Second) // the last answers
+		time.Sleep(time.Second) // wait for the last responses
 		c.Close()
 		<-received
 		var lost []int
@@ -160,12 +160,12 @@ func (p *pair) numbered(t *testing.T) (stop func() (sent int, lost []int)) {
 	}
 }
 
-// Before a drain and the end of an agent withdraw its route, routers have chosen another one: no packet is lost. With
-// graceful_shutdown = "0s" the route is withdrawn at once.
+// Before a drain or the end of an agent withdraws its route, routers have chosen another one, so no packet is lost.
+// With graceful_shutdown = "0s" the route is withdrawn immediately.
 func TestGracefulShutdown(t *testing.T) {
 	for _, kind := range peers.RouterKinds {
 		t.Run(string(kind), func(t *testing.T) {
-			t.Parallel() // with the other one only, because packets are lost when a router is late
+			t.Parallel() // only with each other, because packets are lost if a router is late
 			p := newPair(t, kind)
 			node := func(command string) func() error {
 				return func() error {
@@ -190,7 +190,7 @@ func TestGracefulShutdown(t *testing.T) {
 	}
 }
 
-// gives lets the agent give up its route, until its log has a text.
+// gives makes the agent give up its route until its log contains a text.
 func (p *pair) gives(t *testing.T, up func() error, logged string, lossless bool) {
 	stop := p.numbered(t)
 	time.Sleep(200 * time.Millisecond)

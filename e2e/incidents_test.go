@@ -22,19 +22,19 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// incident is something that others do to the balancer. While it lasts, the first line of "steelyard status" is not OK,
-// one command names the cause, and docs/troubleshooting.md has the code of the finding where the client's symptom is.
+// incident is a fault that others cause on the load balancer. While it lasts, the first line of "steelyard status" is
+// not OK, one command names the cause, and docs/troubleshooting.md lists the finding's code under the client's symptom.
 type incident struct {
 	name    string
-	symptom string // the heading in docs/troubleshooting.md, or "" if clients are served
+	symptom string // heading in docs/troubleshooting.md, or "" if clients are served
 	begin   func()
 	end     func()
-	code    string // of the finding, or "" if the balancer does what it was told
+	code    string // finding's code, or "" if the load balancer works as configured
 	command string // prints words
 	words   []string
 }
 
-// incidents is a network in which they happen: web by nat, direct by dsr, lan by ARP.
+// incidents is a network for incidents: the services web with nat, direct with dsr, and lan announced with ARP.
 type incidents struct {
 	*site
 	web, direct, lan netip.Addr
@@ -88,14 +88,14 @@ func newIncidents(t *testing.T) *incidents {
 	return s
 }
 
-// run runs a program in a host.
+// run runs a command on a host.
 func run(t *testing.T, h *lab.Host, command string) {
 	t.Helper()
 	words := strings.Fields(command)
 	must.Get(h.Run(t.Context(), words[0], words[1:]...))(t)
 }
 
-// nft drops what the host sends to TCP ports.
+// nft makes a host drop the packets that it sends to TCP ports.
 func nft(t *testing.T, h *lab.Host, ports string) {
 	t.Helper()
 	for _, line := range []string{
@@ -107,14 +107,14 @@ func nft(t *testing.T, h *lab.Host, ports string) {
 	}
 }
 
-// configure replaces text in the configuration of the agent and loads it. The file may be wrong.
+// configure replaces text in the agent's configuration and reloads it. The file may be invalid.
 func (s *incidents) configure(t *testing.T, text string) {
 	t.Helper()
 	must.Do(t, s.agent.Configure(text))
 	s.agent.CLI(t.Context(), "reload")
 }
 
-// bird replaces text in the configuration of the router.
+// bird replaces text in the router's configuration.
 func (s *incidents) bird(t *testing.T, old, now string) {
 	t.Helper()
 	const path = "/run/bird/bird.conf"
@@ -123,7 +123,7 @@ func (s *incidents) bird(t *testing.T, old, now string) {
 	must.Get(s.Daemon.Show(t.Context(), "configure"))(t)
 }
 
-// served returns an error unless clients of all ports are served.
+// served returns an error unless clients are served on all ports.
 func (s *incidents) served(t *testing.T) error {
 	for _, to := range []netip.AddrPort{
 		netip.AddrPortFrom(s.web, 80), netip.AddrPortFrom(s.web, 443), netip.AddrPortFrom(s.direct, 80),
@@ -136,7 +136,7 @@ func (s *incidents) served(t *testing.T) error {
 	return nil
 }
 
-// load requests from all addresses until the test ends.
+// load sends requests to all addresses until the test ends.
 func (s *incidents) load(t *testing.T) {
 	tick := time.NewTicker(250 * time.Millisecond)
 	t.Cleanup(tick.Stop)
@@ -158,7 +158,7 @@ func (s *incidents) load(t *testing.T) {
 	}()
 }
 
-// reported returns an error unless the status is not OK because of the incident, and the command names the cause.
+// reported returns an error unless the incident makes the status not OK and the command names the cause.
 func (s *incidents) reported(t *testing.T, x incident) error {
 	out, err := s.agent.CLI(t.Context(), "status", "--check")
 	first, _, _ := strings.Cut(out, "\n")
@@ -184,9 +184,9 @@ func (s *incidents) reported(t *testing.T, x incident) error {
 	return nil
 }
 
-// TestIncidents: the verdict is not OK while clients fail, and one command names the cause. Left out are slow servers
-// and lost ICMP errors, which nothing here sees; a limit of routes on the router, which looks like a filter; and
-// renamed interfaces and weights, which harm no client (TestInterfaceIsRenamed, TestWhichRoutesHaveWeights).
+// TestIncidents checks that the status is not OK while clients fail, and that one command names the cause. It omits
+// slow servers and lost ICMP errors, which are invisible here; a route limit on the router, which looks like a filter;
+// and renamed interfaces and weights, which harm no client (TestInterfaceIsRenamed, TestWhichRoutesHaveWeights).
 func TestIncidents(t *testing.T) {
 	t.Parallel()
 	s := newIncidents(t)
@@ -220,7 +220,7 @@ func TestIncidents(t *testing.T) {
 		must.True(t, x.symptom == "" || strings.Contains(section, "`"+x.code+"`"),
 			"docs/troubleshooting.md: %q does not name %q", x.symptom, x.code)
 	}
-	var release func() // the connections that hold all source ports
+	var release func() // closes the connections that use up the source ports
 	slow := []incident{
 		{name: "a server by dsr has the wrong gateway", symptom: "Every third request fails",
 			begin: func() { run(t, server.Host, "ip route replace default via "+s.rival.V4.String()) },
@@ -236,7 +236,7 @@ func TestIncidents(t *testing.T) {
 			code:  "no-packets", command: "status",
 			words: []string{"OK, but no packet for " + s.web.String(), "birdc"}},
 	}
-	for _, x := range slow { // at the same time: they take more than a minute
+	for _, x := range slow { // concurrently, because they take more than a minute
 		x.begin()
 	}
 	for _, x := range slow {

@@ -19,10 +19,10 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// The tests with the tag kernels run on Debian's kernel, in a virtual machine (make test-kernels) that may be 30 times
-// slower than this one: they measure no time. Some need devices that few kernels have.
+// Tests with the tag kernels run on Debian's kernel in a virtual machine (make test-kernels) that may be 30 times
+// slower than this one, so they measure no time. Some need devices that few kernels have.
 
-// TestAppliance is the life of a standalone balancer beside BIRD.
+// TestAppliance covers the life of a standalone load balancer with BIRD.
 func TestAppliance(t *testing.T) {
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run(mode, func(t *testing.T) {
@@ -40,7 +40,7 @@ func TestAppliance(t *testing.T) {
 	}
 }
 
-// uplink is the interface that the agent uses; build makes it of eth0, and what the router needs.
+// uplink is the interface that the agent uses. build creates it from eth0, with what the router needs.
 type uplink struct {
 	name  string
 	build func(s *site, t *testing.T)
@@ -48,7 +48,7 @@ type uplink struct {
 
 var plain = uplink{"eth0", func(*site, *testing.T) {}}
 
-// TestUplinks: the uplink is a VLAN device or a bond.
+// TestUplinks covers VLAN devices and bonds as uplinks.
 func TestUplinks(t *testing.T) {
 	for _, u := range []uplink{
 		{"eth0.10", func(s *site, t *testing.T) {
@@ -79,7 +79,7 @@ func TestUplinks(t *testing.T) {
 	}
 }
 
-// TestLinuxEndsTunnels: the servers decapsulate by the kernel's devices, as docs/forwarding.md describes.
+// TestLinuxEndsTunnels covers servers that decapsulate with the kernel's devices, as in docs/forwarding.md.
 func TestLinuxEndsTunnels(t *testing.T) {
 	for name, tunnel := range map[string]string{"ipip": ipip, "gue": gue} {
 		t.Run(name, func(t *testing.T) {
@@ -90,7 +90,7 @@ func TestLinuxEndsTunnels(t *testing.T) {
 	}
 }
 
-// newSlowSite is a site with one balancer, two servers and generous times.
+// newSlowSite returns a site with one load balancer, two servers and generous timeouts.
 func newSlowSite(t *testing.T, mode string, u uplink, service lab.AgentService) *site {
 	s := newBareSite(t, lab.Shape{
 		Clients: 1, Balancers: 1, Servers: 2, Wired: true, Links: lab.LinkOptions{SoftwareChecksums: true},
@@ -129,8 +129,8 @@ func newSlowSite(t *testing.T, mode string, u uplink, service lab.AgentService) 
 	return s
 }
 
-// linuxReceiver gives a server the VIPs and the tunnel devices of the kernel. It returns the node with the VIPs as its
-// addresses: servers listen there.
+// linuxReceiver adds the VIPs and the kernel's tunnel devices to a server. It returns the node with the VIPs as its
+// addresses, on which servers listen.
 func linuxReceiver(t *testing.T, n lab.Node, tunnel string) lab.Node {
 	n.V4, n.V6 = vip4, vip6
 	for _, vip := range vips {
@@ -156,8 +156,7 @@ func (s *site) waitHealthy(t *testing.T, n int) {
 		func() error { return backends(t, s.Agents[0], "healthy", n) })
 }
 
-// answers fails the test when one of the requests to each VIP is not answered, or when they are answered by another
-// number of servers.
+// answers fails the test unless all requests to each VIP are answered, by this number of servers.
 func (s *site) answers(t *testing.T, requests, servers int) {
 	t.Helper()
 	for _, vip := range vips {
@@ -178,8 +177,8 @@ func (s *site) balancesSlowly(t *testing.T) {
 	}
 }
 
-// balancesFragments allows for two lost datagrams per VIP. Two emulated processors can pass on the fragments of a
-// datagram in another order, and a later fragment that arrives first is dropped (fragment_not_found).
+// balancesFragments allows for two lost datagrams per VIP. With two emulated CPUs, fragments may be reordered, and a
+// later fragment that arrives first is dropped (fragment_not_found).
 func (s *site) balancesFragments(t *testing.T) {
 	for _, vip := range vips {
 		r := s.Client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 20, 5000, 10*time.Second)
@@ -190,7 +189,7 @@ func (s *site) balancesFragments(t *testing.T) {
 	}
 }
 
-// survivesNetem: a round trip takes 100 ms, 1 % of the packets are lost and some are reordered.
+// survivesNetem has a round-trip time of 100 ms, 1 % packet loss and some reordering.
 func (s *site) survivesNetem(t *testing.T) {
 	conns := s.connect(t)
 	const netem = "qdisc %s dev %s root netem delay 50ms loss 1%% reorder 25%% 50%% limit 10000"
@@ -207,7 +206,7 @@ func (s *site) survivesNetem(t *testing.T) {
 	}
 }
 
-// besideIPVS: IPVS serves another address on the same machine. Its packets are masqueraded, so that the replies return
+// besideIPVS has IPVS serve another address on the same machine. Its packets are masqueraded, so that replies return
 // through it.
 func (s *site) besideIPVS(t *testing.T) {
 	lb, other := s.Balancers[0], netip.MustParseAddr("203.0.113.20")
@@ -256,7 +255,7 @@ func (s *site) removesFailedServer(t *testing.T) {
 	s.answers(t, 100, 2)
 }
 
-// keepsWhenKilled: connections continue without an agent and with the next one, and the routes remain.
+// keepsWhenKilled checks that connections continue without an agent and with the next one, and that the routes stay.
 func (s *site) keepsWhenKilled(t *testing.T) {
 	conns, a := s.connect(t), s.Agents[0]
 	a.Kill()
@@ -296,7 +295,7 @@ func (s *site) exits(t *testing.T) {
 	must.True(t, !strings.Contains(out, "xdp") && !strings.Contains(out, "clsact"), "still attached: %s", out)
 }
 
-// move moves the addresses of an interface to another one, which it sets up.
+// move moves an interface's addresses to another interface and sets that up.
 func move(t *testing.T, h *lab.Host, from, to string) {
 	t.Helper()
 	var addrs []string
@@ -315,13 +314,13 @@ func defaultRoutes(t *testing.T, n lab.Node) {
 	must.Do(t, errors.Join(n.AddRoute(lab.Default, n.Gateway4), n.AddRoute(lab.Default6, n.Gateway6)))
 }
 
-// ip runs ip(8) in a host, which must succeed.
+// ip runs ip(8) on a host, which must succeed.
 func ip(t *testing.T, h *lab.Host, format string, args ...any) string {
 	t.Helper()
 	return inHost(t, h, "ip", strings.Fields(fmt.Sprintf(format, args...))...)
 }
 
-// inHost runs a program in a host, which must succeed.
+// inHost runs a program on a host, which must succeed.
 func inHost(t *testing.T, h *lab.Host, name string, args ...string) string {
 	t.Helper()
 	out := must.Get(h.Run(context.Background(), name, args...))(t)

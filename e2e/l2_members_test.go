@@ -19,8 +19,8 @@ import (
 
 const gossipKeyFile = "/run/steelyard-lab/gossip.key"
 
-// newMembers makes balancers that share addresses by [l2] members. Their servers reply to clients directly (dsr), so
-// that a connection survives a change of the balancer.
+// newMembers creates load balancers that share addresses as [l2] members. Their servers reply to clients directly
+// (dsr), so connections survive a change of load balancer.
 func newMembers(t *testing.T, balancers int) *labtest.Members {
 	s := newBareSite(t, lab.Shape{Clients: 1, Balancers: balancers, Servers: 2})
 	m := &labtest.Members{Site: &s.Site}
@@ -60,9 +60,9 @@ func newMembers(t *testing.T, balancers int) *labtest.Members {
 	return m
 }
 
-// TestMembersTakeOver: each address has one owner, and another member takes over from one that fails. A member that
-// comes back takes nothing back, nor does one that starts later. On a busy machine that may be all but one, so what
-// each has is only printed.
+// TestMembersTakeOver checks that each address has one owner, and that another member takes over from a failed one. A
+// member that returns takes nothing back, nor does one that starts later. On a busy machine, members may start late and
+// own nothing, so the shares are only printed.
 func TestMembersTakeOver(t *testing.T) {
 	m := newMembers(t, 3)
 	spread := map[*lab.Agent]int{}
@@ -101,9 +101,9 @@ func TestMembersTakeOver(t *testing.T) {
 	}
 }
 
-// TestMembersJoinedSegment: a member and a server are behind a link of the segment that goes down. The members on both
-// sides then have all addresses. When the link is up again, one of them gives each address up, and the router, which
-// nobody uses in between, must have the other one's MAC address.
+// TestMembersJoinedSegment has a member and a server behind a link of the segment that goes down. The members on both
+// sides then own all addresses. When the link is up again, each address is given up on one side. The router, which
+// nobody uses in between, must then have the other side's MAC address.
 func TestMembersJoinedSegment(t *testing.T) {
 	m := newMembers(t, 2)
 	before := m.Settled(t, m.Agents...)
@@ -165,8 +165,8 @@ func TestMembersJoinedSegment(t *testing.T) {
 	}
 }
 
-// TestMembersSeparated: a firewall drops the messages between two members that share the segment. Each address stays
-// where it is, every request is answered, and each member names the other one with the addresses that it does not have.
+// TestMembersSeparated has a firewall drop the messages between two members that share the segment. Each address stays
+// on its owner, every request is answered, and each member names the other as the owner of the other addresses.
 func TestMembersSeparated(t *testing.T) {
 	m := newMembers(t, 2)
 	before := m.Settled(t, m.Agents...)
@@ -215,7 +215,7 @@ func separated(member, other string, r lb.RouteStatus, owner bool, since time.Ti
 		"%s; want a time after %s", at, since)
 }
 
-// TestAnnouncesByARPAndNDP: without BGP, neighbours on the segment resolve the VIPs by ARP and NDP.
+// TestAnnouncesByARPAndNDP checks that without BGP, neighbours on the segment can resolve the VIPs with ARP and NDP.
 func TestAnnouncesByARPAndNDP(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"tc", "xdp"} {
@@ -225,7 +225,7 @@ func TestAnnouncesByARPAndNDP(t *testing.T) {
 			for _, n := range s.Servers {
 				s.web = append(s.web, labtest.HTTP(t, n, 8080))
 			}
-			// The prefixes of the VIPs are on the segment, so that the router resolves the VIPs there.
+			// The VIPs' prefixes are on the segment, so that the router resolves the VIPs there.
 			for _, p := range []string{"203.0.113.1/24", "2001:db8:1::1/64"} {
 				must.Do(t, s.Topology.Router.AddAddress("segment", netip.MustParsePrefix(p)))
 			}
@@ -248,8 +248,8 @@ func TestAnnouncesByARPAndNDP(t *testing.T) {
 	}
 }
 
-// TestTwoMachinesWithOneAddress: of two machines with the same file, one answers for the address and the other one says
-// why it does not; when the first one is killed, the second one answers.
+// TestTwoMachinesWithOneAddress checks that of two machines with the same file, one replies for the address, and the
+// other says why it does not. If the first one is killed, the second one replies.
 func TestTwoMachinesWithOneAddress(t *testing.T) {
 	t.Parallel()
 	s := newBareSite(t, lab.Shape{Clients: 1, Balancers: 2, Servers: 1})
@@ -303,9 +303,9 @@ func TestTwoMachinesWithOneAddress(t *testing.T) {
 	}
 }
 
-// TestAddressPerMember: after a reload, a service that had eight fixed addresses has one of each family for each of
-// three members, on different ones. The address of a member that is killed moves, and another one comes to it when it
-// has returned, without a lost request.
+// TestAddressPerMember checks that a reload changes a service from eight fixed addresses to one of each family per
+// member, on three different members. A killed member's address moves. When the member returns, it receives another
+// address, without a lost request.
 func TestAddressPerMember(t *testing.T) {
 	m := newMembers(t, 3)
 	m.VIPs = m.VIPs[:6]
@@ -322,7 +322,7 @@ func TestAddressPerMember(t *testing.T) {
 	killed.Kill()
 	m.Settled(t, m.Others(killed)...)
 	var stops []func() (time.Duration, int)
-	for i := 0; i < len(m.VIPs); i += 2 { // the IPv4 ones: one of them moves
+	for i := 0; i < len(m.VIPs); i += 2 { // the IPv4 addresses, one of which moves
 		stops = append(stops, m.Gap(t, m.VIPs[i], 5*time.Second))
 	}
 	must.Do(t, killed.Start())

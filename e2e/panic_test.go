@@ -18,11 +18,11 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// panicSite has 200 services on two balancers, which are members by [l2]. The first also announces by BGP, so it gets
-// all packets. Its agent panics where a test says.
+// panicSite has 200 services on two load balancers, which are [l2] members. Only the first one also announces over BGP,
+// so it receives all packets. Its agent panics where a test says so.
 type panicSite struct {
 	*site
-	agent *lab.Agent // of the first balancer
+	agent *lab.Agent // of the first load balancer
 }
 
 func newPanicSite(t *testing.T) *panicSite {
@@ -54,7 +54,7 @@ func addressOf(i int) netip.Addr { return netip.AddrFrom4([4]byte{203, 0, 113, b
 // broken is the service with something that the agent cannot handle.
 const broken = 7
 
-// servicesOf are 200 services; port is that of the broken one, beside 80.
+// servicesOf returns 200 services. port is the broken one's port, beside 80.
 func servicesOf(s *site, port int) (list []lab.AgentService) {
 	for i := range 200 {
 		v := lab.AgentService{
@@ -69,13 +69,13 @@ func servicesOf(s *site, port int) (list []lab.AgentService) {
 	return list
 }
 
-// fault makes the agent panic from now on; "" ends it.
+// fault makes the agent panic from now on where line says; "" stops this.
 func (s *panicSite) fault(t *testing.T, line string) {
 	t.Helper()
 	must.Do(t, s.agent.WriteFile(labtest.FaultsPath, line+"\n", 0o600))
 }
 
-// configure gives the broken service another port, beside 80, and waits until the agent has read it.
+// configure gives the broken service another port, beside 80, and waits until the agent has read the configuration.
 func (s *panicSite) configure(t *testing.T, port int) {
 	t.Helper()
 	c := s.Config[0]
@@ -84,7 +84,7 @@ func (s *panicSite) configure(t *testing.T, port int) {
 	must.Get(s.agent.CLI(t.Context(), "reload"))(t)
 }
 
-// allServed makes a request to each service.
+// allServed sends a request to each service.
 func (s *panicSite) allServed(t *testing.T, when string) {
 	t.Helper()
 	for i := range 200 {
@@ -111,12 +111,13 @@ func (s *panicSite) panicked(t *testing.T, part, was, object string) {
 	})
 }
 
-// TestPanicOfOneObject: a panic in any part of the agent loses one object, which works again after its next change.
+// TestPanicOfOneObject checks that a panic in any part of the agent loses only one object, which works again after its
+// next change.
 func TestPanicOfOneObject(t *testing.T) {
 	s := newPanicSite(t)
 	name := fmt.Sprintf("web-%03d", broken)
 	ports := 8000
-	// The plan and the tables of a service stay as they were.
+	// The service's plan and tables stay as they were.
 	for _, part := range []string{"plan", "table"} {
 		t.Run(part, func(t *testing.T) {
 			was := labtest.Panics(t, s.agent, part)
@@ -136,18 +137,18 @@ func TestPanicOfOneObject(t *testing.T) {
 			s.healed(t, part)
 		})
 	}
-	// The others handle each object once.
+	// The other parts handle each object once.
 	peersRequest := func() error { return s.agent.Get(t.Context(), "/v1/peers", new(any)) }
 	newAddress := func() error { return s.agent.AddAddress("eth0", netip.MustParsePrefix("192.0.2.77/24")) }
 	for _, tt := range []struct {
 		part, object string
-		cause        func() error // nil: it comes by itself
-		again        string       // a command and what it prints when the object is handled again
+		cause        func() error // nil if it occurs by itself
+		again        string       // a command and its output once the object is handled again
 	}{
 		{"status", name, nil, "services " + name},
 		{"probe", name, nil, ""},
 		{"http", `"/v1/peers"`, peersRequest, "peers 192.0.2.1"},
-		// The IPv4 addresses are announced by the other session.
+		// The other session announces the IPv4 addresses.
 		{"peer", "2001:db8:2::1", nil, "peers 2001:db8:2::1 64500 established"},
 		{"frame", "eth0", nil, ""},
 		{"member", s.Balancers[1].V4.String(), nil, ""},
@@ -183,7 +184,7 @@ func (s *panicSite) prints(t *testing.T, again string) {
 	})
 }
 
-// healed waits until a part has had no panic for longer than any of its objects takes to come again.
+// healed waits until a part has had no panic for longer than any of its objects takes to recur.
 func (s *panicSite) healed(t *testing.T, part string) {
 	t.Helper()
 	labtest.Until(t, lab.Ready, part+" panics no more", func() error {
@@ -193,8 +194,9 @@ func (s *panicSite) healed(t *testing.T, part string) {
 	})
 }
 
-// TestVerdictFollowsClients: the first line of status tells a port that nobody reaches from a server that nobody
-// misses, and is not OK while connections fail for want of source ports. Log and metrics say the same.
+// TestVerdictFollowsClients checks that the first line of status distinguishes a port that nobody can reach from a
+// server that nobody misses. It is not OK while connections fail because source ports are exhausted. Log and metrics
+// agree.
 func TestVerdictFollowsClients(t *testing.T) {
 	t.Parallel()
 	s := newBareSite(t, lab.Shape{Clients: 1, Balancers: 1, Servers: 2})
@@ -241,7 +243,7 @@ func TestVerdictFollowsClients(t *testing.T) {
 
 	s.echo[0].Stop()
 	verdict(1, "DEGRADED: 1 of 4 backends are not healthy: "+netip.AddrPortFrom(s.Servers[0].V4, 9000).String())
-	must.Get(s.dial(t, vip4, 9000))(t) // by the other server
+	must.Get(s.dial(t, vip4, 9000))(t) // through the other server
 
 	s.echo[1].Stop()
 	verdict(1, "DEGRADED: 203.0.113.10:9000/tcp of web: none of its backends is healthy (0 of 2)")
@@ -264,7 +266,7 @@ func TestVerdictFollowsClients(t *testing.T) {
 	logged("capacity")
 }
 
-// holdConnections opens n connections at once. It returns how many failed, and a function that closes the others.
+// holdConnections opens n connections concurrently. It returns how many failed, and a function that closes the others.
 func holdConnections(t *testing.T, s *site, to netip.AddrPort, n int) (failed int, release func()) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)

@@ -14,22 +14,22 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// site is a router, balancers that announce to it, and servers behind them.
+// site is a router, load balancers that announce to it, and servers behind them.
 type site struct {
 	labtest.Site
 	// receivers are the agents on servers that remove GUE headers.
 	receivers []*lab.Agent
-	active    int // how many servers are configured
+	active    int // number of configured servers
 	check     lab.AgentCheck
 	web       []*traffic.HTTPServer
 	echo      []*traffic.TCPEcho
 }
 
-// detection is the time in which the quick check detects a failed server: fall × interval + timeout.
+// detection is how long the quick check takes to detect a failed server: fall × interval + timeout.
 const detection = 2*200*time.Millisecond + 150*time.Millisecond
 
-// The check is patient except where a test lets servers fail and measures the time: servers, routers, clients and what
-// other tests start share two processors.
+// The patient check is for tests that do not measure how fast failed servers are detected, because servers, routers,
+// clients and other tests share two CPUs.
 var (
 	quick = lab.AgentCheck{
 		Type: "http", Path: "/healthz", Port: 8080, Interval: 200 * time.Millisecond, Timeout: 150 * time.Millisecond,
@@ -46,7 +46,7 @@ var (
 	vips = []netip.Addr{vip4, vip6}
 )
 
-// variants runs f with each router and each hook; no rule depends on both.
+// variants runs f with each router and each hook, but not each combination, because no rule depends on both.
 func variants(t *testing.T, f func(t *testing.T, kind peers.RouterKind, mode string)) {
 	for i, kind := range peers.RouterKinds {
 		mode := []string{"tc", "xdp"}[i]
@@ -59,7 +59,7 @@ func newBareSite(t *testing.T, shape lab.Shape) *site {
 	return &site{Site: labtest.Site{Topology: labtest.Topology(t, shape)}, check: patient}
 }
 
-// newSite builds a site whose agents announce both VIPs. The first `active` of its three servers are configured.
+// newSite builds a site whose agents announce both VIPs. The first active of its three servers are configured.
 func newSite(t *testing.T, kind peers.RouterKind, mode string, balancers, active int) *site {
 	return newCheckedSite(t, kind, mode, balancers, active, patient)
 }
@@ -95,24 +95,24 @@ func (s *site) services(active int) []lab.AgentService {
 	}}
 }
 
-// waitRoutes waits until the next hops of the router for both VIPs are exactly these balancers.
+// waitRoutes waits until the router's next hops for both VIPs are exactly these nodes.
 func (s *site) waitRoutes(t *testing.T, via ...lab.Node) {
 	t.Helper()
 	s.WaitRouted(t, vips, via...)
 }
 
-// checkAnswered fails the test when one of n requests to a VIP is not answered.
+// checkAnswered fails the test unless all n requests to a VIP are answered.
 func (s *site) checkAnswered(t *testing.T, n int) {
 	t.Helper()
 	for _, vip := range vips {
-		// With nat a server may have the source port in TIME_WAIT from an earlier flow and not accept the SYN: the
-		// timeout allows two retransmissions.
+		// With nat, a server may have the source port in TIME_WAIT from a previous flow and reject the SYN. The timeout
+		// allows two retransmissions.
 		r := s.Client().Load(t.Context(), traffic.Load{URL: labtest.URL(vip), Requests: n, Timeout: 4 * time.Second})
 		must.True(t, r.Err() == nil, "%s: %v", vip, r.Err())
 	}
 }
 
-// dial opens a TCP connection to a port of a VIP and returns the error, and how long that took.
+// dial opens a TCP connection to a port of a VIP. It returns how long this took, and the error.
 func (s *site) dial(t *testing.T, vip netip.Addr, port uint16) (time.Duration, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)

@@ -18,8 +18,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// TestSystemd: systemd as process 1 runs the unit, installed and enabled before the boot (e2e/kernels/init). The uplink
-// and its router are up three seconds late (e2e/kernels/network.sh).
+// TestSystemd covers systemd as process 1 with the unit, which was installed and enabled before the boot
+// (e2e/kernels/init). The uplink and its router come up three seconds late (e2e/kernels/network.sh).
 func TestSystemd(t *testing.T) {
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -46,7 +46,7 @@ func startedAtBoot(t *testing.T) {
 	online := number(t, "network", "ActiveEnterTimestampMonotonic")
 	started := number(t, "steelyard", "ExecMainStartTimestampMonotonic")
 	must.True(t, online > 0 && started >= online, "started %d µs after the boot, the network %d µs", started, online)
-	// The unit is active when the agent is ready.
+	// The unit becomes active once the agent is ready.
 	out, err := runHere(t, "steelyard", "status")
 	must.True(t, err == nil, "%v\n%s", err, out)
 	waitRoute(t, "203.0.113.10", true)
@@ -70,7 +70,7 @@ func reloadedBySystemd(t *testing.T) {
 	must.True(t, now == pid && property(t, "steelyard", "NRestarts") == restarts, "process %s became %s", pid, now)
 }
 
-// restartedByWatchdog: an agent that does not run is replaced. The router keeps the route (graceful restart).
+// restartedByWatchdog checks that a stopped agent is replaced. The router keeps the route (graceful restart).
 func restartedByWatchdog(t *testing.T) {
 	by := property(t, "steelyard", "RestartKillSignal")
 	must.True(t, by == "10", "a restart is told by signal %s; want 10, SIGUSR1", by)
@@ -107,7 +107,7 @@ func uninstalled(t *testing.T) {
 	must.Row(t, "the unit is", "not-found", property(t, "steelyard", "LoadState"))
 }
 
-// waitRoute waits until the router has a route to a VIP, or has none.
+// waitRoute waits until the router has a route to a VIP, or none if want is false.
 func waitRoute(t *testing.T, vip string, want bool) {
 	t.Helper()
 	labtest.Until(t, time.Minute, fmt.Sprintf("the router has a route to %s: %t", vip, want), func() error {
@@ -127,7 +127,7 @@ func number(t *testing.T, unit, name string) int {
 	return n
 }
 
-// command runs a program of the machine, which must succeed.
+// command runs a program on the machine, which must succeed.
 func command(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	out := must.Get(runHere(t, name, args...))(t)

@@ -17,8 +17,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// TestStandalone covers two standalone balancers: announcements, balancing, reload, failed servers, a lost BGP session,
-// drain and termination.
+// TestStandalone covers two standalone load balancers: announcements, balancing, reload, failed servers, a lost BGP
+// session, drain and termination.
 func TestStandalone(t *testing.T) {
 	variants(t, func(t *testing.T, kind peers.RouterKind, mode string) {
 		s := newCheckedSite(t, kind, mode, 2, 2, quick)
@@ -110,8 +110,7 @@ func (s *site) rejectsInvalidFile(t *testing.T) {
 	})
 }
 
-// serverFails: detection bounds the time until the check fails; the margin covers the change of the datapath on a busy
-// machine.
+// serverFails allows detection for the check to fail, and a margin for the datapath change on a busy machine.
 func (s *site) serverFails(t *testing.T) {
 	failed := s.Servers[1]
 	conns := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 30)
@@ -132,7 +131,7 @@ func (s *site) serverFails(t *testing.T) {
 	must.True(t, late.Err() == nil, "more than %s after the failure: %v", detection+250*time.Millisecond, late.Err())
 	t.Logf("the check failed %s after the server; the bound is %s", left, detection)
 	must.Need(t, onIt > 0, "no connection was on the failed server")
-	// The agent resets its connections: the exchange fails long before the context ends.
+	// The agent resets the failed server's connections, so the exchange fails long before the context ends.
 	start := time.Now()
 	errs := conns.Exchange(t.Context())
 	took := time.Since(start)
@@ -144,13 +143,13 @@ func (s *site) serverFails(t *testing.T) {
 	}
 }
 
-// backends returns nil when exactly n backends of an agent are in a state.
+// backends returns nil if exactly n of an agent's backends are in this state.
 func backends(t *testing.T, a *lab.Agent, state string, n int) error {
 	var all []struct{ Address, State, Reason string }
 	if err := a.Get(t.Context(), "/v1/backends", &all); err != nil {
 		return err
 	}
-	have := map[string]bool{} // one with several ports has a state for each
+	have := map[string]bool{} // a backend with several ports has a state for each
 	for _, b := range all {
 		if b.State == state {
 			have[b.Address] = true
@@ -174,8 +173,8 @@ func (s *site) allServersFail(t *testing.T) {
 	s.waitAnswered(t)
 }
 
-// waitAnswered waits until all of 200 requests to each VIP are answered. A router that adds a next hop moves flows to
-// another balancer, which with nat has no state for them and resets them.
+// waitAnswered waits until 200 of 200 requests to each VIP are answered. A router that adds a next hop moves flows to
+// another load balancer, which with nat has no state for them and resets them.
 func (s *site) waitAnswered(t *testing.T) {
 	t.Helper()
 	for _, vip := range vips {
@@ -192,7 +191,7 @@ func (s *site) losesSession(t *testing.T) {
 	s.waitAnswered(t)
 }
 
-// drains: the operator drains a service, then the node. Traffic that still arrives is served.
+// drains drains a service, then the node. Traffic that still arrives is served.
 func (s *site) drains(t *testing.T) {
 	a := s.Agents[0]
 	command := func(want string, args ...string) {
@@ -218,7 +217,7 @@ func (s *site) drains(t *testing.T) {
 	s.checkAnswered(t, 40)
 }
 
-// terminates: on SIGTERM the agent withdraws its routes before it ends.
+// terminates checks that on SIGTERM the agent withdraws its routes before it exits.
 func (s *site) terminates(t *testing.T) {
 	a := s.Agents[0]
 	p := a.Process()
@@ -260,7 +259,6 @@ func (s *site) farClient(t *testing.T, mtu int) traffic.Client {
 	return traffic.From(client)
 }
 
-// transferSize is in bytes.
 const transferSize = 10 << 20
 
 // transfers downloads and uploads transferSize bytes between a client and each VIP.
@@ -278,8 +276,8 @@ func transfers(t *testing.T, client traffic.Client) {
 	}
 }
 
-// pathMTU: path MTU discovery works through a balancer. An ICMP error (fragmentation needed, packet too big) quotes a
-// packet that the balancer has rewritten; the balancer forwards it to the sender behind it.
+// pathMTU checks that path MTU discovery works through a load balancer. An ICMP error (fragmentation needed, packet too
+// big) quotes a packet that the load balancer has rewritten, so it forwards the error to the original sender.
 func (s *site) pathMTU(t *testing.T) {
 	t.Run("far client", func(t *testing.T) { transfers(t, s.farClient(t, 1300)) })
 	t.Run("near client", func(t *testing.T) { transfers(t, s.Client()) })

@@ -18,8 +18,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// TestUnitCapabilitiesSuffice: with the capabilities of the unit the agent starts, checks by a program, announces by
-// BGP and L2, reuses its pinned maps, stops and cleans up.
+// TestUnitCapabilitiesSuffice checks that with the unit's capabilities the agent starts, runs exec checks, announces
+// over BGP and L2, reuses its pinned maps, stops and cleans up.
 func TestUnitCapabilitiesSuffice(t *testing.T) {
 	t.Parallel()
 	labtest.Root(t)
@@ -42,7 +42,7 @@ func TestUnitCapabilitiesSuffice(t *testing.T) {
 	}
 }
 
-// checkReload runs the ExecReload of the unit: it succeeds with a valid file; with an invalid file it fails and changes
+// checkReload runs the unit's ExecReload. It succeeds with a valid file; with an invalid one, it fails and changes
 // nothing.
 func checkReload(t *testing.T, agent *lab.Agent, config lab.AgentConfig) {
 	must.Get(agent.CLI(t.Context(), "reload"))(t)
@@ -53,12 +53,12 @@ func checkReload(t *testing.T, agent *lab.Agent, config lab.AgentConfig) {
 	must.Do(t, agent.Configure(config.TOML()))
 }
 
-// TestUnitCapabilitiesAreNeeded: without one of them the agent ends with an error that names it, or its status or
-// log has the problem.
+// TestUnitCapabilitiesAreNeeded checks that without any one of them, the agent exits with an error that names it, or
+// its status or log shows the problem.
 func TestUnitCapabilitiesAreNeeded(t *testing.T) {
 	t.Parallel()
 	labtest.Root(t)
-	degrades := map[string]string{ // the others end the agent
+	degrades := map[string]string{ // without the others, the agent exits
 		"CAP_NET_BIND_SERVICE": "does not listen on port 179: permission denied",
 		"CAP_NET_RAW":          "datapath: open a raw socket (CAP_NET_RAW): ",
 		"CAP_SETUID":           "run /bin/true as user nobody: the agent lacks CAP_SETUID",
@@ -95,7 +95,7 @@ func TestUnitCapabilitiesAreNeeded(t *testing.T) {
 	}
 }
 
-// newUnitSite returns a site with one balancer, and the configuration of its agent, which is not started.
+// newUnitSite returns a site with one load balancer, and the configuration of its agent, which is not started.
 func newUnitSite(t *testing.T, mode string) (*site, lab.AgentConfig) {
 	s := newBareSite(t, lab.Shape{
 		Clients: 1, Balancers: 1, Servers: 3, Wired: true, Links: lab.LinkOptions{SoftwareChecksums: mode == "xdp"},
@@ -116,7 +116,7 @@ func newUnitSite(t *testing.T, mode string) (*site, lab.AgentConfig) {
 
 var boundingSet = regexp.MustCompile(`(?m)^CapabilityBoundingSet=(.*)$`)
 
-// unitCapabilities returns the CapabilityBoundingSet of the unit.
+// unitCapabilities returns the unit's CapabilityBoundingSet.
 func unitCapabilities(t *testing.T) []string {
 	unit := must.Get(os.ReadFile("../systemd/steelyard.service"))(t)
 	var all []string
@@ -127,7 +127,7 @@ func unitCapabilities(t *testing.T) []string {
 	return all
 }
 
-// confine returns a program that runs steelyard with these capabilities as bounding set.
+// confine returns a program that runs steelyard with these capabilities as its bounding set.
 func confine(t *testing.T, capabilities []string) string {
 	set := "-all"
 	for _, c := range capabilities { // in the notation of setpriv(1)

@@ -21,25 +21,24 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// vandal is a change on a running balancer by someone else.
+// vandal is a change that someone else makes on a running load balancer.
 type vandal struct {
 	name     string
 	do, undo func(*lab.Host) error
-	// withdrawn: while the change lasts, no packet can be answered, so the address must not be announced. Otherwise
+	// withdrawn means that no packet can be answered during the change, so the address must not be announced. Otherwise
 	// requests must be answered.
 	withdrawn bool
-	// mode is the hook: "" is every one. Where no packet can be answered, the agent withdraws in the same way by both.
+	// mode is the hook, or "" for every hook. If no packet can be answered, both hooks make the agent withdraw in the
+	// same way.
 	mode   string
-	within time.Duration // until it is noticed; 0: noticed
-	// astray: in the meantime the router does not lead to the servers.
+	within time.Duration // limit for the detection; 0 for noticed
+	// astray means that during the change, the router does not lead to the servers.
 	astray bool
 }
 
-// noticed bounds the time until a change is noticed. A router has several requests to answer before it counts as
-// down.
+// noticed limits the time until a change is detected. A router must miss several requests before it is considered down.
 const noticed, neighbourDown = 3 * time.Second, 10 * time.Second
 
-// commands returns a function that runs commands.
 func commands(lines ...string) func(*lab.Host) error {
 	return func(h *lab.Host) error {
 		for _, line := range lines {
@@ -52,7 +51,7 @@ func commands(lines ...string) func(*lab.Host) error {
 	}
 }
 
-// sysctls returns a function that changes kernel parameters, in order.
+// sysctls returns a function that changes kernel parameters in this order.
 func sysctls(changes ...string) func(*lab.Host) error {
 	return func(h *lab.Host) error {
 		for _, change := range changes {
@@ -67,7 +66,7 @@ func sysctls(changes ...string) func(*lab.Host) error {
 
 const linkPins = "/sys/fs/bpf/steelyard/v*/links/"
 
-// detachLinks detaches the links of our programs, like "bpftool link detach".
+// detachLinks returns a function that detaches our programs' links, like "bpftool link detach".
 func detachLinks(pattern string) func(*lab.Host) error {
 	return func(h *lab.Host) error {
 		return h.Do(func() error {
@@ -105,7 +104,7 @@ func removePins(pattern string) func(*lab.Host) error {
 	}
 }
 
-// attachXDP attaches a program with a constant result to eth0, replacing ours.
+// attachXDP returns a function that replaces our program on eth0 with one that has a constant result.
 func attachXDP(result int32) func(*lab.Host) error {
 	return func(h *lab.Host) error { return h.Do(func() error { return dptest.AttachXDP("eth0", result) }) }
 }
@@ -116,7 +115,7 @@ func detachXDP(h *lab.Host) error {
 
 func nothing(*lab.Host) error { return nil }
 
-// The balancer has 192.0.2.130 on eth0, towards the router, and 192.0.2.100 on eth1, towards the servers.
+// The load balancer has 192.0.2.130 on eth0, towards the router, and 192.0.2.100 on eth1, towards the servers.
 var vandals = []vandal{
 	{name: "programs of tc detached", do: detachLinks("eth*tcx*"), undo: nothing},
 	{name: "XDP detached", do: detachLinks("eth0:xdp"), undo: nothing, mode: "xdp"},
@@ -168,12 +167,12 @@ var vandals = []vandal{
 	{name: "NIC towards the servers deleted", do: commands("ip link delete eth1"), undo: nothing},
 }
 
-// TestVandals breaks a running balancer that has two NICs, neither of them configured, and no health checks: only its
-// datapath can notice the damage. In no state may it announce an address that does not answer.
+// TestVandals breaks a running load balancer with two NICs, neither of them configured, and no health checks, so only
+// its datapath can detect the damage. It must never announce an address that does not respond.
 func TestVandals(t *testing.T) {
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run(mode, func(t *testing.T) {
-			t.Parallel() // with the other one only, because limits of time are asserted
+			t.Parallel() // only with each other, because time limits are asserted
 			s := newSite(t, peers.BIRD, mode, 1, 3)
 			balancer, agent := s.Balancers[0], s.Agents[0]
 			must.Do(t, agent.Terminate(t.Context(), 10*time.Second))
@@ -207,27 +206,27 @@ func TestVandals(t *testing.T) {
 	}
 }
 
-// leadAstray makes the router drop packets for the servers until the test ends.
+// leadAstray makes the router drop packets to the servers until the test ends.
 func (s *site) leadAstray(t *testing.T) {
 	t.Helper()
-	time.Sleep(time.Second) // the agent must have seen that the link leads to the servers again
+	time.Sleep(time.Second) // the agent must detect that the link leads to the servers again
 	rule := func(what string) string { return "ip rule " + what + " priority 10 to 192.0.2.0/25 blackhole" }
 	must.Do(t, commands(rule("add"))(s.Topology.Router))
 	t.Cleanup(func() { must.Do(t, commands(rule("del"))(s.Topology.Router)) })
 }
 
-// try makes a few requests to the IPv4 VIP.
+// try sends a few requests to the IPv4 VIP.
 func (s *site) try(t *testing.T) error {
 	return s.Client().Load(t.Context(),
 		traffic.Load{URL: labtest.URL(vip4), Requests: 10, Timeout: 500 * time.Millisecond}).Err()
 }
 
-// neverDead waits until the VIP is not announced, if that is wanted, or answers; and explain must agree.
+// neverDead waits until the VIP is withdrawn, if that is wanted, or responds. explain must agree.
 func (s *site) neverDead(t *testing.T, withdrawn bool, within time.Duration) {
 	t.Helper()
 	start := time.Now()
 	if !withdrawn {
-		time.Sleep(time.Second) // what a change ends may go on for a moment
+		time.Sleep(time.Second) // what a change stops may continue for a moment
 	}
 	labtest.Until(t, within, "it is withdrawn, or answers", func() error {
 		hops, err := s.Topology.Router.NextHops(labtest.HostRoute(vip4))
@@ -249,7 +248,8 @@ func (s *site) neverDead(t *testing.T, withdrawn bool, within time.Duration) {
 	must.True(t, err == nil && strings.Contains(out, "no answer:") == withdrawn, "explain: %v\n%s", err, out)
 }
 
-// oneNotReached: the address stays announced, and the status is a warning as long as clients of a server get no answer.
+// oneNotReached checks that the address stays announced, and that the status is a warning as long as clients of one
+// server receive no response.
 func (s *site) oneNotReached(t *testing.T) {
 	status := func(want string) {
 		t.Helper()
@@ -268,7 +268,7 @@ func (s *site) oneNotReached(t *testing.T) {
 	status("OK\n")
 }
 
-// noPeer: without a session an address is offered, and not announced.
+// noPeer checks that without a session, an address is offered but not announced.
 func (s *site) noPeer(t *testing.T) {
 	b := s.Balancers[0]
 	cut := commands("ip route add blackhole "+b.Gateway4.String(), "ip -6 route add blackhole "+b.Gateway6.String())

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// machine describes where and when the measurement was made: CPU, kernel, date.
+// machine describes the machine and the date of the measurement: CPU, kernel, date.
 func machine() (string, error) {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {

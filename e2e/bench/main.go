@@ -1,5 +1,6 @@
-// Bench measures Steelyard: what a packet costs, how many packets and connections pass beside other ways to forward
-// them, and how it grows. It needs root. Compare only ratios of one run, on a machine that does nothing else.
+// Bench measures Steelyard: the cost of a packet, the rates of packets and connections compared with other ways to
+// forward them, and how costs grow with size. It needs root. Compare only ratios from one run on an otherwise idle
+// machine.
 package main
 
 import (
@@ -27,10 +28,10 @@ func main() {
 	}
 }
 
-// parts are the names for -only.
+// parts are the values of -only.
 var parts = []string{"cost", "live", "connections", "scale", "convergence", "cluster"}
 
-// result is everything that was measured.
+// result has everything that was measured.
 type result struct {
 	Machine string               `json:"machine"`
 	Cost    []packets.Cell       `json:"cost,omitempty"`
@@ -95,7 +96,7 @@ func run() error {
 	return r.write(*file, *page)
 }
 
-// measure runs these parts. With an error it returns what was measured before.
+// measure runs the chosen parts. On error, it also returns the previous parts' results.
 func measure(
 	chosen []string, cost packets.CostOptions, live packets.LiveOptions, conns connections.Options,
 	large cluster.Options, rounds int, binary string,
@@ -150,7 +151,7 @@ func readResults(files []string) (r result, err error) {
 	return r, nil
 }
 
-// write writes the results and the page; "" means neither.
+// write writes the results to file and the page to page, unless these are "".
 func (r result) write(file, page string) error {
 	if file != "" {
 		text, err := json.MarshalIndent(r, "", "\t")

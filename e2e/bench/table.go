@@ -16,14 +16,13 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/bench/scale"
 )
 
-// table is a table of results.
 type table struct {
 	title string
 	head  []string
 	rows  [][]string
 }
 
-// tables returns the tables of what was measured.
+// tables returns the tables of all results.
 func (r result) tables() (all []table) {
 	if len(r.Cost) != 0 {
 		all = append(all, costTable(r.Cost))
@@ -65,10 +64,10 @@ func (r result) print(out io.Writer) error {
 	return nil
 }
 
-// none is the cell of what was not measured.
+// none is the cell of a value that was not measured.
 const none = "–"
 
-// grid makes a table with a row for each name and a column for each load. Names are in the order of the results.
+// grid returns a table with one row per name and one column per load. Names are in the order of the results.
 func grid[T any](title, what string, loads []string, results []T, key func(T) (name, load string),
 	cell func(T) string) table {
 	t := table{title: title, head: append([]string{what}, loads...)}
@@ -175,10 +174,10 @@ func clusterTable(c cluster.Result) table {
 	return t
 }
 
-// rollout is the number of nodes in the rolling restart for which requests are extrapolated.
+// rollout is the number of nodes in a rolling restart to which requests are extrapolated.
 const rollout = 1000
 
-// requestsTable has what one restart asks the API server for, and a rolling restart, which does so once for each node.
+// requestsTable shows the API server requests of one restart and of a rolling restart, which repeats them on each node.
 func requestsTable(c cluster.Result) table {
 	t := table{title: fmt.Sprintf("Requests to the API server: of one restart, the average of %d, and of a rolling "+
 		"restart of %d nodes, extrapolated from that", c.Restarts, rollout)}
@@ -211,7 +210,7 @@ func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d)/float
 
 func mib(bytes uint64) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }
 
-// markdown is the table for a page.
+// markdown returns the table in Markdown.
 func (t table) markdown() string {
 	var b strings.Builder
 	title, about, _ := strings.Cut(t.title, ": ")

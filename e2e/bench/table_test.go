@@ -10,7 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// The page has the tables that were measured, and the targets, met or missed.
+// The page has the measured tables, and the targets, met or missed.
 func TestPage(t *testing.T) {
 	r := result{
 		Machine: "a machine",

@@ -11,12 +11,12 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/bench/scale"
 )
 
-// target is a limit for a measured value. NaN means that it was not measured.
+// target is a limit for a measured value, which is NaN if it was not measured.
 type target struct {
 	what     string
 	limit    float64
 	unit     string
-	least    bool // the value must not be less than limit; else not more
+	least    bool // limit is a minimum; otherwise a maximum
 	measured float64
 }
 
@@ -29,7 +29,7 @@ func (t target) met() bool {
 
 var stateless = []string{"ipip", "gue", "dsr", "spread"}
 
-// targets compares the results with what is wanted of them.
+// targets compares the results with their targets.
 func (r result) targets() []target {
 	const (
 		nat, reply        = "nat", "nat, reply"
@@ -74,7 +74,7 @@ func (r result) targets() []target {
 	}
 }
 
-// worst returns the largest value, NaN if one is NaN.
+// worst returns the largest value, or NaN if any is NaN.
 func worst(names []string, value func(string) float64) float64 {
 	most := math.Inf(-1)
 	for _, n := range names {
@@ -118,7 +118,7 @@ func (r result) connections(way, kind string) float64 {
 	return math.NaN()
 }
 
-// change is that of the worse of the two kinds of 10,000 services, in milliseconds.
+// change returns the worse result of the two sizes with 10,000 services, in milliseconds.
 func (r result) change() (c struct{ p99, cpu float64 }) {
 	c.p99, c.cpu = math.NaN(), math.NaN()
 	for _, a := range r.Apply {

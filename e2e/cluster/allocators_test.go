@@ -30,10 +30,10 @@ name = "public"
 addresses = ["203.0.113.0/24", "2001:db8:1::/64"]
 `
 
-// otherKubeconfigPath is the kubeconfig of the allocator for Services of another class.
+// otherKubeconfigPath is the kubeconfig of an allocator for another class.
 const otherKubeconfigPath = kube.KubeconfigPath + "-other"
 
-// TestAllocators covers what assigns addresses beside a real API server, with the objects of the manifest.
+// TestAllocators covers the allocators outside the nodes' agents, with a real API server and the manifest's objects.
 func TestAllocators(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t, 1, "nat")
@@ -53,7 +53,7 @@ func TestAllocators(t *testing.T) {
 	}
 }
 
-// apiOf returns a client with the rights of a ServiceAccount of the manifest.
+// apiOf returns a client with the rights of a ServiceAccount in the manifest.
 func (c *cluster) apiOf(t *testing.T, account string) kubernetes.Interface {
 	t.Helper()
 	o := must.Get(clientcmd.RESTConfigFromKubeConfig([]byte(c.kubeconfigOf(t, account))))(t)
@@ -62,7 +62,7 @@ func (c *cluster) apiOf(t *testing.T, account string) kubernetes.Interface {
 	return api
 }
 
-// forgedMetadata: the token of what assigns addresses changes nothing of a Service but its status and our finalizer.
+// forgedMetadata checks that the allocator's token can change only a Service's status and our finalizer.
 func forgedMetadata(t *testing.T, c *cluster) {
 	c.createService(t, "forged", func(s *core.Service) {
 		s.Labels, s.Annotations = map[string]string{"app": "web"}, map[string]string{"example.com/a": "b"}
@@ -85,7 +85,7 @@ func forgedMetadata(t *testing.T, c *cluster) {
 	for name, tt := range map[string]struct {
 		kind types.PatchType
 		text string
-		what string // in the error
+		what string // what the error contains
 	}{
 		"label":           {merge, label, "labels"},
 		"label removed":   {merge, `{"metadata":{"labels":null}}`, "labels"},
@@ -120,10 +120,10 @@ func forgedMetadata(t *testing.T, c *cluster) {
 		err := patch(token, merge, text, meta.DryRunAll)
 		must.True(t, err == nil, "%s: %v", name, err)
 	}
-	if err := patch(c.api, merge, label); err != nil { // others are not concerned
+	if err := patch(c.api, merge, label); err != nil { // others may do this
 		t.Error(err)
 	}
-	// Assignment and release work beside somebody else's finalizer.
+	// Assignment and release work despite a finalizer of another controller.
 	api := c.api.CoreV1().Services("default")
 	must.Do(t, api.Delete(t.Context(), "forged", meta.DeleteOptions{}))
 	labtest.Until(t, 10*time.Second, "the addresses are released", func() error {
@@ -137,8 +137,8 @@ func forgedMetadata(t *testing.T, c *cluster) {
 	}
 }
 
-// twoClasses: of two allocators with different classes and accounts, each writes the Services of its own class only,
-// also while the other one does not run.
+// twoClasses checks that of two allocators with different classes and accounts, each writes only Services of its own
+// class, even while the other one is down.
 func twoClasses(t *testing.T, c *cluster) {
 	const account = "other-allocator"
 	of := func(class string) func(*core.Service) {
@@ -164,9 +164,9 @@ func twoClasses(t *testing.T, c *cluster) {
 	c.updateService(t, "moves", func(s *core.Service) {
 		s.Spec.Type, s.Spec.LoadBalancerClass = core.ServiceTypeClusterIP, nil
 	})
-	c.createService(t, "last", func(*core.Service) {}) // the allocator has seen what was changed before
+	c.createService(t, "last", func(*core.Service) {}) // its address shows that previous changes were seen
 	c.waitAddresses(t, "last")
-	c.checkStatus(t, "moves", "steelyard:"+otherClass, 0, 1) // the API server has emptied the status
+	c.checkStatus(t, "moves", "steelyard:"+otherClass, 0, 1) // the API server has cleared the status
 	c.startAllocator(t, account, config)
 	c.waitHolder(t, "steelyard-example.com-other-a5f1e0", account)
 	labtest.Until(t, 20*time.Second, "the addresses are taken back", func() error {
@@ -195,8 +195,7 @@ func twoClasses(t *testing.T, c *cluster) {
 	}
 }
 
-// checkStatus fails the test when the status of a Service has another writer, or other numbers of addresses and
-// finalizers.
+// checkStatus fails the test unless a Service's status has this writer and these numbers of addresses and finalizers.
 func (c *cluster) checkStatus(t *testing.T, name, writer string, addresses, finalizers int) {
 	t.Helper()
 	s := must.Get(c.api.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{}))(t)
@@ -211,8 +210,8 @@ func (c *cluster) checkStatus(t *testing.T, name, writer string, addresses, fina
 		"%s: written by %q, %d addresses, finalizers %q", name, writers, n, s.Finalizers)
 }
 
-// sharerChanges: an older Service shares the address of another one by its key, and then asks for its port while nobody
-// assigns addresses: it is refused, and the other Service is not written.
+// sharerChanges covers an older Service that shares another one's address by key, and then requests its port while no
+// allocator runs. The request is rejected, and the other Service is not written.
 func sharerChanges(t *testing.T, c *cluster) {
 	port := func(port int32) func(*core.Service) {
 		return func(s *core.Service) { s.Spec.Ports = s.Spec.Ports[:1]; s.Spec.Ports[0].Port = port }
@@ -220,7 +219,7 @@ func sharerChanges(t *testing.T, c *cluster) {
 	api := c.api.CoreV1().Services("default")
 	c.createService(t, "guest", port(81))
 	c.waitAddresses(t, "guest")
-	time.Sleep(time.Second) // the time of creation has seconds
+	time.Sleep(time.Second) // creation times are in whole seconds
 	c.createService(t, "host", func(s *core.Service) { s.Annotations = map[string]string{"steelyard.dev/share": "x"} })
 	vips := c.waitAddresses(t, "host")
 	has := func(name, reason string) {
@@ -255,8 +254,8 @@ func sharerChanges(t *testing.T, c *cluster) {
 	c.deleteService(t, "host")
 }
 
-// poolExcludes: a Service keeps its addresses when the pool excludes it by a reload, and an Event says so. When its
-// status is emptied it gets others.
+// poolExcludes checks that a Service keeps its addresses when a reload makes the pool exclude it, and that an Event
+// says so. If its status is cleared, it receives other addresses.
 func poolExcludes(t *testing.T, c *cluster) {
 	c.createService(t, "excluded", func(*core.Service) {})
 	vips := c.waitAddresses(t, "excluded")

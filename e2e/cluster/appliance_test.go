@@ -25,10 +25,10 @@ var (
 	vips = []netip.Addr{vip4, netip.MustParseAddr("2001:db8:1::10")}
 )
 
-// slow is an interval in which nodes respond that share two CPUs with all else.
+// slow is a check interval for nodes that share two CPUs with everything else.
 const slow = 300 * time.Millisecond
 
-// ofNodes is the service of an appliance for a Service of a cluster: its backends are the nodes. port is the check's,
+// ofNodes returns an appliance's service for a cluster's Service. Its backends are the nodes. port is the check's port,
 // or 0 for the default.
 func ofNodes(s *core.Service, addrs []netip.Addr, nodes []lab.Node, port int32) lab.AgentService {
 	out := lab.AgentService{Name: s.Name, Addresses: addrs, Backends: lab.Backends(nodes...), Check: lab.AgentCheck{
@@ -41,9 +41,9 @@ func ofNodes(s *core.Service, addrs []netip.Addr, nodes []lab.Node, port int32) 
 	return out
 }
 
-// TestApplianceInFrontOfACluster: a balancer without credentials for the cluster forwards to the nodes. It follows
-// their health check node ports, and for a Service without one the health of their service proxy. Both are those of
-// kube-proxy.
+// TestApplianceInFrontOfACluster covers a load balancer without credentials for the cluster that forwards to the nodes.
+// It follows their health check node ports, or for a Service without one, the health of their service proxy. kube-proxy
+// serves both.
 func TestApplianceInFrontOfACluster(t *testing.T) {
 	c := startCluster(t, 4, "nat")
 	nodes := c.Balancers[1:]
@@ -66,7 +66,7 @@ func TestApplianceInFrontOfACluster(t *testing.T) {
 	a := labtest.Agent(t, c.Balancers[0].Host, binary, config)
 	c.waitRouted(t, vips, 0)
 	c.waitRouted(t, second, 0)
-	// Waits until a line of "backends" has all of these words.
+	// Wait until a line of "backends" contains all of these words.
 	backend := func(words ...string) {
 		t.Helper()
 		labtest.Until(t, 20*time.Second, strings.Join(words, " "), func() error {
@@ -95,7 +95,7 @@ func TestApplianceInFrontOfACluster(t *testing.T) {
 	}
 	c.waitAnswered(t, vips...)
 	c.waitAnswered(t, second...)
-	for _, vip := range vips { // each pod gets a quarter: the weight of a node is the number of its endpoints
+	for _, vip := range vips { // each pod gets a quarter, because a node's weight is its number of endpoints
 		labtest.CheckEven(t, c.allAnswered(t, vip, 1600), 4)
 	}
 	status := must.Get(a.CLI(t.Context(), "status"))(t)
@@ -136,8 +136,8 @@ func TestApplianceInFrontOfACluster(t *testing.T) {
 	})
 }
 
-// proxyHealth: an agent that is the service proxy of its node serves /healthz and /livez on port 10256, as kube-proxy
-// does.
+// proxyHealth checks that an agent that is its node's service proxy serves /healthz and /livez on port 10256, like
+// kube-proxy.
 func (c *cluster) proxyHealth(t *testing.T, node int, vips []netip.Addr) {
 	t.Helper()
 	answers := func(path string, status int, eligible any) func() error {
@@ -165,8 +165,7 @@ func (c *cluster) proxyHealth(t *testing.T, node int, vips []netip.Addr) {
 	c.waitRouted(t, vips, 0, 1, 2)
 }
 
-// nodePortAnswer is the body that kube-proxy sends on a health check node port
-// (pkg/proxy/healthcheck/service_health.go).
+// nodePortAnswer is kube-proxy's response on a health check node port (pkg/proxy/healthcheck/service_health.go).
 const nodePortAnswer = `{
 	"service": {
 		"namespace": "default",
@@ -176,8 +175,8 @@ const nodePortAnswer = `{
 	"serviceProxyHealthy": true
 }`
 
-// TestKubernetesWithoutProxy: without a service proxy the agent serves the health check node ports, and its own probes
-// use them.
+// TestKubernetesWithoutProxy checks that without a service proxy, the agent serves the health check node ports, and its
+// own probes use them.
 func TestKubernetesWithoutProxy(t *testing.T) {
 	c := newCluster(t, "nat", false)
 	a, b := c.startPod(t, "pod-a", 0), c.startPod(t, "pod-b", 1)
@@ -221,8 +220,9 @@ func TestKubernetesWithoutProxy(t *testing.T) {
 	c.waitAnswered(t, vips...)
 }
 
-// rights: an attacker who takes over a node can read Services and endpoints, but change neither their addresses nor
-// anything else in the cluster. One who takes over the allocator cannot change where a Service sends traffic.
+// rights checks that an attacker who takes over a node can read Services and endpoints, but can change neither their
+// addresses nor anything else in the cluster. An attacker who takes over the allocator cannot change where a Service
+// sends traffic.
 func rights(t *testing.T, c *cluster, _ ...*pod) {
 	c.createService(t, "rights", func(*core.Service) {})
 	t.Cleanup(func() { c.deleteService(t, "rights") })
@@ -234,7 +234,7 @@ func rights(t *testing.T, c *cluster, _ ...*pod) {
 	}
 	requests := []struct {
 		name            string
-		node, allocator bool // is permitted
+		node, allocator bool // whether permitted
 		send            func(api kubernetes.Interface) error
 	}{
 		{"list Services", true, true, func(api kubernetes.Interface) error {
@@ -253,7 +253,7 @@ func rights(t *testing.T, c *cluster, _ ...*pod) {
 			_, err := api.CoreV1().Secrets("steelyard").Get(t.Context(), "steelyard-tunnel-keys", meta.GetOptions{})
 			return err
 		}},
-		{"change the keys of the tunnels", false, false, func(api kubernetes.Interface) error { // by update only
+		{"change the keys of the tunnels", false, false, func(api kubernetes.Interface) error { // only by update
 			secrets := api.CoreV1().Secrets("steelyard")
 			_, err := secrets.Patch(t.Context(), "steelyard-tunnel-keys", merge, []byte(`{}`), dry)
 			return err

@@ -40,7 +40,7 @@ func (c *cluster) createService(t *testing.T, name string, change func(*core.Ser
 	return must.Get(c.api.CoreV1().Services("default").Create(t.Context(), s, meta.CreateOptions{}))(t)
 }
 
-// waitAddresses waits until a Service has an address of each of its families, and returns them.
+// waitAddresses waits until a Service has an address per family, and returns them.
 func (c *cluster) waitAddresses(t *testing.T, name string) (vips []netip.Addr) {
 	t.Helper()
 	labtest.Until(t, 30*time.Second, name+" has addresses", func() error {
@@ -57,7 +57,7 @@ func (c *cluster) waitAddresses(t *testing.T, name string) (vips []netip.Addr) {
 	return vips
 }
 
-// setEndpoints writes the EndpointSlices of a Service for these pods, as the EndpointSlice controller would.
+// setEndpoints writes a Service's EndpointSlices for these pods, as the EndpointSlice controller would.
 func (c *cluster) setEndpoints(t *testing.T, service string, pods ...*pod) {
 	t.Helper()
 	tcp, udp := core.ProtocolTCP, core.ProtocolUDP
@@ -98,8 +98,8 @@ func (c *cluster) setEndpoints(t *testing.T, service string, pods ...*pod) {
 	}
 }
 
-// startService creates a Service with these endpoints, and waits until the router has routes to its addresses by these
-// nodes and requests are answered. It deletes the Service with the test.
+// startService creates a Service with these endpoints, and waits until the router's next hops for its addresses are
+// these nodes and requests are answered. The Service is deleted with the test.
 func (c *cluster) startService(
 	t *testing.T, name string, change func(*core.Service), nodes []int, pods ...*pod,
 ) []netip.Addr {
@@ -113,12 +113,12 @@ func (c *cluster) startService(
 	return vips
 }
 
-// deleteService deletes a Service and waits until it is gone, and so until its finalizer is removed.
+// deleteService deletes a Service and waits until it is gone, which requires that its finalizer is removed.
 func (c *cluster) deleteService(t *testing.T, name string) {
 	t.Helper()
-	ctx, api := context.Background(), c.api.CoreV1().Services("default") // t.Context() is done in a cleanup
+	ctx, api := context.Background(), c.api.CoreV1().Services("default") // t.Context() has ended in a cleanup
 	deleted := api.Delete(ctx, name, meta.DeleteOptions{})
-	// 30 s: a new leader may have to be elected first.
+	// 30 s, because a new leader may have to be elected first.
 	_, err := lab.Until(ctx, 30*time.Second, name+" is deleted", func() error {
 		_, err := api.Get(ctx, name, meta.GetOptions{})
 		return labtest.ErrorIf(err == nil, "it exists")
@@ -126,7 +126,7 @@ func (c *cluster) deleteService(t *testing.T, name string) {
 	must.True(t, err == nil, "%v (%v)", err, deleted)
 }
 
-// updateService changes a Service, and tries again on a conflict.
+// updateService changes a Service, and retries on conflicts.
 func (c *cluster) updateService(t *testing.T, name string, change func(*core.Service)) *core.Service {
 	t.Helper()
 	api := c.api.CoreV1().Services("default")
@@ -142,7 +142,7 @@ func (c *cluster) updateService(t *testing.T, name string, change func(*core.Ser
 	return s
 }
 
-// waitAnswered waits until all of 60 requests to each of these addresses are answered.
+// waitAnswered waits until 60 of 60 requests to each of these addresses are answered.
 func (c *cluster) waitAnswered(t *testing.T, vips ...netip.Addr) {
 	t.Helper()
 	for _, vip := range vips {
@@ -177,7 +177,7 @@ func isTimeout(err error) bool {
 
 func anyError(err error) bool { return err != nil }
 
-// allAnswered makes n requests to a VIP and fails the test when one of them is not answered.
+// allAnswered sends n requests to a VIP and fails the test unless all are answered.
 func (c *cluster) allAnswered(t *testing.T, vip netip.Addr, n int) traffic.Result {
 	t.Helper()
 	r := c.Load(t, vip, n)
@@ -185,12 +185,11 @@ func (c *cluster) allAnswered(t *testing.T, vip netip.Addr, n int) traffic.Resul
 	return r
 }
 
-// overrideRoutes makes the router send these addresses to one node, instead of following the announced routes, until
-// the test ends.
+// overrideRoutes makes the router send these addresses to one node, whatever routes are announced, until the test ends.
 func (c *cluster) overrideRoutes(t *testing.T, vips []netip.Addr, node int) {
 	t.Helper()
 	for _, vip := range vips {
-		// Announced routes are host routes already: a table that is looked up first overrides them.
+		// Announced routes are already host routes, so only a table that is looked up first overrides them.
 		via := labtest.Hops(vip, c.Balancers[node:node+1])[0].String()
 		family := "-4"
 		if vip.Is6() {
@@ -209,14 +208,14 @@ func (c *cluster) overrideRoutes(t *testing.T, vips []netip.Addr, node int) {
 	}
 }
 
-// patchNode applies a merge patch to a Node, or to its subresource.
+// patchNode applies a merge patch to a Node, or its subresource.
 func (c *cluster) patchNode(t *testing.T, node int, patch string, sub ...string) {
 	t.Helper()
 	api, name := c.api.CoreV1().Nodes(), c.Balancers[node].Name()
 	must.Get(api.Patch(t.Context(), name, types.MergePatchType, []byte(patch), meta.PatchOptions{}, sub...))(t)
 }
 
-// waitSaid waits for an Event on a Service with this reason and text.
+// waitSaid waits for an Event about a Service with this reason and text.
 func (c *cluster) waitSaid(t *testing.T, service, reason, text string) {
 	t.Helper()
 	labtest.Until(t, 2*time.Minute, "an Event "+reason+" says: "+text, func() error {
@@ -234,7 +233,7 @@ func (c *cluster) waitSaid(t *testing.T, service, reason, text string) {
 	})
 }
 
-// pod is one server of the cluster.
+// pod is a host that simulates a pod.
 type pod struct {
 	*lab.Host
 	name   string
@@ -242,7 +241,7 @@ type pod struct {
 	v4, v6 netip.Addr
 	web    *traffic.HTTPServer
 	ready  bool
-	// terminating: the pod terminates and still serves.
+	// terminating means that the pod is terminating, but still serves.
 	terminating bool
 }
 
@@ -252,7 +251,7 @@ func podPrefixes(node int) (v4, v6 netip.Prefix) {
 	return v4, v6
 }
 
-// startPod starts a pod on a node. It becomes an endpoint by setEndpoints.
+// startPod starts a pod on a node. setEndpoints makes it an endpoint.
 func (c *cluster) startPod(t *testing.T, name string, node int) *pod {
 	t.Helper()
 	k := len(c.pods)
@@ -275,7 +274,6 @@ func (c *cluster) startPod(t *testing.T, name string, node int) *pod {
 	return p
 }
 
-// startServers starts the servers of a pod.
 func (p *pod) startServers(t *testing.T) {
 	t.Helper()
 	at := lab.Node{Host: p.Host, V4: p.v4, V6: p.v6}

@@ -30,18 +30,18 @@ import (
 )
 
 // cluster is a Kubernetes cluster with a real API server. Its nodes are hosts with an agent and kube-proxy; its pods
-// are hosts behind them.
+// are hosts behind these.
 type cluster struct {
 	*labtest.Site
 	control *kube.ControlPlane
 	rest    *rest.Config
 	api     kubernetes.Interface
-	proxies map[*lab.Host][]*lab.Process // kube-proxy of each node: the last one runs
-	// allocators are the processes that assign addresses beside the API server.
+	proxies map[*lab.Host][]*lab.Process // each node's kube-proxy processes; only the last may run
+	// allocators are the allocator processes, which run beside the API server.
 	allocators []*lab.Process
 	pods       map[string]*pod
 	forward    string // kubernetes.forward
-	// ownWatches are those of the API server itself: of allNodes and of allLeases.
+	// ownWatches are the API server's own watches of allNodes and allLeases.
 	ownWatches [2]float64
 }
 
@@ -50,12 +50,11 @@ const (
 	probeBound                             = probeFall*probeInterval + probeTimeout
 )
 
-// agentImage is the name of the agent's image.
 const agentImage = "steelyard:test"
 
-// newCluster makes a cluster of three nodes behind a router with ECMP. Nodes, and the two processes that assign
-// addresses, have the rights of their accounts in the manifest. With proxied every node has kube-proxy; without, none
-// has, and the agent of the last node is configured as service proxy.
+// newCluster creates a cluster of three nodes behind a router with ECMP. Nodes and the two allocators have the rights
+// of their accounts in the manifest. If proxied, every node has kube-proxy; otherwise none has, and the last node's
+// agent is configured as service proxy.
 func newCluster(t *testing.T, forward string, proxied bool) *cluster {
 	t.Helper()
 	c := startCluster(t, 3, forward)
@@ -73,7 +72,7 @@ func newCluster(t *testing.T, forward string, proxied bool) *cluster {
 		}
 		a := lab.BGPAgent(b, labtest.ASN, labtest.RouterASN)
 		a.Mode = "tc"
-		if i < 2 { // in a pod; the last one is a host service
+		if i < 2 { // as in a pod; the last one is a host service
 			a.Env = []string{"POD_NAMESPACE=steelyard"}
 		}
 		a.Extra = fmt.Sprintf(clusterTOML, kube.KubeconfigPath, forward, proxy, probeInterval, probeTimeout, probeFall)
@@ -88,7 +87,7 @@ func newCluster(t *testing.T, forward string, proxied bool) *cluster {
 	return c
 }
 
-// startCluster makes the hosts of a cluster, its control plane and its router.
+// startCluster creates a cluster's hosts, control plane and router.
 func startCluster(t *testing.T, nodes int, forward string) *cluster {
 	t.Helper()
 	topology := labtest.Topology(t, lab.Shape{Clients: 1, Balancers: nodes, Servers: 1})
@@ -118,7 +117,7 @@ addresses = ["203.0.113.0/24", "2001:db8:1::/64"]
 external_ips = true
 `
 
-// connect gives this process a client of the API server.
+// connect connects this process to the API server as a client.
 func (c *cluster) connect(t *testing.T) {
 	t.Helper()
 	c.rest = must.Get(clientcmd.RESTConfigFromKubeConfig([]byte(c.control.Kubeconfig())))(t)
@@ -127,20 +126,20 @@ func (c *cluster) connect(t *testing.T) {
 	c.api = must.Get(kubernetes.NewForConfig(c.rest))(t)
 }
 
-// install applies the manifest, first as a server-side dry run. A configuration goes into its ConfigMap.
+// install applies the manifest, first as a server-side dry run. config goes into its ConfigMap.
 func (c *cluster) install(t *testing.T, config string) {
 	t.Helper()
 	c.apply(t, config)
 }
 
-// apply is "steelyard manifest | kubectl apply", with these further arguments.
+// apply is "steelyard manifest | kubectl apply" with additional arguments.
 func (c *cluster) apply(t *testing.T, config string, args ...string) {
 	t.Helper()
 	c.eachObject(t, args, func(api dynamic.ResourceInterface, o *unstructured.Unstructured) {
 		if config != "" && o.GetKind() == "ConfigMap" && o.GetName() == "steelyard" {
 			o.Object["data"] = map[string]any{"steelyard.toml": config}
 		}
-		if o.GetKind() == "Deployment" { // the nodes have no network for pods
+		if o.GetKind() == "Deployment" { // the nodes have no pod network
 			must.Do(t, unstructured.SetNestedField(o.Object, true, "spec", "template", "spec", "hostNetwork"))
 		}
 		for _, dry := range [][]string{{meta.DryRunAll}, nil} {
@@ -176,7 +175,7 @@ func (c *cluster) eachObject(
 	}
 }
 
-// kubeconfigOf returns a kubeconfig with the rights of a ServiceAccount of the manifest.
+// kubeconfigOf returns a kubeconfig with the rights of a ServiceAccount in the manifest.
 func (c *cluster) kubeconfigOf(t *testing.T, account string) string {
 	t.Helper()
 	accounts := c.api.CoreV1().ServiceAccounts("steelyard")
@@ -185,7 +184,7 @@ func (c *cluster) kubeconfigOf(t *testing.T, account string) string {
 	return c.control.KubeconfigFor(token.Status.Token)
 }
 
-// startAllocators starts two processes that assign addresses beside the API server, with the configuration of a node.
+// startAllocators starts two allocators beside the API server, with a node's configuration.
 func (c *cluster) startAllocators(t *testing.T) {
 	t.Helper()
 	c.allocators = nil
@@ -194,7 +193,7 @@ func (c *cluster) startAllocators(t *testing.T) {
 	}
 }
 
-// startAllocator starts a process that assigns addresses beside the API server, with the rights of the manifest.
+// startAllocator starts an allocator beside the API server, with its rights in the manifest.
 func (c *cluster) startAllocator(t *testing.T, name, config string) *lab.Process {
 	t.Helper()
 	h, file := c.Servers[0].Host, "/run/steelyard-lab/"+name+".toml"
@@ -226,7 +225,7 @@ func (c *cluster) join(t *testing.T, i int) {
 	}
 }
 
-// register creates the Node object of a host, as its kubelet would.
+// register creates a host's Node object, as its kubelet would.
 func (c *cluster) register(t *testing.T, i int) {
 	t.Helper()
 	n := c.Balancers[i]
@@ -241,7 +240,7 @@ func (c *cluster) register(t *testing.T, i int) {
 	must.Get(api.UpdateStatus(t.Context(), node, meta.UpdateOptions{}))(t)
 }
 
-// startProxy starts kube-proxy on a node, replacing the one that ran there.
+// startProxy starts kube-proxy on a node and replaces the one that ran there.
 func (c *cluster) startProxy(t *testing.T, n lab.Node) {
 	t.Helper()
 	c.stopProxy(n)
@@ -252,14 +251,14 @@ func (c *cluster) startProxy(t *testing.T, n lab.Node) {
 	c.proxies[n.Host] = append(c.proxies[n.Host], p)
 }
 
-// stopProxy kills kube-proxy of a node, if it runs.
+// stopProxy kills a node's kube-proxy, if it runs.
 func (c *cluster) stopProxy(n lab.Node) {
 	if all := c.proxies[n.Host]; len(all) > 0 {
 		all[len(all)-1].Kill()
 	}
 }
 
-// showProxy shows the logs of all processes of kube-proxy that have run on a node, if the test has failed.
+// showProxy shows the logs of all kube-proxy processes that have run on a node, if the test has failed.
 func (c *cluster) showProxy(t *testing.T, n lab.Node) {
 	if !t.Failed() {
 		return
@@ -269,8 +268,8 @@ func (c *cluster) showProxy(t *testing.T, n lab.Node) {
 	}
 }
 
-// waitRouted waits until the next hops of the router for these addresses are exactly these nodes, and returns how long
-// that took.
+// waitRouted waits until the router's next hops for these addresses are exactly these nodes, and returns how long it
+// took.
 func (c *cluster) waitRouted(t *testing.T, vips []netip.Addr, nodes ...int) time.Duration {
 	t.Helper()
 	var via []lab.Node
@@ -282,7 +281,7 @@ func (c *cluster) waitRouted(t *testing.T, vips []netip.Addr, nodes ...int) time
 	return time.Since(start)
 }
 
-// checkClientAddress fails the test when a pod had no request, or one whose source was not the client.
+// checkClientAddress fails the test if a pod has received no request, or one whose source was not the client.
 func (c *cluster) checkClientAddress(t *testing.T, pods ...*pod) {
 	t.Helper()
 	for _, p := range pods {

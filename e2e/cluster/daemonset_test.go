@@ -26,7 +26,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// daemonTOML is the configuration of all nodes, as in the documentation.
+// daemonTOML is the configuration of all nodes, as documented.
 const daemonTOML = `
 [datapath]
 mode = "tc"
@@ -43,13 +43,13 @@ name = "public"
 addresses = ["203.0.113.0/24", "2001:db8:1::/64"]
 `
 
-// daemonConfig is daemonTOML with the peers of a node.
+// daemonConfig returns daemonTOML with a node's peers.
 func daemonConfig(gw lab.Node) string {
 	return fmt.Sprintf(daemonTOML, labtest.ASN, gw.Gateway4, labtest.RouterASN, gw.Gateway6, labtest.RouterASN)
 }
 
-// TestDaemonSet runs the agent as the pod of a DaemonSet: a static binary in an image, run by real kubelets with the
-// rights of the manifest, from "kubectl apply" to a rollout under load.
+// TestDaemonSet runs the agent in the pods of a DaemonSet: a static binary in an image, run by real kubelets with the
+// manifest's rights, from "kubectl apply" to a rollout under load.
 func TestDaemonSet(t *testing.T) {
 	if err := kube.RuntimeAvailable(); err != nil {
 		if os.Getenv("STEELYARD_CI") != "" {
@@ -103,8 +103,8 @@ func TestDaemonSet(t *testing.T) {
 	c.uninstall(t, slices.Concat(byCluster, byLocal))
 }
 
-// uninstall: after the steps of the documentation nothing of ours is left in the Services. One that was deleted when no
-// agent could remove its finalizer is gone.
+// uninstall checks that the documented steps remove everything of ours from Services. A Service that was deleted while
+// no agent could remove its finalizer is gone.
 func (c *cluster) uninstall(t *testing.T, vips []netip.Addr) {
 	t.Helper()
 	c.eachObject(t, nil, func(api dynamic.ResourceInterface, o *unstructured.Unstructured) {
@@ -126,7 +126,7 @@ func (c *cluster) uninstall(t *testing.T, vips []netip.Addr) {
 		out, err := n.Run(t.Context(), "ls", "/sys/fs/bpf/steelyard")
 		must.True(t, err != nil, "%s has pins yet: %s", n, out)
 	}
-	labtest.Until(t, 60*time.Second, "the cluster is cleaned up", func() error { // not while an agent assigns addresses
+	labtest.Until(t, 60*time.Second, "the cluster is cleaned up", func() error { // while no agent assigns addresses
 		_, err := c.control.Run(t.Context(), binary, "cleanup", "--cluster", "--kubeconfig", kube.KubeconfigPath)
 		return err
 	})
@@ -144,7 +144,6 @@ func (c *cluster) uninstall(t *testing.T, vips []netip.Addr) {
 		"%d Services; want the one of the test that was not deleted, and kubernetes", len(services.Items))
 }
 
-// agentsImage is the image of the agent.
 func agentsImage() kube.Image {
 	return kube.Image{Names: []string{agentImage}, Programs: []string{binary}}
 }
@@ -170,8 +169,8 @@ func (c *cluster) nodesReady() error {
 	return labtest.ErrorIf(ready != len(c.Balancers), "%d of %d nodes are ready: %v", ready, len(c.Balancers), err)
 }
 
-// daemonsReady returns a function that returns an error unless the latest generation of the DaemonSet is available on
-// every node, and so are the pods that assign addresses.
+// daemonsReady returns a function that fails unless the DaemonSet's latest generation is available on every node, and
+// the allocator's pods are ready.
 func (c *cluster) daemonsReady(t *testing.T) func() error {
 	return func() error {
 		if err := c.daemonReady(t, "steelyard"); err != nil {
@@ -186,7 +185,7 @@ func (c *cluster) daemonsReady(t *testing.T) func() error {
 	}
 }
 
-// daemonReady returns an error unless the latest generation of a DaemonSet is available on every node.
+// daemonReady returns an error unless a DaemonSet's latest generation is available on every node.
 func (c *cluster) daemonReady(t *testing.T, name string) error {
 	d, err := c.api.AppsV1().DaemonSets("steelyard").Get(t.Context(), name, meta.GetOptions{})
 	if err != nil {
@@ -198,7 +197,7 @@ func (c *cluster) daemonReady(t *testing.T, name string) error {
 		"%+v%s", s, c.podStates(t))
 }
 
-// podStates describes the phase and the container states of the agent's pods.
+// podStates describes the phases and container states of the agent's pods.
 func (c *cluster) podStates(t *testing.T) string {
 	list, err := c.api.CoreV1().Pods("steelyard").List(t.Context(), meta.ListOptions{})
 	if err != nil {
@@ -214,7 +213,7 @@ func (c *cluster) podStates(t *testing.T) string {
 	return b.String()
 }
 
-// rollout is "kubectl rollout restart".
+// rollout does the same as "kubectl rollout restart".
 func (c *cluster) rollout(t *testing.T) {
 	t.Helper()
 	api := c.api.AppsV1().DaemonSets("steelyard")
@@ -226,7 +225,7 @@ func (c *cluster) rollout(t *testing.T) {
 	labtest.Until(t, 120*time.Second, fmt.Sprintf("generation %d is ready", d.Generation), c.daemonsReady(t))
 }
 
-// daemonLog returns the ends of the logs of our containers on a node.
+// daemonLog returns the last log lines of our containers on a node.
 func (c *cluster) daemonLog(n lab.Node) string {
 	out, err := n.Run(context.Background(), "sh", "-c", "tail -q -n 40 "+kube.PodLogs+"/*/*/*.log")
 	if err != nil {
@@ -235,8 +234,8 @@ func (c *cluster) daemonLog(n lab.Node) string {
 	return out
 }
 
-// editConfiguration: pools and the settings of probes are changed by editing the ConfigMap, without a restart. A wrong
-// one changes nothing.
+// editConfiguration checks that editing the ConfigMap changes pools and probe settings without a restart. An invalid
+// configuration changes nothing.
 func (c *cluster) editConfiguration(t *testing.T, config string) {
 	t.Helper()
 	const lines = "[[pool]]\nname = \"other\"\nauto_assign = false\n" +
@@ -258,7 +257,7 @@ func (c *cluster) editConfiguration(t *testing.T, config string) {
 	must.True(t, slices.Equal(before, after), "containers %v; want those before, %v", after, before)
 }
 
-// configure changes the ConfigMap. An annotation makes the kubelets write it to the pods at once.
+// configure changes the ConfigMap. An annotation makes the kubelets update the pods' files immediately.
 func (c *cluster) configure(t *testing.T, config string) {
 	t.Helper()
 	maps, pods := c.api.CoreV1().ConfigMaps("steelyard"), c.api.CoreV1().Pods("steelyard")
@@ -276,7 +275,7 @@ func (c *cluster) configure(t *testing.T, config string) {
 	must.Do(t, errors.Join(err, errList))
 }
 
-// containers returns the identities of all our containers that run.
+// containers returns the IDs of all our running containers.
 func (c *cluster) containers(t *testing.T) (ids []string) {
 	t.Helper()
 	list := must.Get(c.api.CoreV1().Pods("steelyard").List(t.Context(), meta.ListOptions{}))(t)
@@ -289,7 +288,7 @@ func (c *cluster) containers(t *testing.T) (ids []string) {
 	return ids
 }
 
-// waitEvent waits until n pods have an Event.
+// waitEvent waits until there are such Events about n pods.
 func (c *cluster) waitEvent(t *testing.T, reason, text string, n int) {
 	t.Helper()
 	labtest.Until(t, 150*time.Second, fmt.Sprintf("%d pods have the Event %s", n, reason), func() error {

@@ -23,10 +23,10 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// The scenarios of this file follow Kubernetes' own end-to-end tests of Services (test/e2e/network).
+// The scenarios in this file follow Kubernetes' own end-to-end tests of Services (test/e2e/network).
 
-// policyChanged: routes and the health check node port follow changes between Local and Cluster. The node with the
-// endpoint announces the addresses all the time.
+// policyChanged checks that routes and the health check node port follow changes between Local and Cluster. The node
+// with the endpoint announces the addresses throughout.
 func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.startService(t, "policy", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
 	setFall := func(n int) {
@@ -35,7 +35,7 @@ func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 		must.Do(t, c.Agents[0].Configure(text))
 		must.Get(c.Agents[0].CLI(context.Background(), "reload"))(t)
 	}
-	setFall(int(2 * time.Second / probeInterval)) // kube-proxy opens the port after up to a second
+	setFall(int(2 * time.Second / probeInterval)) // kube-proxy may take one second to open the port
 	t.Cleanup(func() { setFall(probeFall) })
 	for range 2 {
 		before := c.announcedSince(t, 0, vips)
@@ -66,7 +66,7 @@ func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 	}
 }
 
-// announcedSince returns when a node began to announce these addresses.
+// announcedSince returns since when a node has announced these addresses.
 func (c *cluster) announcedSince(t *testing.T, node int, vips []netip.Addr) (since []time.Time) {
 	t.Helper()
 	out, err := c.Agents[node].CLI(t.Context(), "routes", "-o", "json")
@@ -80,7 +80,7 @@ func (c *cluster) announcedSince(t *testing.T, node int, vips []netip.Addr) (sin
 	return since
 }
 
-// onePortTwice: TCP and UDP on one port, scaled to zero and back; the address stays.
+// onePortTwice covers TCP and UDP on one port, scaled to zero and back. The address stays.
 func onePortTwice(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.startService(t, "twice", func(s *core.Service) { s.Spec.Ports[2].Port = 80 }, []int{0, 1, 2}, pods[0])
 	request := func(vip netip.Addr) error {
@@ -114,7 +114,7 @@ func onePortTwice(t *testing.T, c *cluster, pods ...*pod) {
 	}
 }
 
-// namedPorts: a named target port has a different number on each pod.
+// namedPorts covers a named target port with a different number on each pod.
 func namedPorts(t *testing.T, c *cluster, pods ...*pod) {
 	other := pods[1]
 	web := labtest.HTTP(t, lab.Node{Host: other.Host, V4: other.v4, V6: other.v6}, 9090)
@@ -137,8 +137,8 @@ func namedPorts(t *testing.T, c *cluster, pods ...*pod) {
 	must.True(t, len(web.Clients()) > 0, "no request to port 9090")
 }
 
-// fromPods: pods reach the addresses of Services, including a Service whose endpoint they are, and the endpoint sees
-// their own address. kube-proxy of their node forwards these packets; the agent must not take them.
+// fromPods checks that pods can reach Services' addresses, even if they are the Service's endpoint, and that the
+// endpoint sees their own address. Their node's kube-proxy forwards these packets; the agent must not take them.
 func fromPods(t *testing.T, c *cluster, pods ...*pod) {
 	for name, x := range map[string]struct {
 		change func(*core.Service)
@@ -147,7 +147,7 @@ func fromPods(t *testing.T, c *cluster, pods ...*pod) {
 		vips := c.startService(t, name, x.change, x.nodes, pods[1])
 		for _, from := range pods {
 			for _, vip := range vips {
-				// kube-proxy of each node programs the Service some time after the agents.
+				// Each node's kube-proxy programs the Service some time after the agents.
 				labtest.Until(t, 10*time.Second,
 					fmt.Sprintf("%s: %s replies to %s", name, vip, from.name), func() error {
 						load := traffic.Load{URL: labtest.URL(vip), Requests: 10}
@@ -165,7 +165,7 @@ func fromPods(t *testing.T, c *cluster, pods ...*pod) {
 	}
 }
 
-// recreated: a deleted Service is created again with the same name.
+// recreated covers a deleted Service that is created again with the same name.
 func recreated(t *testing.T, c *cluster, pods ...*pod) {
 	for range 2 {
 		vips := c.startService(t, "recreated", func(*core.Service) {}, []int{0, 1, 2}, pods[0], pods[1])
@@ -175,8 +175,7 @@ func recreated(t *testing.T, c *cluster, pods ...*pod) {
 	}
 }
 
-// externalIPs: addresses that are in a pool are announced and served for a Service of any type; source ranges do not
-// apply.
+// externalIPs checks that addresses in a pool are announced and served for Services of any type, without source ranges.
 func externalIPs(t *testing.T, c *cluster, pods ...*pod) {
 	four, six := netip.MustParseAddr("203.0.113.200"), netip.MustParseAddr("2001:db8:1::200")
 	vips := []netip.Addr{four, six}
@@ -204,7 +203,7 @@ func externalIPs(t *testing.T, c *cluster, pods ...*pod) {
 	c.waitRouted(t, vips)
 }
 
-// otherNetworks: pods on the host network and pods on a bridge serve as routed pods do.
+// otherNetworks checks that pods on the host network and pods on a bridge serve like routed pods.
 func otherNetworks(t *testing.T, c *cluster, pods ...*pod) {
 	node, bridge := c.Balancers[0], c.Balancers[1].Host
 	onHost := &pod{Host: node.Host, name: node.Name(), node: 0, v4: node.V4, v6: node.V6, ready: true}
@@ -240,8 +239,8 @@ func otherNetworks(t *testing.T, c *cluster, pods ...*pod) {
 	}
 }
 
-// unknownConnections: a packet of a connection for which no node has a flow is answered with a reset, on every
-// receiving node and every node that it is forwarded to.
+// unknownConnections checks that a packet of a connection without a flow on any node is answered with a reset, on every
+// node that receives it directly or from another node.
 func unknownConnections(t *testing.T, c *cluster, pods ...*pod) {
 	policies := map[string]func(*core.Service){"unknown": func(*core.Service) {}, "unknown-local": local}
 	for name, change := range policies {
@@ -255,7 +254,7 @@ func unknownConnections(t *testing.T, c *cluster, pods ...*pod) {
 	}
 }
 
-// sendUnknown sends data on a connection that was never opened (TCP_REPAIR), and returns the error that ends it.
+// sendUnknown sends data on a connection that was never opened (TCP_REPAIR), and returns the resulting error.
 func (c *cluster) sendUnknown(to netip.AddrPort) error {
 	return c.Client().Do(func() error {
 		var sa unix.Sockaddr

@@ -20,7 +20,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// TestKubernetesConnections: a connection stays on its pod while endpoints, routes and nodes change.
+// TestKubernetesConnections checks that connections stay on their pods while endpoints, routes and nodes change.
 func TestKubernetesConnections(t *testing.T) {
 	c := newCluster(t, "tunnel", true)
 	var pods []*pod
@@ -39,7 +39,7 @@ func TestKubernetesConnections(t *testing.T) {
 			c.rollingUpdate(t, service, vips[0], pods)
 		})
 	}
-	// The last scenarios: the nodes stay powered off.
+	// These scenarios are last because the nodes stay powered off.
 	t.Run("an ingress node loses power", func(t *testing.T) { c.ingressNodeFails(t, pods) })
 	t.Run("the node of a pod loses power", func(t *testing.T) { c.podNodeFails(t, pods) })
 }
@@ -63,7 +63,7 @@ func (c *cluster) endpointsChange(t *testing.T, pods []*pod) {
 	} {
 		c.replaceEndpoints(t, "changes", now, set)
 		now = set
-		// Also while the nodes have different sets of endpoints.
+		// Connections also survive while the nodes have different sets of endpoints.
 		for range 5 {
 			labtest.Exchange(t, four, fmt.Sprintf("set %d", i))
 			labtest.Exchange(t, six, fmt.Sprintf("set %d", i))
@@ -102,7 +102,7 @@ func (c *cluster) routerMoves(t *testing.T, pods []*pod) {
 	exchangeAll("while it is ready again")
 }
 
-// rollingUpdate replaces both pods of a Service, as a Deployment does, while requests arrive at a VIP.
+// rollingUpdate replaces both pods of a Service, like a Deployment, while requests arrive at a VIP.
 func (c *cluster) rollingUpdate(t *testing.T, service string, vip netip.Addr, pods []*pod) {
 	next := []*pod{c.startPod(t, service+"-0", 0), c.startPod(t, service+"-1", 1)}
 	done := make(chan error, 1)
@@ -121,8 +121,8 @@ func (c *cluster) rollingUpdate(t *testing.T, service string, vip netip.Addr, po
 	must.Do(t, <-done)
 }
 
-// tunnelIsFiltered: a firewall drops the tunnels from node 2 to node 0. Node 2 sends no new connections there until it
-// is gone; node 1 does.
+// tunnelIsFiltered has a firewall drop the tunnel packets from node 2 to node 0. In the meantime, node 2 sends no new
+// connections there, but node 1 does.
 func (c *cluster) tunnelIsFiltered(t *testing.T, vips []netip.Addr) {
 	from, to := c.Balancers[2], c.Balancers[0]
 	for _, line := range []string{
@@ -139,7 +139,7 @@ func (c *cluster) tunnelIsFiltered(t *testing.T, vips []netip.Addr) {
 	})
 }
 
-// avoids waits until a node reports that it avoids another one, and checks that all clients of that node are served.
+// avoids waits until a node reports that it avoids another one, and checks that all its clients are served.
 func (c *cluster) avoids(t *testing.T, node, other int, vips []netip.Addr) {
 	t.Helper()
 	took := labtest.Until(t, lab.Ready, "a node is avoided", func() error {
@@ -152,7 +152,7 @@ func (c *cluster) avoids(t *testing.T, node, other int, vips []netip.Addr) {
 	}
 }
 
-// finding returns the text of a finding of a node's agent, or "".
+// finding returns the text of a finding from a node's agent, or "".
 func (c *cluster) finding(t *testing.T, node int, kind *lb.FindingKind) string {
 	t.Helper()
 	var i admin.Info
@@ -174,14 +174,14 @@ func (c *cluster) ingressNodeFails(t *testing.T, pods []*pod) {
 	if err := c.Balancers[0].PowerOff(); err != nil { // it has no pod of the Service
 		t.Fatal(err)
 	}
-	c.avoids(t, 2, 0, spread) // Kubernetes is never told
-	// The router removes its routes after the hold time; until then packets to it are lost.
+	c.avoids(t, 2, 0, spread) // without help from Kubernetes
+	// The router removes the node's routes after the hold time. Until then, packets to the node are lost.
 	c.waitRouted(t, vips, 1, 2)
 	labtest.Exchange(t, conns, "after the router has removed its routes")
 }
 
-// podNodeFails: the node of a pod loses power, after node 0 has. Datagrams of flows that the other node relayed to it
-// go to another pod once Kubernetes has marked the pod.
+// podNodeFails powers off a pod's node, after node 0. Datagrams of flows that the other node relayed to it go to
+// another pod once Kubernetes has marked the pod.
 func (c *cluster) podNodeFails(t *testing.T, pods []*pod) {
 	vips := c.startService(t, "lost-pod", func(*core.Service) {}, []int{1, 2}, pods[1])
 	var flows []*datagrams
@@ -213,8 +213,7 @@ func (c *cluster) podNodeFails(t *testing.T, pods []*pod) {
 	}
 }
 
-// replaceEndpoints replaces the pods of a Service as a rollout does: the old ones are terminating for half a second
-// first.
+// replaceEndpoints replaces a Service's pods like a rollout: the old ones are first terminating for half a second.
 func (c *cluster) replaceEndpoints(t *testing.T, service string, now, next []*pod) {
 	t.Helper()
 	both := slices.Clone(next)
@@ -232,8 +231,8 @@ func (c *cluster) replaceEndpoints(t *testing.T, service string, now, next []*po
 	}
 }
 
-// checkFlowNodes fails the test when a node has a flow of a pod on another node, or when not all 300 connections have
-// one.
+// checkFlowNodes fails the test if a node has a flow of a pod on another node, or if any of the 300 connections has no
+// flow.
 func (c *cluster) checkFlowNodes(t *testing.T, service string) {
 	t.Helper()
 	var flowCount, connections int
@@ -256,7 +255,7 @@ func (c *cluster) checkFlowNodes(t *testing.T, service string) {
 		"the nodes have %d flows, %d of connections; want 300 of connections", flowCount, connections)
 }
 
-// datagrams is a UDP client that sends from one port. pod is the first one that responded.
+// datagrams is a UDP client that sends from one port. pod is the first pod that responded.
 type datagrams struct {
 	conn net.Conn
 	pod  string
@@ -272,7 +271,7 @@ func newDatagrams(t *testing.T, from traffic.Client, to netip.AddrPort) *datagra
 	return d
 }
 
-// request sends a datagram and returns the name of the pod that responds.
+// request sends a datagram and returns the responding pod's name.
 func (d *datagrams) request(t *testing.T) string {
 	t.Helper()
 	b := make([]byte, 200)
@@ -289,7 +288,7 @@ func (d *datagrams) request(t *testing.T) string {
 	return name
 }
 
-// stays fails the test when another pod responds than the first time.
+// stays fails the test unless the same pod responds as the first time.
 func (d *datagrams) stays(t *testing.T, when string) {
 	t.Helper()
 	pod := d.request(t)

@@ -51,14 +51,14 @@ func lastEndpoint(t *testing.T, c *cluster, pods ...*pod) {
 	byCluster := c.startService(t, "last", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
 	c.setEndpoints(t, "last")
 	c.waitRouted(t, byCluster)
-	// Without endpoints every node refuses connections. The route is withdrawn, so the test sets one.
+	// Without endpoints, every node refuses connections. The route is withdrawn, so the test adds one.
 	c.overrideRoutes(t, byCluster, 1)
 	c.waitUnserved(t, byCluster, refused)
 	c.setEndpoints(t, "last", pods[0])
 	c.waitRouted(t, byCluster, 0, 1, 2)
 
 	byLocal := c.startService(t, "last-local", local, []int{0}, pods[0])
-	c.overrideRoutes(t, byLocal, 1) // this node has no local endpoint: it drops the packets
+	c.overrideRoutes(t, byLocal, 1) // this node drops the packets, because it has no local endpoint
 	c.waitUnserved(t, byLocal, timesOut)
 	c.setEndpoints(t, "last-local")
 	c.waitUnserved(t, byLocal, refused)
@@ -71,17 +71,17 @@ func terminatingEndpoints(t *testing.T, c *cluster, pods ...*pod) {
 	defer func() { pods[0].terminating = false }()
 	c.setEndpoints(t, "terminating", pods[0], pods[1])
 	c.waitRouted(t, vips, 1)
-	// Through the other node, which forwards them to the node of the pod.
+	// The packets go through the other node, which forwards them to the pod's node.
 	labtest.Exchange(t, conns, "while a pod terminates")
 	pods[1].terminating = true
 	defer func() { pods[1].terminating = false }()
 	c.setEndpoints(t, "terminating", pods[0], pods[1])
 	c.waitRouted(t, vips)
 	c.overrideRoutes(t, vips, 0)
-	c.waitAnswered(t, vips...) // no endpoint is ready: the terminating ones serve (KEP-1669)
+	c.waitAnswered(t, vips...) // no endpoint is ready, so terminating ones serve (KEP-1669)
 }
 
-// udpMoves: datagrams from one client port go to the new pod after the old one is removed.
+// udpMoves checks that datagrams from one client port go to the new pod after the old one was removed.
 func udpMoves(t *testing.T, c *cluster, pods ...*pod) {
 	for _, tt := range []struct {
 		policy    func(*core.Service)
@@ -96,8 +96,8 @@ func udpMoves(t *testing.T, c *cluster, pods ...*pod) {
 	}
 }
 
-// udpMovesFor sends datagrams from one port while pods come and go. When a pod no longer serves, another pod that was
-// there before answers.
+// udpMovesFor sends datagrams from one port while pods come and go. When a pod no longer serves, another existing pod
+// responds.
 func udpMovesFor(t *testing.T, c *cluster, vip netip.Addr, byCluster bool, pods ...*pod) {
 	t.Helper()
 	conn := must.Get(c.Client().Dial(t.Context(), "udp", netip.AddrPortFrom(vip, 5353).String()))(t)
@@ -126,7 +126,7 @@ func udpMovesFor(t *testing.T, c *cluster, vip netip.Addr, byCluster bool, pods 
 		leaving := one
 		leaving.terminating = true
 		with(&leaving, &other)
-		if byCluster { // under Local the route moves
+		if byCluster { // with Local, the route moves instead
 			answeredBy(&one)
 		}
 		with(&other)
@@ -142,7 +142,7 @@ func udpMovesFor(t *testing.T, c *cluster, vip netip.Addr, byCluster bool, pods 
 	}
 }
 
-// stolenAddress: anybody who can create a Service can write any address into its externalIPs.
+// stolenAddress covers a user who may create Services, and can therefore write any address into externalIPs.
 func stolenAddress(t *testing.T, c *cluster, pods ...*pod) {
 	c.createService(t, "thief-before", func(s *core.Service) {
 		s.Spec.Type, s.Spec.ExternalIPs = core.ServiceTypeClusterIP, []string{"203.0.113.210"}
@@ -181,8 +181,8 @@ func texts(addrs []netip.Addr) (list []string) {
 	return list
 }
 
-// foreignStatus: what another controller or an administrator writes into the status is adopted or left alone, and never
-// written over.
+// foreignStatus checks that status from another controller or an administrator is adopted or ignored, but never
+// overwritten.
 func foreignStatus(t *testing.T, c *cluster, pods ...*pod) {
 	c.startService(t, "foreign", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
 	api := c.api.CoreV1().Services("default")
@@ -213,12 +213,12 @@ func foreignStatus(t *testing.T, c *cluster, pods ...*pod) {
 	now, err := api.Get(t.Context(), "foreign", meta.GetOptions{})
 	must.True(t, err == nil && now.ResourceVersion == written.ResourceVersion,
 		"%v; the Service was written again: %+v", err, now.Status)
-	// Restored from a backup: addresses of the pool that are free are served.
+	// Restored from a backup, free addresses in the pool are served.
 	restored := []netip.Addr{netip.MustParseAddr("203.0.113.222"), netip.MustParseAddr("2001:db8:1::222")}
 	write(texts(restored)...)
 	c.waitRouted(t, restored, 0, 1, 2)
 	c.waitAnswered(t, restored...)
-	// Without an address the Service gets one again.
+	// Without an address, the Service is assigned one again.
 	write()
 	labtest.Until(t, 10*time.Second, "addresses are assigned again", func() error {
 		s, err := api.Get(t.Context(), "foreign", meta.GetOptions{})

@@ -37,8 +37,8 @@ func proxyFails(t *testing.T, c *cluster, pods ...*pod) {
 	c.waitRecovered(t, pods...)
 }
 
-// allProxiesFail: one bad object can break every service proxy. Our datapath does not need them: the addresses stay,
-// and routers prefer a node whose proxy works.
+// allProxiesFail covers a bad object that breaks every service proxy. Our datapath does not need them, so the addresses
+// stay, and routers prefer nodes whose proxy works.
 func allProxiesFail(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.startService(t, "unproxied", func(*core.Service) {}, []int{0, 1, 2}, pods[0], pods[1])
 	for _, n := range c.Balancers {
@@ -124,15 +124,15 @@ func apiServerDown(t *testing.T, c *cluster, pods ...*pod) {
 	conns := labtest.Connect(t, c.Client(), netip.AddrPortFrom(vips[0], 9000), 60)
 	stream := c.Client().Stream(t.Context(), labtest.URL(vips[0]), 20*time.Millisecond, 2*time.Second)
 	c.control.StopAPI()
-	time.Sleep(time.Minute) // longer than the Lease and the timeouts of the watches
+	time.Sleep(time.Minute) // longer than the Lease and the watches' timeouts
 	labtest.Exchange(t, conns, "while the API server is down")
 	must.Do(t, c.control.StartAPI(t.Context()))
 	stream.Stop()
 	must.Do(t, stream.Between(time.Time{}, time.Time{}).Err())
 	labtest.Exchange(t, conns, "after the API server has restarted")
 	c.setEndpoints(t, "server-down", pods[0], pods[2])
-	// The agents watch again within seconds. The route of the new node also needs a response of its kube-proxy, whose
-	// client waits up to a minute before it watches again.
+	// The agents watch again within seconds. The new node's route also requires that its kube-proxy responds, whose
+	// client may wait one minute before it watches again.
 	labtest.Until(t, 10*time.Second, "the agent of the node without a pod has the new endpoints", func() error {
 		out, err := c.Agents[1].CLI(t.Context(), "routes")
 		return errors.Join(err, labtest.ErrorIf(!strings.Contains(out, "no ready endpoint is on this node"), "%s", out))
@@ -141,8 +141,8 @@ func apiServerDown(t *testing.T, c *cluster, pods ...*pod) {
 	c.waitRecovered(t, pods...)
 }
 
-// partitionHeals: nodes that were cut off from the API server, as their kubelets were, learn that no endpoint is ready.
-// They keep the last ones until the kubelets have reported.
+// partitionHeals covers nodes that were cut off from the API server together with their kubelets, and then learn that
+// no endpoint is ready. They keep the last endpoints until the kubelets have reported.
 func partitionHeals(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.startService(t, "healed", func(*core.Service) {}, []int{0, 1, 2}, pods[0], pods[1])
 	stream := c.Client().Stream(t.Context(), labtest.URL(vips[0]), 20*time.Millisecond, 2*time.Second)
@@ -154,7 +154,7 @@ func partitionHeals(t *testing.T, c *cluster, pods ...*pod) {
 		}
 		return err
 	}
-	t.Cleanup(func() { _ = cut("del") }) // when the test ends early
+	t.Cleanup(func() { _ = cut("del") }) // if the test ends early
 	report := func(ready bool, status core.ConditionStatus) {
 		pods[0].ready, pods[1].ready = ready, ready
 		c.setEndpoints(t, "healed", pods[0], pods[1])
@@ -185,9 +185,9 @@ func partitionHeals(t *testing.T, c *cluster, pods ...*pod) {
 	c.waitRecovered(t, pods...)
 }
 
-// coldBoot: a node that boots while the API server is away announces what it last knew, and serves it.
+// coldBoot checks that a node that boots without the API server announces and serves what it last knew.
 func coldBoot(t *testing.T, c *cluster, pods ...*pod) {
-	everywhere := c.startService(t, "warm-boot", func(s *core.Service) { // only with TCP ports it gets a check
+	everywhere := c.startService(t, "warm-boot", func(s *core.Service) { // it has a check only if all ports are TCP
 		s.Spec.Ports = slices.DeleteFunc(s.Spec.Ports, func(p core.ServicePort) bool { return p.Name == "dns" })
 	}, []int{0, 1, 2}, pods[0], pods[1])
 	vips := c.startService(t, "cold-boot", local, []int{0, 1}, pods[0], pods[1])
@@ -199,7 +199,7 @@ func coldBoot(t *testing.T, c *cluster, pods ...*pod) {
 	c.control.StopAPI()
 	killedAlone(t, c, everywhere)
 	must.Do(t, a.Terminate(t.Context(), 20*time.Second))
-	must.Get(a.CLI(t.Context(), "cleanup"))(t) // as a reboot does
+	must.Get(a.CLI(t.Context(), "cleanup"))(t) // as after a reboot
 	c.waitRouted(t, vips, 1)
 	must.Do(t, errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)))
 	c.waitRouted(t, vips, 0, 1)
@@ -211,8 +211,8 @@ func coldBoot(t *testing.T, c *cluster, pods ...*pod) {
 	c.waitRouted(t, vips, 0, 1)
 }
 
-// killedAlone: an agent that is killed while the API server is away starts from what it last knew, and refuses no
-// connection.
+// killedAlone checks that an agent that is killed while the API server is down starts with what it last knew, and
+// refuses no connection.
 func killedAlone(t *testing.T, c *cluster, vips []netip.Addr) {
 	t.Helper()
 	a := c.Agents[0]
@@ -231,13 +231,13 @@ func killedAlone(t *testing.T, c *cluster, vips []netip.Addr) {
 	c.waitRouted(t, vips, 0, 1, 2)
 }
 
-// recoveryTimeout bounds waitRecovered: after an outage of the API server the client of kube-proxy waits up to a minute
-// before it watches again.
+// recoveryTimeout limits waitRecovered. After an API server outage, kube-proxy's client may wait one minute before it
+// watches again.
 const recoveryTimeout = 2 * time.Minute
 
-// waitRecovered waits until every agent and every kube-proxy watches the API server and works: for a new Service, the
-// health check node port of every node responds, and the router has a route by every node. A scenario that stops one of
-// them calls it last. pods has one pod on each node.
+// waitRecovered waits until every agent and kube-proxy watches the API server and works. For a new Service, every
+// node's health check node port must respond, and the router must have a route through every node. A scenario that
+// stops one of them calls it last. pods has one pod per node.
 func (c *cluster) waitRecovered(t *testing.T, pods ...*pod) {
 	t.Helper()
 	const name = "recovered"
@@ -258,7 +258,7 @@ func (c *cluster) waitRecovered(t *testing.T, pods ...*pod) {
 	c.waitAnswered(t, vips...)
 }
 
-// recover starts all that a failed scenario has left stopped, and waits until the cluster works.
+// recover starts everything that a failed scenario has left stopped, and waits until the cluster works.
 func (c *cluster) recover(t *testing.T, pods ...*pod) {
 	t.Helper()
 	if !c.control.Processes[1].Running() {
@@ -281,7 +281,7 @@ func (c *cluster) recover(t *testing.T, pods ...*pod) {
 	c.waitRecovered(t, pods...)
 }
 
-// waitRequests waits until n requests more than now have been answered or have failed.
+// waitRequests waits until n more requests have been answered or have failed.
 func waitRequests(t *testing.T, s *traffic.Stream, n int) {
 	t.Helper()
 	want := len(s.Samples()) + n

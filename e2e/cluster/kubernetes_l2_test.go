@@ -18,8 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// segmentCluster is a cluster whose nodes announce by ARP and NDP only. Nothing is configured about the others: the
-// nodes are read from the API, and the keys from the Secret that an agent makes with the rights of the manifest.
+// segmentCluster is a cluster whose nodes announce only with ARP and NDP. Nodes are not configured with the others:
+// they find them through the API, and the keys in the Secret that an agent fills with the manifest's rights.
 type segmentCluster struct {
 	*cluster
 	m    *labtest.Members
@@ -33,7 +33,7 @@ func newSegmentCluster(t *testing.T) *segmentCluster {
 	}
 	c.install(t, "")
 	kubeconfig := c.kubeconfigOf(t, "steelyard")
-	// The first address of a prefix is that of its routers (RFC 4291, section 2.6.1).
+	// The first address of an IPv6 prefix belongs to its routers (RFC 4291, section 2.6.1).
 	pool := strings.NewReplacer("203.0.113.0/24", "203.0.113.16/28", "2001:db8:1::/64", "2001:db8:1::10/124")
 	s := &segmentCluster{cluster: c, m: &labtest.Members{Site: c.Site}}
 	for i, b := range c.Balancers {
@@ -64,7 +64,7 @@ func newSegmentCluster(t *testing.T) *segmentCluster {
 	return s
 }
 
-// lose makes the pods of a node no endpoints, as the controllers do when a node does not respond.
+// lose removes a node's pods from the endpoints, like the controllers if the node does not respond.
 func (s *segmentCluster) lose(t *testing.T, a *lab.Agent) {
 	left := slices.DeleteFunc(slices.Clone(s.pods), func(p *pod) bool { return s.Balancers[p.node].Host == a.Host })
 	for _, name := range []string{"first", "second"} {
@@ -72,8 +72,8 @@ func (s *segmentCluster) lose(t *testing.T, a *lab.Agent) {
 	}
 }
 
-// spreadsLocal: under the policy Local, the owner forwards to the nodes with endpoints in proportion to their number,
-// and to its own. Pods see the address of the client. This also holds while the owner has no endpoint.
+// spreadsLocal checks that with policy Local, the owner forwards to all nodes with endpoints, including itself, in
+// proportion to their number. Pods see the client's address. The owner itself may have no endpoint.
 func (s *segmentCluster) spreadsLocal(t *testing.T) {
 	others := s.m.VIPs
 	defer func() { s.m.VIPs = others }()
@@ -111,8 +111,8 @@ func (s *segmentCluster) spreadsLocal(t *testing.T) {
 	s.checkClientAddress(t, pods...)
 }
 
-// TestMembersOfACluster: in a cluster, each address has one owner among the nodes, another node takes over from one
-// that fails, and a planned end loses no request. This also holds while the API server is away.
+// TestMembersOfACluster checks that each address has one owner among the cluster's nodes, that another node takes over
+// from a failed one, and that a planned shutdown loses no request, even while the API server is down.
 func TestMembersOfACluster(t *testing.T) {
 	s := newSegmentCluster(t)
 	secret, err := s.api.CoreV1().Secrets("steelyard").Get(t.Context(), "steelyard-tunnel-keys", meta.GetOptions{})
@@ -150,8 +150,8 @@ func TestMembersOfACluster(t *testing.T) {
 	must(s.control.StartAPI(t.Context()))
 }
 
-// TestAddressPerNodeOfACluster: a Service with the annotation gets an address of each family per node, on different
-// nodes, and one again without it.
+// TestAddressPerNodeOfACluster checks that a Service with the annotation has an address of each family per node, on
+// different nodes, and only one again without the annotation.
 func TestAddressPerNodeOfACluster(t *testing.T) {
 	t.Parallel()
 	s := newSegmentCluster(t)
@@ -203,18 +203,18 @@ func TestAddressPerNodeOfACluster(t *testing.T) {
 	must.True(t, len(got) == len(second), "addresses of the other Service: %v", got)
 }
 
-// brokenService is the one of 200 Services that the agent of a node cannot handle.
+// brokenService is the one of 200 Services that a node's agent cannot handle.
 const brokenService = "web-007"
 
-// panicCluster has 200 Services. All packets enter by the last node, whose agent panics where a test says.
+// panicCluster has 200 Services. All packets enter through the last node, whose agent panics where a test says so.
 type panicCluster struct {
 	*cluster
 	agent *lab.Agent
 	vips  map[string]netip.Addr
 }
 
-// TestPanicOfOneObject: a panic about one object of the cluster loses that object only, which is handled again after
-// its next change; beside kube-proxy, and where the agent is the service proxy.
+// TestPanicOfOneObject checks that a panic about one object in the cluster affects only that object, which is handled
+// again after its next change. It runs with kube-proxy, and with the agent as service proxy.
 func TestPanicOfOneObject(t *testing.T) {
 	t.Parallel()
 	t.Run("beside kube-proxy", func(t *testing.T) { panicOfOneObject(t, true) })
@@ -245,7 +245,7 @@ func panicOfOneObject(t *testing.T, proxied bool) {
 	t.Run("configmap", func(t *testing.T) { c.othersCannotBeHandled(t, "configmap", "steelyard-nodes", 1) })
 }
 
-// startFaultyAgent replaces the agent of a node by one that panics where FaultsPath says.
+// startFaultyAgent replaces a node's agent with one that panics where FaultsPath says so.
 func (c *panicCluster) startFaultyAgent(t *testing.T, node int) {
 	t.Helper()
 	must.Do(t, c.Agents[node].Terminate(t.Context(), lab.Ready))
@@ -255,7 +255,7 @@ func (c *panicCluster) startFaultyAgent(t *testing.T, node int) {
 	c.Agents[node] = c.agent
 }
 
-// waitServed waits until each Service responds at port 80.
+// waitServed waits until each Service responds on port 80.
 func (c *panicCluster) waitServed(t *testing.T) {
 	t.Helper()
 	for name, vip := range c.vips {
@@ -266,14 +266,14 @@ func (c *panicCluster) waitServed(t *testing.T) {
 	}
 }
 
-// request returns the name of the pod that responds.
+// request returns the responding pod's name.
 func (c *panicCluster) request(t *testing.T, vip netip.Addr, port uint16) (string, error) {
 	got, err := c.Client().Get(t.Context(), fmt.Sprintf("http://%s/", netip.AddrPortFrom(vip, port)))
 	return got.Server, err
 }
 
-// panics makes a part panic about an object, changes the object, and waits until the status names it. Each Service is
-// served then as before.
+// panics makes a part panic about an object, changes the object, and waits until the status names it. All Services must
+// still be served.
 func (c *panicCluster) panics(t *testing.T, part, object string, change func()) {
 	t.Helper()
 	was := labtest.Panics(t, c.agent, part)
@@ -292,7 +292,7 @@ func (c *panicCluster) panics(t *testing.T, part, object string, change func()) 
 	}
 }
 
-// healed waits until the status no longer names an object of the part.
+// healed waits until the status no longer names an object of this part.
 func (c *panicCluster) healed(t *testing.T, part string) {
 	t.Helper()
 	labtest.Until(t, lab.Ready, "the status is without "+part, func() error {
@@ -307,7 +307,7 @@ func (c *panicCluster) fault(t *testing.T, line string) {
 	must.Do(t, c.agent.WriteFile(labtest.FaultsPath, line+"\n", 0o600))
 }
 
-// setPort gives the Service the port of the echo servers, beside 80.
+// setPort adds the echo servers' port to the Service, beside 80.
 func (c *panicCluster) setPort(t *testing.T, port int32) {
 	t.Helper()
 	c.updateService(t, brokenService, func(s *core.Service) {
@@ -334,7 +334,7 @@ func (c *panicCluster) connects(t *testing.T, port uint16) error {
 	return err
 }
 
-// waitFrozen waits for the Event that tells the owner of the Service.
+// waitFrozen waits for the Event that notifies the Service's owner.
 func (c *panicCluster) waitFrozen(t *testing.T) {
 	t.Helper()
 	labtest.Until(t, lab.Ready, "the Event Frozen", func() error {
@@ -359,8 +359,8 @@ func (c *panicCluster) sliceCannotBeHandled(t *testing.T, a, b *pod) {
 	c.healed(t, "endpointslice")
 }
 
-// othersCannotBeHandled: a Node, or the ConfigMap that has it in the table of nodes, cannot be handled when the node
-// will be deleted, and is handled again when it stays.
+// othersCannotBeHandled makes a Node, or the ConfigMap with its entry in the node table, impossible to handle when the
+// node is about to be deleted. It is handled again when the node stays.
 func (c *panicCluster) othersCannotBeHandled(t *testing.T, part, object string, node int) {
 	c.panics(t, part, object, func() { c.patchNode(t, node, deletionTaint) })
 	c.fault(t, "")

@@ -26,7 +26,7 @@ func sourceRanges(t *testing.T, c *cluster, pods ...*pod) {
 	c.waitUnserved(t, vips, timesOut)
 	only("198.51.100.0/24", "2001:db8:100::/64")
 	c.waitAnswered(t, vips...)
-	only("255.0.0.0/32") // no IPv6 range: IPv6 is not restricted
+	only("255.0.0.0/32") // without an IPv6 range, IPv6 is unrestricted
 	c.waitUnserved(t, vips[:1], timesOut)
 	c.waitAnswered(t, vips[1])
 	only()
@@ -59,7 +59,7 @@ func affinity(t *testing.T, c *cluster, pods ...*pod) {
 				served(vip, func(servers map[string]int) bool { return len(servers) == 3 })
 			}
 		}
-		// A client keeps its pod when others are added, on any node.
+		// A client keeps its pod when others are added on any node.
 		change(core.ServiceAffinityClientIP)
 		for _, first := range pods {
 			c.setEndpoints(t, "affinity", first)
@@ -130,7 +130,7 @@ func noNodePorts(t *testing.T, c *cluster, pods ...*pod) {
 	must.True(t, slices.Equal(again, vips), "addresses %v became %v", vips, again)
 }
 
-// shared: two Services with policy Local share an address; their pods are on different nodes.
+// shared covers two Services with policy Local that share an address and have their pods on different nodes.
 func shared(t *testing.T, c *cluster, pods ...*pod) {
 	share := func(port int32) func(*core.Service) {
 		return func(s *core.Service) {
@@ -172,7 +172,7 @@ func otherProxies(t *testing.T, c *cluster, pods ...*pod) {
 	}
 }
 
-// oneFamily: kube-proxy opens the health check node port in the families of the Service only.
+// oneFamily covers a Service for which kube-proxy opens the health check node port in only one family.
 func oneFamily(t *testing.T, c *cluster, pods ...*pod) {
 	for _, family := range []core.IPFamily{core.IPv4Protocol, core.IPv6Protocol} {
 		name, single := "only-"+strings.ToLower(string(family)), core.IPFamilyPolicySingleStack

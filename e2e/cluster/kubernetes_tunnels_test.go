@@ -28,8 +28,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// forgedTunnels: a process on a node that is not the agent sends tunnel packets to another node, as pods behind
-// masquerade can. Inside is a datagram of any client; if it were delivered, the pod would answer to that client.
+// forgedTunnels has a process that is not the agent send tunnel packets from one node to another, as pods behind
+// masquerading can. Inside is a datagram that claims to come from a client. If it were delivered, the pod would reply
+// to that client.
 func forgedTunnels(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.startService(t, "forged", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
 	c.changeKeys(t, func(data map[string][]byte) { data["required"] = []byte("true") })
@@ -38,7 +39,7 @@ func forgedTunnels(t *testing.T, c *cluster, pods ...*pod) {
 		f.refused(t, "as any process", 0, 0, 1, "tunnel_spoofed")
 		f.refused(t, "without a key", ourMark, 0, 0, "tunnel_key_mismatch")
 		f.refused(t, "with another key", ourMark, 1, 0, "tunnel_key_mismatch")
-		if !f.answered(t, ourMark, f.token(t)) { // else the others prove nothing
+		if !f.answered(t, ourMark, f.token(t)) { // otherwise the other cases prove nothing
 			t.Errorf("%s: no answer to a packet with the mark and the key of the agents", vip)
 		}
 		c.updateService(t, "forged", func(s *core.Service) {
@@ -52,7 +53,7 @@ func forgedTunnels(t *testing.T, c *cluster, pods ...*pod) {
 	}
 }
 
-// keysRotate: the keys move three times, so that none of the first ones is left, and nodes still reach each other.
+// keysRotate rotates the keys three times, until none of the first ones is left. Nodes must still reach each other.
 func keysRotate(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.startService(t, "keys", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
 	was := c.changeKeys(t, func(data map[string][]byte) { data["required"] = []byte("true") })
@@ -74,14 +75,13 @@ func keysRotate(t *testing.T, c *cluster, pods ...*pod) {
 	}
 }
 
-// keys returns the data of the Secret.
 func (c *cluster) keys(t *testing.T) map[string][]byte {
 	t.Helper()
 	s := must.Get(c.api.CoreV1().Secrets("steelyard").Get(t.Context(), "steelyard-tunnel-keys", meta.GetOptions{}))(t)
 	return s.Data
 }
 
-// changeKeys changes the data of the Secret and returns it as it was.
+// changeKeys changes the Secret's data and returns the previous data.
 func (c *cluster) changeKeys(t *testing.T, change func(map[string][]byte)) map[string][]byte {
 	t.Helper()
 	was := c.keys(t)
@@ -98,16 +98,16 @@ func (c *cluster) changeKeys(t *testing.T, change func(map[string][]byte)) map[s
 	return was
 }
 
-// ourMark is that of the packets of our programs (TUNNEL_MARK in datapath/bpf).
+// ourMark is the mark on our programs' packets (TUNNEL_MARK in datapath/bpf).
 const ourMark = 0x53580000
 
-// forger sends tunnel packets from node 1 to node 0, with datagrams of the client to a VIP.
+// forger sends tunnel packets from node 1 to node 0, containing datagrams from the client to a VIP.
 type forger struct {
 	c        *cluster
 	vip      netip.Addr
 	from, to netip.Addr
 	client   netip.Addr
-	next     uint16 // the port of the client that is used next
+	next     uint16 // the next client port
 }
 
 func newForger(t *testing.T, c *cluster, family int, vip netip.Addr) *forger {
@@ -121,14 +121,14 @@ func newForger(t *testing.T, c *cluster, family int, vip netip.Addr) *forger {
 	return f
 }
 
-// token returns the token of the current key, as datapath computes it.
+// token returns the current key's token, as computed by datapath.
 func (f *forger) token(t *testing.T) uint64 {
 	t.Helper()
 	sum := sha256.Sum256(append([]byte("steelyard tunnel token\x00"), f.c.keys(t)["current"]...))
 	return endian.BigEndian.Uint64(sum[:])
 }
 
-// answered sends some packets with a mark and a token, and reports whether the client gets an answer.
+// answered sends packets with a mark and a token, and reports whether the client receives a response.
 func (f *forger) answered(t *testing.T, mark int, token uint64) bool {
 	t.Helper()
 	client := netip.AddrPortFrom(f.client, f.next)
@@ -138,7 +138,7 @@ func (f *forger) answered(t *testing.T, mark int, token uint64) bool {
 		Src: client, Dst: netip.AddrPortFrom(f.vip, 5353), Proto: dptest.UDP, Payload: []byte("forged"),
 	}
 	private := make([]byte, 12)
-	private[0], private[2] = 0x5d, 1 // relayed: the receiver delivers
+	private[0], private[2] = 0x5d, 1 // relayed, so the receiver delivers
 	endian.LittleEndian.PutUint64(private[4:], token)
 	payload := dptest.GUE(inner, private...)
 	deadline := time.Now().Add(3 * time.Second)
@@ -174,7 +174,7 @@ func (f *forger) send(t *testing.T, mark int, payload []byte) {
 	}))
 }
 
-// refused checks that no answer arrives, and that a node drops the packets for a reason.
+// refused checks that no response arrives, and that a node drops the packets for this reason.
 func (f *forger) refused(t *testing.T, when string, mark int, token uint64, node int, reason string) {
 	t.Helper()
 	before := f.drops(t, node, reason)
@@ -186,7 +186,7 @@ func (f *forger) refused(t *testing.T, when string, mark int, token uint64, node
 		})
 }
 
-// drops returns the metrics of a node with a reason.
+// drops returns a node's drop metrics with this reason.
 func (f *forger) drops(t *testing.T, node int, reason string) string {
 	t.Helper()
 	var lines []string
@@ -198,8 +198,8 @@ func (f *forger) drops(t *testing.T, node int, reason string) string {
 	return strings.Join(lines, "")
 }
 
-// TestControlPlaneAddress: the address of the control plane is one that the nodes announce. All nodes boot at once, and
-// reach the API server by that address only: they announce what they last knew, reach the API server through each
+// TestControlPlaneAddress covers a control plane whose address the nodes announce. All nodes boot simultaneously and
+// can reach the API server only at that address. They announce what they last knew, reach the API server through each
 // other, and follow the cluster again.
 func TestControlPlaneAddress(t *testing.T) {
 	t.Parallel()
@@ -209,7 +209,7 @@ func TestControlPlaneAddress(t *testing.T) {
 	c.waitAPI(t, vip)
 	old := c.control.URL()
 	through := "https://" + netip.AddrPortFrom(vip, 6443).String()
-	for _, p := range c.allocators { // the nodes assign addresses from now on
+	for _, p := range c.allocators { // from now on, the nodes assign addresses
 		must.Do(t, p.Signal(syscall.SIGTERM))
 	}
 	for i, a := range c.Agents {
@@ -218,7 +218,7 @@ func TestControlPlaneAddress(t *testing.T) {
 			return errors.Join(err, labtest.ErrorIf(!strings.Contains(text, "apiserver"), "the service is not in it"))
 		})
 		must.Do(t, a.Terminate(t.Context(), 20*time.Second))
-		must.Get(a.CLI(t.Context(), "cleanup"))(t) // as a reboot does
+		must.Get(a.CLI(t.Context(), "cleanup"))(t) // as after a reboot
 		text := strings.ReplaceAll(c.control.Kubeconfig(), old, through)
 		must.Do(t, c.Balancers[i].WriteFile(kube.KubeconfigPath, text, 0o600))
 		must.Do(t, a.Configure(strings.Replace(c.Config[i].TOML(), "allocate = false\n", "", 1)))
@@ -229,7 +229,7 @@ func TestControlPlaneAddress(t *testing.T) {
 	c.waitFollowing(t, c.Agents[0])
 	c.createService(t, "first", func(*core.Service) {})
 	c.waitAddresses(t, "first")
-	// The connections of the first node move to others, which do not know them.
+	// The first node's connections move to other nodes, which have no flows for them.
 	for _, a := range c.Agents[1:] {
 		must.Do(t, a.Start())
 	}
@@ -275,7 +275,7 @@ func (c *cluster) startAPIService(t *testing.T) netip.Addr {
 	return c.waitAddresses(t, name)[0]
 }
 
-// waitAPI waits until the API server answers the client by a VIP.
+// waitAPI waits until the API server responds to the client at a VIP.
 func (c *cluster) waitAPI(t *testing.T, vip netip.Addr) {
 	t.Helper()
 	client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{

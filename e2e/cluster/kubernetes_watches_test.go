@@ -22,14 +22,14 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// quietNodes: the API server sends no node the heartbeats of the others, and no node asks for Leases.
+// quietNodes checks that the API server sends no node the heartbeats of others, and that no node requests Leases.
 func quietNodes(t *testing.T, c *cluster, _ ...*pod) {
-	// kube-proxy and the agents watch their own Node; who assigns addresses watches all.
+	// kube-proxy and the agents watch only their own Node; the leading allocator watches all.
 	labtest.Until(t, 30*time.Second, "one client watches all Nodes", func() error {
 		n := c.watches(t, allNodes...) - c.ownWatches[0]
 		return labtest.ErrorIf(n != 1, "%v watch all Nodes", n)
 	})
-	// The one that does not assign watches the Lease of the other.
+	// The other allocator watches the leader's Lease.
 	leases := c.watches(t, allLeases...) - c.ownWatches[1]
 	must.True(t, leases <= 1, "%v watches of Leases; want one", leases)
 	gets := func() float64 { return c.apiMetric(t, "apiserver_request_total", `resource="leases"`, `verb="GET"`) }
@@ -37,7 +37,7 @@ func quietNodes(t *testing.T, c *cluster, _ ...*pod) {
 	time.Sleep(10 * time.Second)
 	rate := (gets() - before) / time.Since(start).Seconds()
 	must.True(t, rate <= 1, "%.1f Leases are read a second", rate)
-	// A node that appears is in the table, which all nodes read.
+	// A new node appears in the table that all nodes read.
 	api := c.api.CoreV1().Nodes()
 	n, err := api.Create(t.Context(), &core.Node{ObjectMeta: meta.ObjectMeta{Name: "new"}}, meta.CreateOptions{})
 	must.Do(t, err)
@@ -62,8 +62,8 @@ func quietNodes(t *testing.T, c *cluster, _ ...*pod) {
 	})
 }
 
-// restartRequests: an agent that restarts asks the API server for no more than kube-proxy does. It emits no Events
-// about addresses that it announces again.
+// restartRequests checks that a restarting agent sends the API server no more requests than kube-proxy. It emits no
+// Events about addresses that it announces again.
 func restartRequests(t *testing.T, c *cluster, pods ...*pod) {
 	const services = 15
 	var vips []netip.Addr
@@ -103,10 +103,10 @@ func restartRequests(t *testing.T, c *cluster, pods ...*pod) {
 	c.waitRecovered(t, pods...)
 }
 
-// eventsTime is longer than an agent collects changes of routes before it emits Events.
+// eventsTime exceeds the time for which an agent collects route changes before it emits Events.
 const eventsTime = 5 * time.Second
 
-// The labels of watches of all Nodes, and of any Leases.
+// Labels of watches of all Nodes, and of any Leases.
 var (
 	allNodes  = []string{`resource="nodes"`, `scope="cluster"`}
 	allLeases = []string{`resource="leases"`}
@@ -118,7 +118,7 @@ func (c *cluster) watches(t *testing.T, labels ...string) float64 {
 	return c.apiMetric(t, "apiserver_longrunning_requests", append(labels, `verb="WATCH"`)...)
 }
 
-// apiMetric returns the sum of the series of a metric of the API server that have these labels.
+// apiMetric returns the sum of an API server metric's series that have these labels.
 func (c *cluster) apiMetric(t *testing.T, name string, labels ...string) (sum float64) {
 	t.Helper()
 	text := must.Get(c.api.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context()))(t)
@@ -140,10 +140,11 @@ func (c *cluster) apiMetric(t *testing.T, name string, labels ...string) (sum fl
 	return sum
 }
 
-// routeEvents: a Service has Events of the nodes that begin and cease to announce its addresses, and of no others.
+// routeEvents checks that a Service has Events from nodes that start or stop announcing its addresses, and from no
+// others.
 func routeEvents(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.startService(t, "events", local, []int{0}, pods[0])
-	// The Events may be more than these, as when a session is lost for a moment, but only of these nodes.
+	// There may be more Events than these, for example if a session is lost for a moment, but only from these nodes.
 	events := func(nodes int, want []string) {
 		t.Helper()
 		labtest.Until(t, 30*time.Second, strings.Join(want, "; "), func() error {
@@ -184,7 +185,7 @@ func routeEvents(t *testing.T, c *cluster, pods ...*pod) {
 	c.waitRouted(t, vips, 1)
 	add(1, "is announced", core.EventTypeNormal)
 	for _, vip := range vips {
-		// The reason is that of the withdrawal: of the family whose slice changes first, that it has no backend.
+		// The reason is the withdrawal's: the family whose slice changes first has no backend.
 		want = append(want, fmt.Sprintf(" %s is no longer announced from node %s: ", vip, c.Balancers[0].Name()))
 	}
 	events(2, want)
@@ -202,7 +203,8 @@ addresses = ["198.18.0.0/28", "2001:db8:51::/124"]
 `
 )
 
-// leaders: each class elects its own leader, and a host service, which is in no pod, elects the same one as the pods.
+// leaders checks that each class elects its own leader, and that a host service, which is in no pod, takes part in the
+// same election as the pods.
 func leaders(t *testing.T, c *cluster, pods ...*pod) {
 	c.waitHolder(t, "steelyard", "allocator-")
 	other := c.startAllocator(t, "other-class", fmt.Sprintf(otherClassTOML, kube.KubeconfigPath, otherClass))
@@ -210,13 +212,13 @@ func leaders(t *testing.T, c *cluster, pods ...*pod) {
 		of := otherClass
 		s.Spec.LoadBalancerClass = &of
 	})
-	vips := c.waitAddresses(t, "of-other-class") // while the other leader has its Lease
+	vips := c.waitAddresses(t, "of-other-class") // while the other leader holds its Lease
 	pool := netip.MustParsePrefix("198.18.0.0/28")
 	must.True(t, pool.Contains(vips[0]), "addresses %v; want one of %s", vips, pool)
 	c.createService(t, "of-no-class", func(*core.Service) {})
 	c.waitAddresses(t, "of-no-class")
 
-	// The last node is a host service, and may assign addresses.
+	// The last node is a host service and may assign addresses.
 	host, node := c.Agents[2], c.Balancers[2]
 	config := c.Config[2].TOML()
 	c.addAccount(t, "host-service", "steelyard", "steelyard-allocator")
@@ -252,7 +254,7 @@ func leaders(t *testing.T, c *cluster, pods ...*pod) {
 	c.waitRecovered(t, pods...)
 }
 
-// waitHolder waits until who has a Lease has this prefix.
+// waitHolder waits until a Lease's holder has this prefix.
 func (c *cluster) waitHolder(t *testing.T, name, prefix string) {
 	t.Helper()
 	labtest.Until(t, 30*time.Second, prefix+" has the Lease "+name, func() error {
@@ -264,7 +266,7 @@ func (c *cluster) waitHolder(t *testing.T, name, prefix string) {
 	})
 }
 
-// restartAgent restarts the agent of a node with another kubeconfig and configuration.
+// restartAgent restarts a node's agent with another kubeconfig and configuration.
 func (c *cluster) restartAgent(t *testing.T, node int, kubeconfig, config string) {
 	t.Helper()
 	a := c.Agents[node]
@@ -273,7 +275,8 @@ func (c *cluster) restartAgent(t *testing.T, node int, kubeconfig, config string
 	must.Do(t, err)
 }
 
-// addAccount makes a ServiceAccount with the rights of accounts of the manifest. A host service needs those of both.
+// addAccount creates a ServiceAccount with the rights of several accounts in the manifest. A host service needs both
+// accounts' rights.
 func (c *cluster) addAccount(t *testing.T, name string, of ...string) {
 	t.Helper()
 	const ns = "steelyard"
@@ -294,8 +297,8 @@ func (c *cluster) addAccount(t *testing.T, name string, of ...string) {
 	must.Do(t, err)
 }
 
-// TestKubernetes covers what Kubernetes guarantees for Services, on three nodes with kube-proxy beside the agent. Each
-// scenario has its own Service; pods has one pod on each node.
+// TestKubernetes covers Kubernetes' guarantees for Services, on three nodes with kube-proxy beside the agent. Each
+// scenario has its own Service. pods has one pod per node.
 func TestKubernetes(t *testing.T) {
 	c := newCluster(t, "tunnel", true)
 	a, b, d := c.startPod(t, "pod-a", 0), c.startPod(t, "pod-b", 1), c.startPod(t, "pod-d", 2)

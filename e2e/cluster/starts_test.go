@@ -17,8 +17,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// TestWrongStarts: what keeps a new cluster from serving is in an Event on the Service and, where an agent runs, in its
-// status, which is not OK.
+// TestWrongStarts checks that whatever keeps a new cluster from serving is in an Event about the Service and, where an
+// agent runs, makes its status not OK.
 func TestWrongStarts(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t, 1, "nat")
@@ -76,20 +76,20 @@ func TestWrongStarts(t *testing.T) {
 	status("the only node has the label")
 	c.patchNode(t, 0, fmt.Sprintf(label, "null"))
 
-	// No controller runs that would count the pods. An agent without a bpffs does not become ready.
+	// No controller runs to count the pods. An agent without a bpffs does not become ready.
 	sets := c.api.AppsV1().DaemonSets("steelyard")
 	must.Get(sets.Patch(t.Context(), "steelyard", types.MergePatchType,
 		[]byte(`{"status":{"desiredNumberScheduled":1,"currentNumberScheduled":1}}`), meta.PatchOptions{}, "status"))(t)
 	c.said(t, "excluded", "none of the 1 pods of the DaemonSet is ready")
 
-	// The ServiceLB of k3s writes addresses of nodes.
+	// k3s' ServiceLB writes node addresses.
 	must.Get(c.api.CoreV1().Services("default").Patch(t.Context(), "excluded", types.MergePatchType,
 		[]byte(`{"status":{"loadBalancer":{"ingress":[{"ip":"192.0.2.77"}]}}}`),
 		meta.PatchOptions{FieldManager: "k3s"}, "status"))(t)
 	c.said(t, "excluded", "k3s")
 }
 
-// said waits until an Event on a Service has this text.
+// said waits until an Event about a Service has this text.
 func (c *cluster) said(t *testing.T, service, text string) {
 	t.Helper()
 	labtest.Until(t, 3*time.Minute, service+": an Event says: "+text, func() error {

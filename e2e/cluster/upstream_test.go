@@ -27,8 +27,8 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// upstreamSubset are the tests of Kubernetes that "make test-kubernetes" runs; "make conformance" runs all. Those of
-// rolling updates take more than ten minutes each.
+// upstreamSubset are Kubernetes' tests that "make test-kubernetes" runs; "make conformance" runs all. It omits tests of
+// rolling updates, which take more than ten minutes each.
 var upstreamSubset = []string{
 	"should be able to preserve UDP traffic when server pod cycles for a LoadBalancer service on the same nodes",
 	"should have session affinity work for LoadBalancer service with Local traffic policy",
@@ -42,15 +42,15 @@ var upstreamSubset = []string{
 	"should only target nodes with endpoints",
 }
 
-// parallel is how many tests run at a time: most wait most of the time.
+// parallel is how many tests run concurrently; most of them wait most of the time.
 const parallel = 6
 
 // upstreamDir has the programs of e2e/conformance.
 const upstreamDir = "../../.cache/conformance"
 
-// TestUpstream runs tests of Kubernetes itself ([sig-network]) from behind the router, against real kubelets with the
-// agent as its DaemonSet. CONFORMANCE selects tests by a regular expression; with CONFORMANCE_WITHOUT_AGENT the nodes
-// have kube-proxy alone.
+// TestUpstream runs Kubernetes' own tests ([sig-network]) from behind the router, against real kubelets with the agent
+// as a DaemonSet. CONFORMANCE selects tests with a regular expression. With CONFORMANCE_WITHOUT_AGENT, the nodes have
+// only kube-proxy.
 func TestUpstream(t *testing.T) {
 	t.Parallel()
 	programs := must.Get(filepath.Abs(upstreamDir))(t)
@@ -97,23 +97,22 @@ func TestUpstream(t *testing.T) {
 	u.report(t, subset)
 }
 
-// upstream is a cluster for the tests of Kubernetes.
+// upstream is a cluster for Kubernetes' tests.
 type upstream struct {
 	*cluster
 	programs string
-	dir      string // of the files of the tests
+	dir      string // directory of the tests' files
 
 	mu      sync.Mutex // guards results
 	results []result
 }
 
-// result is that of one test.
 type result struct {
 	spec
-	output string // its end, when it failed
+	output string // the last lines, if the test failed
 }
 
-// spec is a test in the reports of ginkgo.
+// spec is a test in ginkgo's reports.
 type spec struct {
 	ContainerHierarchyTexts []string
 	LeafNodeText            string
@@ -123,12 +122,12 @@ type spec struct {
 	Failure                 struct{ Message string }
 }
 
-// name is the full name, by which ginkgo selects the test.
+// name returns the full name, by which ginkgo selects tests.
 func (s spec) name() string {
 	return strings.Join(append(s.ContainerHierarchyTexts, s.LeafNodeText), " ")
 }
 
-// startUpstream starts a cluster whose pods have a network and a name server. With an agent it installs the DaemonSet.
+// startUpstream starts a cluster whose pods have a network and a DNS server. With agent, it installs the DaemonSet.
 func startUpstream(t *testing.T, programs string, nodes int, agent bool) *upstream {
 	t.Helper()
 	must.Do(t, kube.RuntimeAvailable())
@@ -140,12 +139,12 @@ func startUpstream(t *testing.T, programs string, nodes int, agent bool) *upstre
 		u.join(t, i)
 		u.startProxy(t, n)
 		v4, v6 := podPrefixes(i)
-		// The API server and the tests reach pods as well.
+		// The API server and the tests must also reach pods.
 		router := u.Topology.Router
 		must.Do(t, errors.Join(router.AddRoute(v4, n.V4), router.AddRoute(v6, n.V6)))
 		kubelet := must.Get(u.control.StartKubelet(n, kube.Kubelet{
 			Images: images, Pods: []netip.Prefix{v4, v6}, DNS: u.Servers[0].V4,
-			// A test expects health check node ports at every address of a Node, whatever the family of the Service.
+			// A test expects health check node ports on every address of a Node, whatever the Service's family.
 			OnlyIPv4: true,
 		}))(t)
 		t.Cleanup(func() {
@@ -164,15 +163,15 @@ func startUpstream(t *testing.T, programs string, nodes int, agent bool) *upstre
 	return u
 }
 
-// serverImage is the image of Kubernetes' test server, with the programs that the tests run in its pods.
+// serverImage returns the image of Kubernetes' test server, with the programs that the tests run in its pods.
 func (u *upstream) serverImage(t *testing.T) kube.Image {
 	t.Helper()
 	image := kube.Image{
 		Programs: []string{filepath.Join(u.programs, "agnhost")},
 		Files: map[string]string{
-			"/etc/wgetrc":        "tries = 1\n", // not 20 times, where the tests expect once
+			"/etc/wgetrc":        "tries = 1\n", // not 20, where tests expect a single try
 			"/etc/nsswitch.conf": "hosts: files dns\n",
-			"/bin/nslookup":      "#!/bin/sh\nexec getent ahosts \"$1\"\n", // the tests ask only whether a name exists
+			"/bin/nslookup":      "#!/bin/sh\nexec getent ahosts \"$1\"\n", // tests only check whether a name exists
 		},
 	}
 	for _, name := range []string{
@@ -204,7 +203,7 @@ func (u *upstream) start(t *testing.T, args ...string) (specs []spec, output str
 	report := filepath.Join(dir, "report.json")
 	for name, text := range map[string]string{
 		"kubeconfig": u.control.Kubeconfig(),
-		// Images of any other name are not needed, and there is nowhere to pull them from.
+		// Other images are not needed, and could not be pulled from anywhere.
 		"registries": "promoterE2eRegistry: lab\ngcRegistry: lab\n",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
@@ -214,7 +213,7 @@ func (u *upstream) start(t *testing.T, args ...string) (specs []spec, output str
 	var log bytes.Buffer
 	p, err := u.Clients[0].Start(lab.Command{
 		Path: filepath.Join(u.programs, "e2e.test"), Output: &log,
-		// Some tests read the names of images before the flags are read.
+		// Some tests read image names before the flags are parsed.
 		Env: []string{"KUBE_TEST_REPO_LIST=" + filepath.Join(dir, "registries")},
 		Args: append([]string{
 			"--kubeconfig=" + filepath.Join(dir, "kubeconfig"), "--provider=skeleton",
@@ -246,7 +245,6 @@ func (u *upstream) start(t *testing.T, args ...string) (specs []spec, output str
 	return specs, log.String(), err
 }
 
-// runOne runs one test.
 func (u *upstream) runOne(t *testing.T, s spec) {
 	specs, output, err := u.start(t, "--ginkgo.focus="+regexp.QuoteMeta(s.name())+"$")
 	r := result{spec: s}
@@ -260,7 +258,7 @@ func (u *upstream) runOne(t *testing.T, s spec) {
 	fmt.Fprintf(os.Stderr, "%-7s %6.1fs %s\n", r.State, r.RunTime.Seconds(), r.name())
 }
 
-// report makes each test a subtest. One of the subset must not be skipped.
+// report makes each test a subtest. Tests in the subset must not be skipped.
 func (u *upstream) report(t *testing.T, subset bool) {
 	slices.SortFunc(u.results, func(a, b result) int { return strings.Compare(a.name(), b.name()) })
 	for _, r := range u.results {
@@ -277,13 +275,12 @@ func (u *upstream) report(t *testing.T, subset bool) {
 	}
 }
 
-// tail returns the last n lines.
 func tail(text string, n int) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// serveNames answers for the names of Services, SERVICE.NAMESPACE.svc.cluster.local, as the name server of a cluster.
+// serveNames resolves Services' names, SERVICE.NAMESPACE.svc.cluster.local, like a cluster's DNS server.
 func (u *upstream) serveNames(t *testing.T) {
 	t.Helper()
 	at := u.Servers[0]
@@ -301,7 +298,7 @@ func (u *upstream) serveNames(t *testing.T) {
 	t.Cleanup(func() { server.Shutdown() })
 }
 
-// resolve adds the records of a name, and returns false when there is no such name.
+// resolve adds a name's records, and returns false if there is no such name.
 func (u *upstream) resolve(r *dns.Msg, name string, kind uint16) bool {
 	labels := strings.Split(strings.TrimSuffix(name, "."), ".")
 	if len(labels) != 5 || strings.Join(labels[2:], ".") != "svc.cluster.local" {

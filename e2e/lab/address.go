@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bridge adds a bridge to the host; End.Bridge makes links its ports. Multicast snooping is off, so that neighbour
+// Bridge adds a bridge to the host. End.Bridge makes interfaces its ports. Multicast snooping is off, so that neighbour
 // discovery reaches every port from the start.
 func (h *Host) Bridge(name string) error {
 	attrs := netlink.NewLinkAttrs()
@@ -42,7 +42,7 @@ func (h *Host) addr(dev string, p netip.Prefix, change func(netlink.Link, *netli
 // SetUp sets an interface up.
 func (h *Host) SetUp(dev string) error { return h.setLink(dev, h.nl.LinkSetUp) }
 
-// SetDown sets an interface down: the other end of its link loses carrier.
+// SetDown sets an interface down, so the other end of its link loses carrier.
 func (h *Host) SetDown(dev string) error { return h.setLink(dev, h.nl.LinkSetDown) }
 
 func (h *Host) setLink(dev string, change func(netlink.Link) error) error {

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// The agent's files in its host.
+// Paths of the agent's files on its host.
 const (
 	AgentConfigPath = "/run/steelyard-lab/steelyard.toml"
 	AgentSocketPath = "/run/steelyard/steelyard.sock"
@@ -22,26 +22,26 @@ const (
 type AgentOptions struct {
 	// Binary is the path of steelyard. It must not be below /run or /sys, which are private to a host.
 	Binary string
-	// Config is the TOML text; AgentConfig.TOML writes one.
+	// Config is the configuration in TOML, as from AgentConfig.TOML.
 	Config string
 	// Env is added to the environment.
 	Env []string
-	// Output receives a copy of the log; nil: none.
+	// Output receives a copy of the log, unless it is nil.
 	Output io.Writer
 }
 
-// Agent runs steelyard in a host, at most one process at a time. Its methods may be called from any goroutine.
+// Agent runs steelyard on a host, at most one process at a time. Its methods may be called from any goroutine.
 type Agent struct {
 	*Host
 	o      AgentOptions
 	client *http.Client
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the following fields
 	p      *Process
 	config string
 }
 
-// StartAgent writes the configuration and starts `steelyard run`. It does not wait until the agent is ready.
+// StartAgent writes the configuration and starts "steelyard run". It does not wait until the agent is ready.
 func StartAgent(h *Host, o AgentOptions) (*Agent, error) {
 	a := &Agent{Host: h, o: o}
 	a.client = &http.Client{Transport: &http.Transport{
@@ -56,7 +56,7 @@ func StartAgent(h *Host, o AgentOptions) (*Agent, error) {
 	return a, a.Start()
 }
 
-// Start starts the agent with the configuration last written, after Kill, Terminate or a crash.
+// Start starts the agent with the last configuration written, after Kill, Terminate or a crash.
 func (a *Agent) Start() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -83,7 +83,7 @@ func (a *Agent) Process() *Process {
 	return a.p
 }
 
-// Configure writes the configuration file; Reload or Start makes the agent read it.
+// Configure writes the configuration file. Call Reload or Start to make the agent read it.
 func (a *Agent) Configure(text string) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -94,16 +94,17 @@ func (a *Agent) Configure(text string) error {
 // Reload makes the agent reread its configuration (SIGHUP). It does not wait for the result.
 func (a *Agent) Reload() error { return a.Process().Signal(syscall.SIGHUP) }
 
-// Kill ends the agent with SIGKILL and waits for its end: it withdraws no routes, and its datapath stays in the kernel.
+// Kill sends SIGKILL and waits for the agent's end. The agent withdraws no routes, and its datapath stays in the
+// kernel.
 func (a *Agent) Kill() { a.Process().Kill() }
 
-// Terminate sends SIGTERM to the agent and waits for its end. It fails if that takes longer than within, or if the exit
-// status is not 0.
+// Terminate sends SIGTERM and waits for the agent's end. It fails if this takes longer than within or the exit status
+// is not 0.
 func (a *Agent) Terminate(ctx context.Context, within time.Duration) error {
 	return a.end(ctx, within, syscall.SIGTERM)
 }
 
-// EndForRestart is Terminate with SIGUSR1, which leaves the routes to graceful restart.
+// EndForRestart is like Terminate with SIGUSR1, which leaves the routes to graceful restart.
 func (a *Agent) EndForRestart(ctx context.Context, within time.Duration) error {
 	return a.end(ctx, within, syscall.SIGUSR1)
 }
@@ -121,8 +122,8 @@ func (a *Agent) end(ctx context.Context, within time.Duration, by syscall.Signal
 	return nil
 }
 
-// Get requests path from the agent's admin socket and decodes the JSON response into v; a v of type *string gets the
-// text.
+// Get requests path from the agent's admin socket and decodes the JSON response into v. A v of type *string receives
+// the text.
 func (a *Agent) Get(ctx context.Context, path string, v any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
 	if err != nil {
@@ -150,12 +151,12 @@ func (a *Agent) Get(ctx context.Context, path string, v any) error {
 	return nil
 }
 
-// CLI runs a steelyard command in the host, such as "status", and returns its output.
+// CLI runs a steelyard command on the host, such as "status", and returns its output.
 func (a *Agent) CLI(ctx context.Context, args ...string) (string, error) {
 	return a.Run(ctx, a.o.Binary, args...)
 }
 
-// WaitReady waits until the agent responds on its admin socket. It fails at once if the agent ends.
+// WaitReady waits until the agent responds on its admin socket. It fails immediately if the agent ends.
 func (a *Agent) WaitReady(ctx context.Context, within time.Duration) error {
 	p := a.Process()
 	_, err := Until(ctx, within, fmt.Sprintf("the agent of %s responds", a.Host), func() error {

@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// AgentConfig is the configuration of an agent. Zero values are left out, so that the agent's defaults apply. Keys
-// without a field go into Extra.
+// AgentConfig is an agent's configuration. Zero values are omitted, so that the agent's defaults apply. Keys without a
+// field go into Extra.
 type AgentConfig struct {
 	Name       string
-	Address    netip.Addr // of the node, also its router ID
+	Address    netip.Addr // the node's address and router ID
 	Interfaces []string
 	Mode       string // auto, xdp, xdp-generic, tc
 	// TunnelSources are the addresses from which the agent accepts and decapsulates tunnel packets.
@@ -20,7 +20,7 @@ type AgentConfig struct {
 	ASN           uint32 // 0 for no BGP
 	ListenPort    int
 	Peers         []AgentPeer
-	BGP           []string // more keys of [bgp]
+	BGP           []string // additional keys of [bgp]
 	L2            []string // interfaces; empty for no L2
 	L2Members     []netip.Addr
 	L2SecretFile  string
@@ -28,7 +28,7 @@ type AgentConfig struct {
 	LogLevel      string
 	// Env is added to the agent's environment.
 	Env []string
-	// Extra is appended: whole TOML tables.
+	// Extra has whole TOML tables to append.
 	Extra string
 }
 
@@ -38,7 +38,7 @@ type AgentPeer struct {
 	ASN          uint32
 	HoldTime     time.Duration
 	PasswordFile string
-	Extra        string // more keys of the table, one per line
+	Extra        string // additional keys of the table, one per line
 }
 
 // AgentService is a [[service]] table.
@@ -51,10 +51,9 @@ type AgentService struct {
 	Forward    string
 	MinHealthy int
 	Check      AgentCheck
-	Extra      string // more keys of the table, one per line
+	Extra      string // additional keys of the table, one per line
 }
 
-// AgentBackend is a backend of a service.
 type AgentBackend struct {
 	Address netip.Addr
 	Port    int
@@ -62,7 +61,6 @@ type AgentBackend struct {
 	Drain   bool
 }
 
-// AgentCheck is the check of a service.
 type AgentCheck struct {
 	Type              string
 	Path              string
@@ -71,7 +69,7 @@ type AgentCheck struct {
 	Rise, Fall        int
 }
 
-// Backends returns the addresses of nodes, in both families, as backends.
+// Backends returns the servers' addresses, in both families, as backends.
 func Backends(servers ...Node) []AgentBackend {
 	var all []AgentBackend
 	for _, s := range servers {
@@ -80,7 +78,7 @@ func Backends(servers ...Node) []AgentBackend {
 	return all
 }
 
-// BGPAgent returns the configuration of an agent on node that announces by BGP to the node's gateways, over both
+// BGPAgent returns the configuration of an agent on node that announces to the node's gateways over BGP, over both
 // families, and forwards on eth0.
 func BGPAgent(node Node, asn, routerASN uint32, services ...AgentService) AgentConfig {
 	c := AgentConfig{

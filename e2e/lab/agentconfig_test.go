@@ -10,7 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// TestAgentConfigIsWhatTheAgentReads: package config reads every field of AgentConfig back.
+// Package config must read back every field of AgentConfig.
 func TestAgentConfigIsWhatTheAgentReads(t *testing.T) {
 	node := lab.Node{V4: netip.MustParseAddr("192.0.2.11"), Gateway4: netip.MustParseAddr("192.0.2.1")}
 	text := lab.AgentConfig{

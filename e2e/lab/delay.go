@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// delayQueue is the number of frames that may wait in each direction; further ones are lost.
+// delayQueue is how many frames may be queued in each direction; others are lost.
 const delayQueue = 1 << 14
 
-// Delay gives a client's link a round-trip time. It takes frames from the client's port in its switch, and sends them
-// half that time later; it does not need netem. It can handle thousands of frames a second, but not floods.
+// Delay adds a round-trip time to a client's link. It takes frames from the client's switch port and sends them half
+// that time later, without netem. It can handle thousands of frames per second, but no floods.
 func (t *Topology) Delay(client Node, roundTrip time.Duration) error {
 	if err := t.delay(client, roundTrip/2); err != nil {
 		return fmt.Errorf("delay the frames of %s: %w", client, err)
@@ -37,7 +37,7 @@ func (t *Topology) delay(client Node, d time.Duration) error {
 	if err != nil {
 		return err
 	}
-	// Frames read from a packet socket need their checksums.
+	// Frames from a packet socket need complete checksums.
 	if err := errors.Join(client.SoftwareChecksums("eth0"), sw.SoftwareChecksums(far)); err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ func (h *Host) listenFrames(dev string) (c *packet.Conn, err error) {
 	return c, h.Own(c)
 }
 
-// copyFrames sends each frame d after it arrived, until a socket is closed.
+// copyFrames sends each frame d after its arrival, until a socket is closed.
 func copyFrames(to, from *packet.Conn, d time.Duration) {
 	type delayed struct {
 		due   time.Time
@@ -105,7 +105,7 @@ func copyFrames(to, from *packet.Conn, d time.Duration) {
 	}()
 	for f := range queue {
 		time.Sleep(time.Until(f.due))
-		// As on a wire, a frame that cannot be sent is lost.
+		// A frame that cannot be sent is lost, as on a wire.
 		_, _ = to.WriteTo(f.frame, &packet.Addr{HardwareAddr: net.HardwareAddr(f.frame[:6])})
 	}
 }

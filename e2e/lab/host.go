@@ -25,16 +25,16 @@ type Host struct {
 	anchor chan func()   // run on the thread that stays in the host and starts its processes
 	ended  chan struct{} // closed when that thread must end
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the following fields
 	closed    bool
 	processes map[*Process]struct{}
-	closers   []io.Closer     // servers and listeners, closed with the host
-	routes    []netlink.Route // added by AddRoute, restored by PowerOn
+	closers   []io.Closer     // servers and listeners to close with the host
+	routes    []netlink.Route // added by AddRoute, for PowerOn to restore
 }
 
-// sysctls are set in every host before it has a link. Strict reverse-path filtering (RFC 3704) drops packets on
-// asymmetric paths; duplicate address detection keeps an IPv6 address tentative for a second; keep_addr_on_down keeps
-// the IPv6 addresses of a host whose links PowerOff sets down.
+// sysctls are set in every host before its first link. Strict reverse-path filtering (RFC 3704) would drop packets on
+// asymmetric paths. Duplicate address detection would keep an IPv6 address tentative for a second. keep_addr_on_down
+// keeps a host's IPv6 addresses when PowerOff sets its links down.
 var sysctls = map[string]string{
 	"net.ipv4.conf.all.rp_filter":                "0",
 	"net.ipv4.conf.default.rp_filter":            "0",
@@ -91,8 +91,8 @@ func (h *Host) Name() string { return h.name }
 
 func (h *Host) String() string { return h.name }
 
-// Do runs f on a thread in the host's namespaces: the sockets that f creates and the files that it opens are the
-// host's. A goroutine that f starts does not run in them. Do returns f's error.
+// Do runs f on a thread in the host's namespaces, so f creates sockets and opens files there. A goroutine that f starts
+// does not run in them. Do returns f's error.
 func (h *Host) Do(f func() error) error {
 	return onThread(func() error {
 		if err := h.ns.enter(); err != nil {
@@ -102,7 +102,7 @@ func (h *Host) Do(f func() error) error {
 	})
 }
 
-// Sysctl sets kernel parameters of the host's network namespace by their sysctl(8) names.
+// Sysctl sets kernel parameters in the host's network namespace by their sysctl(8) names.
 func (h *Host) Sysctl(values map[string]string) error {
 	return h.Do(func() error {
 		for name, value := range values {
@@ -136,7 +136,7 @@ func (h *Host) ReadFile(path string) (text string, err error) {
 	return text, err
 }
 
-// Listen is net.Listen inside the host. The listener is closed with the host, if not before.
+// Listen is like net.Listen on the host. The listener is closed with the host, if not before.
 func (h *Host) Listen(ctx context.Context, network, address string) (l net.Listener, err error) {
 	err = h.Do(func() error {
 		l, err = new(net.ListenConfig).Listen(ctx, network, address)
@@ -148,7 +148,7 @@ func (h *Host) Listen(ctx context.Context, network, address string) (l net.Liste
 	return l, h.Own(l)
 }
 
-// ListenPacket is net.ListenPacket inside the host. The socket is closed with the host, if not before.
+// ListenPacket is like net.ListenPacket on the host. The socket is closed with the host, if not before.
 func (h *Host) ListenPacket(ctx context.Context, network, address string) (c net.PacketConn, err error) {
 	err = h.Do(func() error {
 		c, err = new(net.ListenConfig).ListenPacket(ctx, network, address)
@@ -160,13 +160,13 @@ func (h *Host) ListenPacket(ctx context.Context, network, address string) (c net
 	return c, h.Own(c)
 }
 
-// Dial is net.Dial inside the host; the path of a unix socket is in the host's file system. address must not contain a
-// host name. The caller closes the connection.
+// Dial is like net.Dial on the host. A unix socket's path is in the host's file system. address must not contain a host
+// name. The caller closes the connection.
 func (h *Host) Dial(ctx context.Context, network, address string) (c net.Conn, err error) {
 	return h.DialFrom(ctx, netip.AddrPort{}, network, address)
 }
 
-// DialFrom is Dial for tcp from a local address and port; port 0 means any.
+// DialFrom is like Dial for tcp, from a local address and port; port 0 means any.
 func (h *Host) DialFrom(ctx context.Context, from netip.AddrPort, network, address string) (c net.Conn, err error) {
 	d := net.Dialer{KeepAlive: -1}
 	if from.IsValid() {
@@ -182,7 +182,7 @@ func (h *Host) DialFrom(ctx context.Context, from netip.AddrPort, network, addre
 	return c, nil
 }
 
-// Own makes Close of the host close c.
+// Own makes the host's Close close c.
 func (h *Host) Own(c io.Closer) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -193,7 +193,7 @@ func (h *Host) Own(c io.Closer) error {
 	return nil
 }
 
-// Close ends the processes and servers of the host and releases its namespaces. It may be called again.
+// Close ends the host's processes and servers, and releases its namespaces. It may be called again.
 func (h *Host) Close() error {
 	h.mu.Lock()
 	if h.closed {

@@ -9,13 +9,13 @@ import (
 
 // Lab is a network of hosts. Its methods may be called from any goroutine.
 type Lab struct {
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the following fields
 	hosts  []*Host
 	links  int // number created so far
 	closed bool
 }
 
-// New returns an empty Lab. It fails if not run as root.
+// New returns an empty Lab. It fails unless run as root.
 func New() (*Lab, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("network namespaces need root; run it with sudo")
@@ -23,8 +23,8 @@ func New() (*Lab, error) {
 	return &Lab{}, nil
 }
 
-// Host adds a host with only a loopback interface. name is for output only: it need not be unique, and is not passed to
-// the kernel.
+// Host adds a host with only a loopback interface. name is only for output: it need not be unique, and the kernel does
+// not see it.
 func (l *Lab) Host(name string) (*Host, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -46,7 +46,7 @@ func (l *Lab) Hosts() []*Host {
 	return append([]*Host(nil), l.hosts...)
 }
 
-// Close ends every process and server of every host and removes the hosts. It may be called again.
+// Close ends all processes and servers and removes all hosts. It may be called again.
 func (l *Lab) Close() error {
 	l.mu.Lock()
 	hosts := l.hosts

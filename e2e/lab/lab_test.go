@@ -44,7 +44,7 @@ func TestRequestsGoThroughTheRouter(t *testing.T) {
 					}
 				}
 			}
-			for _, b := range topo.Balancers { // a balancer reaches the servers, through the router when Wired
+			for _, b := range topo.Balancers { // load balancers reach the servers, through the router if Wired
 				url := "http://" + topo.Servers[0].At(8080)[0].String()
 				must.Do(t, traffic.From(b.Host).Load(t.Context(), traffic.Load{URL: url, Requests: 1}).Err())
 			}
@@ -118,12 +118,12 @@ func TestDelay(t *testing.T) {
 		took := time.Since(start)
 		must.True(t, took >= roundTrip, "%s: connected after %v", at, took)
 	}
-	// Large frames, and their checksums.
+	// Large frames must arrive, with correct checksums.
 	upload, err := traffic.From(client.Host).Upload(t.Context(), "http://"+server.At(8080)[0].String()+"/", 1<<20)
 	must.True(t, err == nil, "upload: %v, %+v, %d requests", err, upload, web.Requests())
 }
 
-// TestHostsHaveTheirOwnSystemDirectories: two agents on one kernel share neither files nor pins.
+// Two agents on one kernel share neither files nor pins.
 func TestHostsHaveTheirOwnSystemDirectories(t *testing.T) {
 	topo := labtest.Topology(t, lab.Shape{})
 	a, b := topo.Balancers[0], topo.Servers[0]
@@ -180,8 +180,8 @@ func TestDoReturnsErrorsAndPanics(t *testing.T) {
 	h.Do(func() error { panic("panic of the test") })
 }
 
-// TestCloseLeavesNothing: after Close of a Lab with processes, servers and traffic, the descriptors and child processes
-// of this process and the files in its namespaces are the same as before.
+// After a Lab with processes, servers and traffic is closed, this process has the same descriptors, child processes and
+// files in its namespaces as before.
 func TestCloseLeavesNothing(t *testing.T) {
 	labtest.Root(t)
 	use := func() {
@@ -204,7 +204,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 		})
 		must.Do(t, stream.Between(time.Time{}, time.Time{}).Err())
 	}
-	use() // the runtime and the resolver keep some descriptors open
+	use() // the runtime and the resolver open some descriptors permanently
 	before := traces(t)
 	use()
 	labtest.Until(t, 5*time.Second, "the traces are those of before", func() error {
@@ -213,7 +213,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	})
 }
 
-// traces are objects that a lab could fail to remove.
+// traces returns objects that a lab could fail to remove.
 func traces(t *testing.T) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}
@@ -283,12 +283,11 @@ func ownLab() error {
 		fmt.Println(p.Pid())
 	}
 	fmt.Println("ready")
-	time.Sleep(time.Minute) // the test kills it earlier; this bounds the time after a broken test
+	time.Sleep(time.Minute) // the test kills it before; this limits its life after a broken test
 	return topo.Close()
 }
 
-// TestProcessesEndWithAKilledOwner: the kernel ends the programs of a lab when the process that started them is killed
-// (PR_SET_PDEATHSIG).
+// The kernel kills a lab's programs when the process that started them is killed (PR_SET_PDEATHSIG).
 func TestProcessesEndWithAKilledOwner(t *testing.T) {
 	labtest.Root(t)
 	self := must.Get(os.Executable())(t)
@@ -320,7 +319,7 @@ func TestProcessesEndWithAKilledOwner(t *testing.T) {
 	})
 }
 
-// notRunning returns nil when the process has ended or is a zombie.
+// notRunning returns nil if the process has ended or is a zombie.
 func notRunning(pid int) error {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

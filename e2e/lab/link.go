@@ -10,24 +10,24 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// End is one end of a Link: an interface in a host.
+// End is one end of a Link, an interface of a host.
 type End struct {
 	Host *Host
-	// Name is the name of the interface, at most 15 bytes.
+	// Name is the interface name, at most 15 bytes.
 	Name string
-	// Addresses are given to the interface, with the prefix length of the link.
+	// Addresses are the interface's addresses, with the link's prefix length.
 	Addresses []netip.Prefix
-	// Bridge is the host's bridge that the interface becomes a port of, or "".
+	// Bridge is the host's bridge that has the interface as a port, or "".
 	Bridge string
 }
 
 // LinkOptions apply to both ends of a Link. The zero value has an MTU of 1500 bytes and all offloads.
 type LinkOptions struct {
-	// MTU in bytes; 0 means 1500.
+	// MTU is in bytes; 0 means 1500.
 	MTU int
-	// SoftwareChecksums turns transmit checksum offload off and generic receive offload on. A link needs both if an XDP
-	// program transmits or redirects its frames: a veth pair leaves an offloaded checksum incomplete
-	// (CHECKSUM_PARTIAL), and receives frames from XDP only while GRO, and with it NAPI, is on.
+	// SoftwareChecksums turns transmit checksum offload off and generic receive offload (GRO) on. A link needs both if
+	// an XDP program transmits or redirects its frames: a veth pair leaves an offloaded checksum incomplete
+	// (CHECKSUM_PARTIAL), and receives frames from XDP only with GRO, which turns on NAPI.
 	SoftwareChecksums bool
 }
 
@@ -35,9 +35,9 @@ type LinkOptions struct {
 func (l *Lab) Link(a, b End, o LinkOptions) error {
 	l.mu.Lock()
 	l.links++
-	// The two ends of a veth pair in new namespaces often get the same index. The kernel then treats the link as one
-	// without a lower device and delays its link event by up to a second (net/core/link_watch.c,
-	// linkwatch_urgent_event). The kernel does not assign indices from 1000 on by itself here.
+	// The ends of a veth pair in new namespaces often get the same index. The kernel then assumes that the link has no
+	// lower device, and delays its link event by up to a second (net/core/link_watch.c, linkwatch_urgent_event). The
+	// kernel itself assigns no indexes from 1000 on here.
 	index := 1000 + l.links
 	l.mu.Unlock()
 	if err := link(a, b, index, o); err != nil {
@@ -63,8 +63,8 @@ func link(a, b End, index int, o LinkOptions) error {
 			return fmt.Errorf("%s:%s: %w", e.Host, e.Name, err)
 		}
 	}
-	// Both ends must be up first: veth enables NAPI, which XDP redirects need, when GRO is turned on at an end that is
-	// up.
+	// Set both ends up first. When GRO is turned on, veth enables NAPI, which XDP redirects need, only on an end that
+	// is up.
 	for _, e := range []End{a, b} {
 		if o.SoftwareChecksums {
 			if err := e.Host.SoftwareChecksums(e.Name); err != nil {

@@ -8,18 +8,18 @@ import (
 	"sync"
 )
 
-// logLines bounds how many lines a Log keeps.
+// logLines limits the lines that a Log keeps.
 const logLines = 4000
 
-// Log keeps the last lines written to it. The zero value is ready to use; its methods may be called from any goroutine.
+// Log keeps the last lines written to it. The zero value is ready to use. Its methods may be called from any goroutine.
 type Log struct {
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the following fields
 	lines []string
-	rest  []byte // a line without its end
+	rest  []byte // an incomplete line
 	tee   io.Writer
 }
 
-// Write implements io.Writer. It fails if the copy fails: the program then writes to a pipe without a reader.
+// Write implements io.Writer. It fails if the copy fails. The program then writes to a pipe without a reader.
 func (l *Log) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -43,7 +43,7 @@ func (l *Log) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Lines returns the lines, oldest first, with an incomplete one at the end.
+// Lines returns the lines, oldest first, including an incomplete one at the end.
 func (l *Log) Lines() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -60,8 +60,8 @@ func (l *Log) Tail(n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// FailureTail returns the n lines that most likely show why a program ended: those from a panic on, or otherwise the
-// last ones. It leaves out the debug lines of sent BGP messages.
+// FailureTail returns the n lines that most likely show why a program ended: the first ones of a panic, or the last
+// ones. It omits debug lines about sent BGP messages.
 func (l *Log) FailureTail(n int) string {
 	lines := slices.DeleteFunc(l.Lines(), func(line string) bool {
 		return strings.Contains(line, "component=bgp text=sent")

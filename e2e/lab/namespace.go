@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespaces are a Host's two namespaces, held open by descriptors.
+// namespaces are the descriptors that keep a Host's two namespaces alive.
 type namespaces struct {
 	net, mnt *os.File
 }
 
-// newNamespaces moves the calling thread into new namespaces and returns them. The thread must be locked, and must not
-// be unlocked afterwards.
+// newNamespaces moves the calling thread into new namespaces and returns them. The thread must be locked and stay
+// locked.
 func newNamespaces() (namespaces, error) {
 	var none namespaces
 	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS | unix.CLONE_NEWNET); err != nil {
@@ -39,7 +39,7 @@ func newNamespaces() (namespaces, error) {
 
 // enter moves the calling thread, which must be locked, into n.
 func (n namespaces) enter() error {
-	// A thread that shares its root directory with others may not change its mount namespace: setns(2).
+	// A thread that shares its root directory may not change its mount namespace (setns(2)).
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("unshare the root directory: %w", err)
 	}
@@ -54,12 +54,12 @@ func (n namespaces) enter() error {
 
 func (n namespaces) close() error { return errors.Join(n.net.Close(), n.mnt.Close()) }
 
-// stateDir is the state directory of the DaemonSet and of the unit.
+// stateDir is the state directory of the DaemonSet and the unit.
 const stateDir = "/var/lib/steelyard"
 
-// privateMounts mounts a private /run, stateDir, /sys and /sys/fs/bpf in the thread's new mount namespace. A sysfs
-// shows the interfaces of the network namespace it was mounted in, so it must be a new one. The mounts below the old
-// one (cgroups, tracing) are moved to the new one, because a process in the host may need them.
+// privateMounts mounts a private /run, stateDir, /sys and /sys/fs/bpf in the thread's new mount namespace. /sys must be
+// new, because a sysfs shows the interfaces of the network namespace where it was mounted. The mounts below the old one
+// (cgroups, tracing) move to the new one, because processes on the host may need them.
 func privateMounts() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -113,7 +113,7 @@ func mountsBelow(dir string) ([]string, error) {
 	var points []string
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {
-		// The fifth field is the mount point: proc_pid_mountinfo(5).
+		// The fifth field is the mount point (proc_pid_mountinfo(5)).
 		if fields := strings.Fields(lines.Text()); len(fields) > 4 && strings.HasPrefix(fields[4], dir+"/") {
 			points = append(points, fields[4])
 		}

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Commands of the ethtool ioctl. Source: include/uapi/linux/ethtool.h.
+// Commands of the ethtool ioctl (include/uapi/linux/ethtool.h).
 const (
 	ethtoolSetTxChecksum = 0x17
 	ethtoolSetGRO        = 0x2c
@@ -24,7 +24,7 @@ type ifreq struct {
 	_    [16]byte
 }
 
-// SoftwareChecksums does for one interface what LinkOptions.SoftwareChecksums does for both ends.
+// SoftwareChecksums is like LinkOptions.SoftwareChecksums, but for one interface.
 func (h *Host) SoftwareChecksums(dev string) error {
 	return h.Do(func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -42,7 +42,7 @@ func (h *Host) SoftwareChecksums(dev string) error {
 	})
 }
 
-// ethtool is the SIOCETHTOOL ioctl; x/sys/unix has only its ETHTOOL_GDRVINFO.
+// ethtool calls the SIOCETHTOOL ioctl. x/sys/unix supports only its ETHTOOL_GDRVINFO.
 func ethtool(fd int, dev string, v ethtoolValue) error {
 	req := ifreq{data: unsafe.Pointer(&v)}
 	copy(req.name[:unix.IFNAMSIZ-1], dev)

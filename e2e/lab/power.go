@@ -10,8 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// PowerOff simulates a loss of power: every link goes down, every process of the host is killed, and its memory (/run,
-// BPF pins) is lost. Servers that run in this process keep their sockets, but receive nothing.
+// PowerOff simulates a power failure: all links of the host go down, its processes are killed, and its memory (/run,
+// BPF pins) is lost. Servers in this process keep their sockets, but receive nothing.
 func (h *Host) PowerOff() error {
 	names, err := h.Interfaces()
 	if err != nil {

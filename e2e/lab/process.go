@@ -14,35 +14,35 @@ import (
 	"time"
 )
 
-// StopGrace is the time between SIGTERM and SIGKILL of a process.
+// StopGrace is the time between a process's SIGTERM and SIGKILL.
 const StopGrace = 5 * time.Second
 
-// Command is a program to start in a host.
+// Command is a program to start on a host.
 type Command struct {
 	// Path is the program: a path, or a name to look up in PATH.
 	Path string
 	Args []string
 	// Env is added to the environment of this process.
 	Env []string
-	// Abrupt makes Stop send SIGKILL at once, for programs that are not under test and are slow to end after SIGTERM.
+	// Abrupt makes Stop send SIGKILL immediately, for programs that are not under test and end slowly after SIGTERM.
 	Abrupt bool
-	// Output receives a copy of the output as it is written; nil: none.
+	// Output receives a copy of the output, unless it is nil.
 	Output io.Writer
 }
 
-// Process is a program that was started in a host. Its methods may be called from any goroutine.
+// Process is a program that was started on a host. Its methods may be called from any goroutine.
 type Process struct {
-	// Log holds the end of stdout and stderr.
+	// Log has the end of stdout and stderr.
 	Log  Log
 	host *Host
 	cmd  *exec.Cmd
 	kill bool          // Command.Abrupt
-	done chan struct{} // closed when the process has ended and its output has been read
+	done chan struct{} // closed once the process has ended and its output has been read
 	err  error         // Wait's error; set before done is closed
 }
 
-// Start starts a program in the host. Closing the host ends the process if it is still running, and the kernel kills it
-// if this process ends in any way.
+// Start starts a program on the host. The process ends with the host, and the kernel kills it if this process ends in
+// any way.
 func (h *Host) Start(c Command) (*Process, error) {
 	p := &Process{host: h, kill: c.Abrupt, done: make(chan struct{})}
 	p.Log.tee = c.Output
@@ -65,8 +65,8 @@ func (h *Host) Start(c Command) (*Process, error) {
 	return p, nil
 }
 
-// Run runs a program in the host to its end and returns its output. A program that is still running when ctx ends is
-// killed. The error includes the output.
+// Run runs a program on the host and returns its output. If ctx ends first, the program is killed. The error includes
+// the output.
 func (h *Host) Run(ctx context.Context, path string, args ...string) (string, error) {
 	p, err := h.Start(Command{Path: path, Args: args})
 	if err != nil {
@@ -88,7 +88,7 @@ func (h *Host) Run(ctx context.Context, path string, args ...string) (string, er
 
 func command(c Command) (*exec.Cmd, error) {
 	path := c.Path
-	if !filepath.IsAbs(path) { // cmd.Dir is not this process's working directory
+	if !filepath.IsAbs(path) { // relative to this process, not to cmd.Dir
 		found, err := exec.LookPath(path)
 		if err != nil {
 			return nil, err
@@ -100,9 +100,9 @@ func command(c Command) (*exec.Cmd, error) {
 	cmd := exec.Command(path, c.Args...)
 	cmd.Dir = "/"
 	cmd.Env = append(os.Environ(), c.Env...)
-	// The process gets its own process group, because Ctrl-C at a terminal must signal only this process, which ends
-	// the others in order. The parent-death signal covers a SIGKILL of this process. WaitDelay is for grandchildren
-	// that keep the output open.
+	// The process has its own process group, because Ctrl-C at a terminal must signal only this process, which ends the
+	// others in order. The parent-death signal handles a SIGKILL of this process. WaitDelay is for grandchildren that
+	// keep the output open.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = time.Second
 	return cmd, nil
@@ -133,7 +133,7 @@ func (p *Process) Name() string { return filepath.Base(p.cmd.Path) }
 // Pid returns the process ID.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
-// Done returns a channel that is closed when the process has ended.
+// Done returns a channel that is closed once the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
 // Running reports whether the process is running.
@@ -146,8 +146,8 @@ func (p *Process) Running() bool {
 	}
 }
 
-// Wait waits for the process to end and says how it ended: nil for exit status 0, an *exec.ExitError for another status
-// or a signal, or ctx's error.
+// Wait waits until the process ends and returns how it ended: nil for exit status 0, an *exec.ExitError for another
+// status or a signal, or ctx's error.
 func (p *Process) Wait(ctx context.Context) error {
 	select {
 	case <-p.done:
@@ -157,7 +157,8 @@ func (p *Process) Wait(ctx context.Context) error {
 	}
 }
 
-// Ended returns nil while the process is running, and then a Permanent error with how it ended and its last output.
+// Ended returns nil while the process is running. After that, it returns a Permanent error with how it ended and its
+// last output.
 func (p *Process) Ended() error {
 	if p.Running() {
 		return nil
@@ -175,11 +176,11 @@ func (p *Process) Signal(sig os.Signal) error {
 	return err
 }
 
-// Kill sends SIGKILL to the process and to its process group, and waits for its end.
+// Kill sends SIGKILL to the process and its process group, and waits for the process's end.
 func (p *Process) Kill() {
 	p.cmd.Process.Kill()
 	<-p.done
-	// Its children are in its process group, whose ID is not reused while it has members.
+	// Its children are in its process group, whose ID is not reused as long as it has members.
 	syscall.Kill(-p.Pid(), syscall.SIGKILL)
 }
 
@@ -215,7 +216,7 @@ func (h *Host) running() []*Process {
 	return all
 }
 
-// stopAll ends all processes of the host at the same time.
+// stopAll ends all processes of the host concurrently.
 func (h *Host) stopAll() error {
 	all := h.running()
 	errs := make(chan error, len(all))

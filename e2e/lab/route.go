@@ -12,14 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Default is the destination of the IPv4 default route, Default6 of the IPv6 one.
+// Default and Default6 are the destinations of the IPv4 and IPv6 default routes.
 var (
 	Default  = netip.MustParsePrefix("0.0.0.0/0")
 	Default6 = netip.MustParsePrefix("::/0")
 )
 
-// AddRoute adds a route to dst with these next hops; several next hops share the flows (ECMP). It replaces a route to
-// the same destination.
+// AddRoute adds a route to dst, or replaces it. Several next hops share the flows (ECMP).
 func (h *Host) AddRoute(dst netip.Prefix, via ...netip.Addr) error {
 	if len(via) == 0 {
 		return fmt.Errorf("host %s: route to %s: no next hop", h, dst)
@@ -41,7 +40,7 @@ func (h *Host) AddRoute(dst netip.Prefix, via ...netip.Addr) error {
 	return nil
 }
 
-// DeleteRoute removes the route to dst, if there is one.
+// DeleteRoute removes the route to dst, if it exists.
 func (h *Host) DeleteRoute(dst netip.Prefix) error {
 	h.mu.Lock()
 	h.routes = slices.DeleteFunc(h.routes, func(r netlink.Route) bool { return r.Dst.String() == ipNet(dst).String() })
@@ -53,8 +52,8 @@ func (h *Host) DeleteRoute(dst netip.Prefix) error {
 	return nil
 }
 
-// NextHops returns the next hops of the route to exactly dst in the host's kernel, sorted. It is empty if there is no
-// such route. It leaves out next hops whose link has no carrier.
+// NextHops returns the next hops of the route to exactly dst in the host's kernel, sorted. It omits next hops whose
+// link has no carrier. Without such a route, the result is empty.
 func (h *Host) NextHops(dst netip.Prefix) ([]netip.Addr, error) {
 	filter := &netlink.Route{Dst: ipNet(dst.Masked())}
 	all, err := h.nl.RouteListFiltered(family(dst.Addr()), filter, netlink.RT_FILTER_DST)
@@ -86,7 +85,7 @@ func (h *Host) NextHops(dst netip.Prefix) ([]netip.Addr, error) {
 }
 
 // WaitNextHops waits until the host's kernel has a route to dst with exactly these next hops, or no route if there are
-// none, and returns how long that took.
+// none. It returns how long this took.
 func (h *Host) WaitNextHops(ctx context.Context, within time.Duration, dst netip.Prefix,
 	want ...netip.Addr) (time.Duration, error) {
 	want = slices.Clone(want)
@@ -100,14 +99,14 @@ func (h *Host) WaitNextHops(ctx context.Context, within time.Duration, dst netip
 	})
 }
 
-// Forward enables forwarding of both families in the host. ECMP hashes addresses, protocol and ports, and skips next
-// hops whose link has no carrier.
+// Forward enables forwarding for both families. ECMP hashes addresses, protocol and ports, and skips next hops whose
+// link has no carrier.
 func (h *Host) Forward() error {
 	values := map[string]string{"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "1"}
 	for _, f := range []string{"net.ipv4.", "net.ipv6."} {
-		// This is policy 3 with the fields of policy 1. Policy 1 uses the hash in the skb; on veth that is a random
-		// number of the sending socket, which changes with a retransmission. Policy 3 always hashes the headers, as a
-		// router behind a physical link does. With policy 1, connections changed their next hop after a lost SYN.
+		// This is policy 3 with the fields of policy 1. Policy 1 uses the hash in the skb, which on veth is a random
+		// number from the sending socket that changes with a retransmission. With it, connections changed their next
+		// hop after a lost SYN. Policy 3 always hashes the headers, like a router with physical links.
 		values[f+"fib_multipath_hash_policy"] = "3"
 		values[f+"fib_multipath_hash_fields"] = "0x37"
 		for _, conf := range []string{"all", "default"} {

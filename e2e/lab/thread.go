@@ -13,8 +13,8 @@ import (
 // errGoexit is returned when a function given to Do calls runtime.Goexit, as t.FailNow does.
 var errGoexit = errors.New("the function called runtime.Goexit; call t.FailNow, t.Fatal and t.Skip outside Do")
 
-// onThread runs f on its own operating system thread. The thread ends with f, so that no other goroutine runs in the
-// namespaces that f entered. onThread returns when f does; a panic in f continues in the caller.
+// onThread runs f on its own operating system thread. The thread ends with f, so no other goroutine runs in the
+// namespaces that f entered. onThread returns when f does. A panic in f continues in the caller.
 func onThread(f func() error) error {
 	type outcome struct {
 		err      error
@@ -39,11 +39,11 @@ func onThread(f func() error) error {
 }
 
 // goOnThread starts f on a thread other than the process's first one, which cannot end and whose namespaces /proc/self
-// shows. If the scheduler picks the first thread, it is locked until f runs on another.
+// shows. If the scheduler chooses the first thread, that thread stays locked until f runs on another one.
 func goOnThread(f func()) {
 	found := make(chan struct{})
 	start := func() {
-		runtime.LockOSThread() // not unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		close(found)
 		f()
 	}

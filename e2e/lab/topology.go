@@ -7,17 +7,17 @@ import (
 	"slices"
 )
 
-// Shape is the size of a Topology. The zero value of a number means one.
+// Shape is the size of a Topology. A zero number means one.
 type Shape struct {
 	Clients, Balancers, Servers int
-	// Wired gives every balancer its own link to the router, so that the router sees the loss of carrier when a
-	// balancer is powered off. Otherwise balancers and servers share one Ethernet segment behind a switch.
+	// Wired gives every load balancer its own link to the router, so that the router sees the loss of carrier when a
+	// load balancer is powered off. Otherwise load balancers and servers share one Ethernet segment behind a switch.
 	Wired bool
 	// Links are the options of every link.
 	Links LinkOptions
 }
 
-// Topology is the network of most tests, dual stack, with addresses from the documentation ranges:
+// Topology is the dual-stack network of most tests, with addresses from the documentation ranges:
 //
 //	client1 … ──── clients ────┐                          198.51.100.0/24, 2001:db8:100::/64: router .1, clients .11 …
 //	                         router
@@ -25,24 +25,23 @@ type Shape struct {
 //	                           │           ┌────┼────┐    servers .21 …
 //	                           │          lb1  lb2  s1 …
 //
-// If Wired, the servers' prefix is 192.0.2.0/25, and each balancer has a link to the router: 192.0.2.128/30 and up,
-// 2001:db8:2:i::/64. The router is the default gateway of clients, servers and balancers. 203.0.113.0/24 and
-// 2001:db8:1::/64 are not assigned: tests take VIPs from them.
+// If Wired, the servers' prefix is 192.0.2.0/25, and each load balancer has a link to the router: 192.0.2.128/30 and
+// up, 2001:db8:2:i::/64. The router is the default gateway of all other hosts. 203.0.113.0/24 and 2001:db8:1::/64 are
+// not assigned, and provide the tests' VIPs.
 type Topology struct {
 	*Lab
 	Router *Host
-	// Switches carry the links of the clients and of the segment.
+	// Switches connect the links of the clients and of the segment.
 	ClientSwitch, Switch        *Host
 	Clients, Balancers, Servers []Node
 }
 
-// Node is a host of a Topology with one interface, eth0.
 type Node struct {
 	*Host
 	V4, V6 netip.Addr
 	// Gateway4 and Gateway6 are the router's addresses on the node's link.
 	Gateway4, Gateway6 netip.Addr
-	// Port is the name of the interface at the other end of the link, in the switch or the router.
+	// Port is the name of the interface at the other end of the link, on the switch or the router.
 	Port string
 }
 
@@ -107,7 +106,7 @@ func (t *Topology) build(s Shape) (err error) {
 	return nil
 }
 
-// gateways returns the router's addresses there.
+// gateways returns the router's addresses at p.
 func (p place) gateways() []netip.Prefix {
 	return []netip.Prefix{on(p.gateway4, p.prefix4), on(p.gateway6, p.prefix6)}
 }
@@ -126,7 +125,7 @@ func (t *Topology) addSwitch(p *place, name string, o LinkOptions) (err error) {
 		End{Host: p.bridge, Name: "router", Bridge: "switch"}, o)
 }
 
-// wire returns the i-th point-to-point link to the router.
+// wire returns point-to-point link i to the router.
 func wire(i int) place {
 	p := place{
 		prefix4: netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(128 + 4*i)}), 30),
@@ -156,19 +155,19 @@ func (t *Topology) addNode(to *[]Node, name string, p place, n int, o LinkOption
 	return errors.Join(h.AddRoute(Default, node.Gateway4), h.AddRoute(Default6, node.Gateway6))
 }
 
-// At returns the node's IPv4 and IPv6 addresses with this port.
+// At returns the node's IPv4 and IPv6 addresses, with this port.
 func (n Node) At(port uint16) []netip.AddrPort {
 	return []netip.AddrPort{netip.AddrPortFrom(n.V4, port), netip.AddrPortFrom(n.V6, port)}
 }
 
-// Gateways returns the router's addresses on the link of node.
+// Gateways returns the router's addresses on the node's link.
 func (n Node) Gateways() []netip.Addr { return []netip.Addr{n.Gateway4, n.Gateway6} }
 
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 
 func on(a netip.Addr, p netip.Prefix) netip.Prefix { return netip.PrefixFrom(a, p.Bits()) }
 
-// nth returns the n-th address of p. In an IPv6 address the digits of n are decimal: ::11 is the eleventh.
+// nth returns the n-th address of p. In an IPv6 address, n is written in decimal: ::11 is the eleventh.
 func nth(p netip.Prefix, n int) netip.Addr {
 	if p.Addr().Is6() {
 		b := p.Addr().As16()

@@ -1,6 +1,6 @@
 // Lengths lists Go and C files of more than 400 lines, lines of more than 120 columns, and unusual words. Its exit
-// status is 1 if there are any. A tab counts as 4 columns. It leaves out generated files, the kernel headers in
-// datapath/bpf/include, and wide lines that cannot be broken: directives, and lines without a space.
+// status is 1 if there are any. A tab counts as 4 columns. It skips generated files, the kernel headers in
+// datapath/bpf/include, and wide lines that cannot be broken: directives and lines without a space.
 package main
 
 import (
@@ -21,8 +21,8 @@ const (
 	tabWidth   = 4
 )
 
-// unusual matches words for which English has more usual ones: forever, rarely, in the meantime, synthetic, instead
-// of, as well.
+// unusual matches words that have more usual synonyms: forever, rarely, in the meantime, synthetic, instead of, as
+// well.
 var unusual = regexp.MustCompile(
 	`(?i)\bfor\s+ever\b|\bseldo[m]\b|\bmeanwhil[e]\b|\bmade\s+packet|\bin\s+place\s+of\b|, too(["*.:;]|$)`)
 
@@ -36,7 +36,7 @@ func main() {
 	}
 }
 
-// check reports to out, and returns whether there was anything to report.
+// check reports to out, and returns whether it reported anything.
 func check(out io.Writer, tree fs.FS) (found bool, err error) {
 	report := func(format string, args ...any) {
 		found = true

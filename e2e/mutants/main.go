@@ -1,15 +1,15 @@
-// Mutants changes the program by one token at a time and reports the changes that the unit tests do not notice.
+// Mutants changes the program by one token at a time and reports the changes that unit tests do not detect.
 //
-// For each package it draws a random sample of mutants and runs the unit tests of the package against each, as "make
-// unit" does (go test -short). A mutant on which they pass has survived: no test pins that token. The tree is not
-// touched: the changed file is given to the go command by -overlay. Mutants that do not compile are drawn again. The
-// seed is printed, and the same seed draws the same mutants from the same source.
+// For each package, it draws a random sample of mutants and runs the package's unit tests against each, as "make unit"
+// does (go test -short). A mutant survives if they pass: no test depends on that token. The tree stays unchanged,
+// because the go command receives the changed file through -overlay. Mutants that do not compile are drawn again. The
+// printed seed draws the same mutants from the same source.
 //
-// Mutants in log calls are not made: nothing depends on them. A survivor is not always a missing test, because some
-// mutants behave like the original.
+// Calls of loggers are not mutated, because nothing depends on them. A survivor does not always indicate a missing
+// test, because some mutants behave like the original.
 //
-// Why not an existing tool: gremlins (v0.6) runs every mutant of a package, has no sample and no fixed budget, and does
-// not change constants, nil errors or calls; go-mutesting is no longer maintained.
+// Existing tools do not suffice: gremlins (v0.6) runs every mutant of a package, without a sample or fixed budget, and
+// does not change constants, nil errors or calls; go-mutesting is no longer maintained.
 package main
 
 import (
@@ -47,7 +47,7 @@ type runner struct {
 	n     int
 	seed  uint64
 	limit time.Duration
-	dir   string // where the go command runs; empty: here
+	dir   string // where the go command runs; empty for here
 	out   io.Writer
 }
 
@@ -118,7 +118,7 @@ func (r *runner) sample(ctx context.Context, p pkg) error {
 	draw := rand.New(rand.NewPCG(r.seed, h.Sum64()))
 	draw.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 
-	// The first n that compile count, in the order of the draw and not of completion.
+	// The first n mutants that compile count, in the order of the draw, not of completion.
 	results := make([]result, len(all))
 	tried, compiled := 0, 0
 	for compiled < r.n && tried < len(all) {
@@ -147,7 +147,7 @@ func (r *runner) sample(ctx context.Context, p pkg) error {
 	return nil
 }
 
-// testAll fills results for the mutants, as many at a time as there are processors.
+// testAll fills results for the mutants, as many in parallel as there are CPUs.
 func (r *runner) testAll(ctx context.Context, p pkg, all []mutant, results []result, limit time.Duration) {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, runtime.GOMAXPROCS(0))
@@ -166,14 +166,14 @@ type result int
 const (
 	invalid  result = iota // it does not compile
 	killed                 // a test fails
-	timedOut               // the tests take too long: the mutant does not end, or the machine is busy
+	timedOut               // the mutant does not end, or the machine is busy
 	survived               // the tests pass
 )
 
-// buildTime is added to the limit of the tests, for compiling and linking them.
+// buildTime is added to the tests' limit, for compiling and linking them.
 const buildTime = 2 * time.Minute
 
-// test runs the tests of p against m, or against the unchanged package if m is nil.
+// test runs p's tests against m, or against the unchanged package if m is nil.
 func (r *runner) test(ctx context.Context, p pkg, m *mutant, limit time.Duration) (result, string) {
 	ctx, cancel := context.WithTimeout(ctx, limit+buildTime)
 	defer cancel()
@@ -192,7 +192,7 @@ func (r *runner) test(ctx context.Context, p pkg, m *mutant, limit time.Duration
 	}
 	cmd := exec.CommandContext(ctx, "go", append(args, p.ImportPath)...)
 	cmd.Dir = r.dir
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the tests and what they start end with the go command
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // to kill the tests and their children with the go command
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 5 * time.Second
 	out, err := cmd.CombinedOutput()

@@ -11,7 +11,6 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// write makes a file in dir and returns its name.
 func write(t *testing.T, dir, name, text string) string {
 	t.Helper()
 	name = filepath.Join(dir, name)
@@ -22,7 +21,7 @@ func write(t *testing.T, dir, name, text string) string {
 func TestMutantsOfAFile(t *testing.T) {
 	for _, tt := range []struct {
 		name, body string
-		want       []string // the changed body
+		want       []string // changed bodies
 	}{
 		{"comparison", "return a == b", []string{"return a != b"}},
 		{"bound", "return a < b", []string{"return a <= b", "return a >= b"}},
@@ -56,7 +55,7 @@ func TestGeneratedFilesAreLeftOut(t *testing.T) {
 	must.True(t, err == nil && len(found) == 0, "%v, %v", found, err)
 }
 
-// module makes a module whose tests pin one function, do not pin another, and do not end if a third is changed.
+// module creates a module whose tests cover one function, do not cover another, and do not end if a third is changed.
 func module(t *testing.T, test string) string {
 	dir := t.TempDir()
 	write(t, dir, "go.mod", "module example.org/m\n\ngo 1.26\n")

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// mutant is a change of one token or statement of a file.
+// mutant is a change of one token or statement in a file.
 type mutant struct {
 	pos      token.Position
 	was, now string
@@ -49,7 +49,7 @@ func (m mutant) mutated() []byte {
 	return []byte(string(m.source[:at]) + m.now + string(m.source[at+len(m.was):]))
 }
 
-// overlay writes the changed file and the file for "go test -overlay" into dir, and returns the name of the latter.
+// overlay writes the changed file and the list for "go test -overlay" to dir, and returns the list's name.
 func (m mutant) overlay(dir string) (string, error) {
 	changed, list := filepath.Join(dir, "mutant.go"), filepath.Join(dir, "overlay.json")
 	text, err := json.Marshal(map[string]any{"Replace": map[string]string{m.pos.Filename: changed}})
@@ -62,7 +62,7 @@ func (m mutant) overlay(dir string) (string, error) {
 	return list, os.WriteFile(list, text, 0o644)
 }
 
-// swaps is what each operator, keyword and constant becomes.
+// swaps are the replacements for each operator, keyword and constant.
 var swaps = map[string][]string{
 	"==": {"!="}, "!=": {"=="}, "<": {"<=", ">="}, "<=": {"<", ">"}, ">": {">=", "<="}, ">=": {">", "<"},
 	"&&": {"||"}, "||": {"&&"}, "+": {"-"}, "-": {"+"}, "*": {"/"}, "/": {"*"},
@@ -70,7 +70,7 @@ var swaps = map[string][]string{
 	"continue": {"break"}, "break": {"continue"}, "true": {"false"}, "false": {"true"}, "0": {"1"}, "1": {"0"},
 }
 
-// mutantsOf returns every mutant of a file; none of a generated one.
+// mutantsOf returns every mutant of a file, or none if it is generated.
 func mutantsOf(file string) ([]mutant, error) {
 	source, err := os.ReadFile(file)
 	if err != nil {
@@ -92,7 +92,6 @@ type finder struct {
 	found  []mutant
 }
 
-// visit is for ast.Inspect.
 func (f *finder) visit(node ast.Node) bool {
 	switch n := node.(type) {
 	case *ast.ImportSpec:
@@ -128,7 +127,7 @@ func (f *finder) visit(node ast.Node) bool {
 	return true
 }
 
-// returned adds the mutants of a return: an early one does not return, and an error is dropped.
+// returned adds the mutants of a return statement: an early return is removed, and an error is dropped.
 func (f *finder) returned(n *ast.ReturnStmt) {
 	if len(n.Results) == 0 {
 		f.add(n.Pos(), "return", "")
@@ -158,7 +157,7 @@ func isString(x ast.Expr) bool {
 	return ok && lit.Kind == token.STRING
 }
 
-// isLog reports whether x calls a logger: something called log or slog.
+// isLog reports whether x calls a logger, something named log or slog.
 func isLog(x ast.Expr) bool {
 	call, ok := x.(*ast.CallExpr)
 	if !ok {

@@ -1,9 +1,9 @@
-// Testsum counts the tests in the events that gotestsum writes (--jsonfile), and prints the counts as the last line.
-// The line before has the number of tests, and that of their cases, which are the leaves.
+// Testsum counts the tests in gotestsum's events (--jsonfile), and prints the counts on the last line. The line before
+// has the numbers of tests and of their cases, the leaves.
 //
-// It counts leaves. A test with subtests counts only if it is skipped, or if it fails and none of its subtests does. A
-// package that fails without a failed test counts as one failure, and so does a run that fails or has no test. The exit
-// status is 1 if anything failed and, with STEELYARD_CI=1, if anything was skipped.
+// It counts leaves. A test with subtests counts only if it is skipped, or fails although no subtest does. A package
+// that fails without a failed test counts as one failure, as does a run that fails or has no test. The exit status is 1
+// if anything failed and, with STEELYARD_CI=1, if anything was skipped.
 package main
 
 import (
@@ -15,7 +15,7 @@ import (
 	"strings"
 )
 
-// testsum EVENTS STATUS: the file of gotestsum, and its exit status.
+// Arguments: gotestsum's event file, and its exit status.
 func main() { os.Exit(run(os.Stdout, os.Args[1], os.Args[2])) }
 
 func run(out io.Writer, file, status string) int {
@@ -32,11 +32,11 @@ func run(out io.Writer, file, status string) int {
 	return 0
 }
 
-type test struct{ pkg, name string } // the name is empty for the package itself
+type test struct{ pkg, name string } // name is empty for the package itself
 
-// count reads events; ok is whether the run as a whole succeeded.
+// count reads events; ok says whether the whole run succeeded.
 func count(events io.Reader, ok bool) (tests, passed, failed, skipped int) {
-	result := map[test]string{} // empty until a test ends: then it was cut off
+	result := map[test]string{} // stays empty for a test that was cut off
 	d := json.NewDecoder(events)
 	var err error
 	for err == nil {
@@ -49,7 +49,7 @@ func count(events io.Reader, ok bool) (tests, passed, failed, skipped int) {
 			result[t] = e.Action
 		}
 	}
-	isParent, explained := map[test]bool{}, map[test]bool{} // of a test, of a test that failed
+	isParent, explained := map[test]bool{}, map[test]bool{} // has subtests; has a failed subtest
 	for t, r := range result {
 		for bad := r == "" || r == "fail"; t.name != ""; {
 			t.name = t.name[:max(0, strings.LastIndexByte(t.name, '/'))]
@@ -62,7 +62,7 @@ func count(events io.Reader, ok bool) (tests, passed, failed, skipped int) {
 			tests++
 		}
 		switch {
-		case r == "skip" && t.name != "": // a package without tests is no skip
+		case r == "skip" && t.name != "": // a package without tests is not a skip
 			skipped++
 		case r == "pass" && t.name != "" && !isParent[t]:
 			passed++

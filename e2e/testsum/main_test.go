@@ -12,8 +12,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// The streams in testdata were recorded from "go test -json" (Go 1.26, -trimpath) over small packages whose behaviour
-// is the name of the file; cut.json is the beginning of fail.json. The failures are found in the events alone.
+// The streams in testdata were recorded from "go test -json" (Go 1.26, -trimpath) with small packages that behave as
+// the file name says. cut.json is the beginning of fail.json. The failures are found only from the events.
 func TestCount(t *testing.T) {
 	for file, want := range map[string]string{
 		"pass":      "3 passed, 0 failed, 0 skipped",
@@ -51,7 +51,7 @@ func TestParentsAreNoLeaves(t *testing.T) {
 {"Action":"pass","Package":"p","Test":"A/x/v4"}
 {"Action":"pass","Package":"p","Test":"A"}
 {"Action":"pass","Package":"p"}`), true, "1 passed, 0 failed, 0 skipped")
-	// A parent that skips the rest after a subtest is a skip.
+	// A parent that skips its rest after a subtest counts as a skip.
 	check(t, []byte(`{"Action":"run","Package":"p","Test":"A"}
 {"Action":"run","Package":"p","Test":"A/x"}
 {"Action":"pass","Package":"p","Test":"A/x"}
@@ -70,7 +70,7 @@ func TestFailureWithoutEvents(t *testing.T) {
 	check(t, []byte("go: no such tool\n"), true, "0 passed, 1 failed, 0 skipped")
 	check(t, append(recorded(t, "pass"), "{"...), true, "3 passed, 1 failed, 0 skipped")
 	check(t, recorded(t, "pass"), false, "3 passed, 1 failed, 0 skipped")
-	check(t, recorded(t, "panics"), false, "1 passed, 1 failed, 0 skipped") // it is not counted twice
+	check(t, recorded(t, "panics"), false, "1 passed, 1 failed, 0 skipped") // not counted twice
 }
 
 func TestTestsAndCases(t *testing.T) {

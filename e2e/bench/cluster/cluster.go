@@ -1,7 +1,6 @@
-// Package cluster measures an agent in a large Kubernetes cluster: a real API server, Nodes whose heartbeats are sent
-// as kubelets send them, Services and endpoints. One of the nodes runs the agent, which announces to BIRD; another
-// program of it assigns the addresses. kube-proxy, measured in the same way, is the comparison for what the API server
-// is asked.
+// Package cluster measures an agent in a large Kubernetes cluster: a real API server, Nodes with kubelet-like
+// heartbeats, Services and endpoints. One node runs the agent, which announces to BIRD; the allocator, another process,
+// assigns the addresses. For comparison, kube-proxy's requests to the API server are measured in the same way.
 package cluster
 
 import (
@@ -26,38 +25,35 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 )
 
-// Options are the size of the cluster, and the programs.
+// Options are the size of the cluster and the programs to run.
 type Options struct {
 	Binary       string // steelyard
-	ControlPlane string // directory of the programs of Kubernetes
+	ControlPlane string // directory of Kubernetes' programs
 	Nodes        int
 	Services     int
-	Endpoints    int // of each Service
-	Changes      int // of endpoints that are measured
+	Endpoints    int // per Service
+	Changes      int // measured endpoint changes
 	Restarts     int // of each program
 	Log          io.Writer
 }
 
-// Result is what Run measures.
 type Result struct {
 	Nodes, Services, Endpoints int
-	Assigned                   time.Duration // from the start of what assigns until the last Service has an address
-	Start                      time.Duration // from the start of the agent until the last Service is in force
-	// P50, P99 are the times from a request that changes an EndpointSlice until the endpoint is in force, Request50 and
-	// Request99 those of the request alone: until the API server has answered. Answered50 and Answered99 are the times
-	// from that answer until the endpoint is in force.
+	Assigned                   time.Duration // from the allocator's start until the last Service has an address
+	Start                      time.Duration // from the agent's start until it serves the last Service
+	// P50 and P99 are the times from a request that changes an EndpointSlice until the endpoint is active, Request50
+	// and Request99 until the API server has responded, and Answered50 and Answered99 from the response on.
 	P50, P99, Request50, Request99, Answered50, Answered99 time.Duration
-	// CPU is that of the agent for a change, without what heartbeats take, and while nobody asks what is in force.
+	// CPU is the agent's CPU time per change, without heartbeats and while nobody queries the agent.
 	CPU      time.Duration
 	Idle     float64 // share of one CPU while only heartbeats are sent
-	Beats    float64 // share of the heartbeats due that the API server took at that time
-	Resident uint64  // memory of the agent, in bytes
-	// Requests are those of one restart, the average of Restarts, by program and by verb and resource.
+	Beats    float64 // share of the due heartbeats that the API server accepted then
+	Resident uint64  // the agent's memory, in bytes
+	// Requests are the average requests per restart, by program, then by verb and resource.
 	Requests map[string]map[string]float64
 	Restarts int
 }
 
-// bench is a running cluster.
 type bench struct {
 	Options
 	*lab.Topology
@@ -105,7 +101,7 @@ func Run(o Options) (r Result, err error) {
 	go func() {
 		defer close(beats)
 		if err := b.heartbeats(ctx); err != nil {
-			cancel(fmt.Errorf("heartbeats: %w", err)) // what is measured without them says nothing
+			cancel(fmt.Errorf("heartbeats: %w", err)) // results without heartbeats would be meaningless
 		}
 	}()
 	defer func() {
@@ -131,7 +127,7 @@ func Run(o Options) (r Result, err error) {
 	return r, nil
 }
 
-// step runs f for at most this time. When the time is over, or ctx ends, the error says so.
+// step runs f for at most this time. If the time is over or ctx ends, the error says so.
 func (b *bench) step(
 	ctx context.Context, what string, limit time.Duration, f func(context.Context) error,
 ) error {
@@ -184,7 +180,7 @@ func (b *bench) start(ctx context.Context) (err error) {
 	return each(ctx, b.Services, b.createService)
 }
 
-// nodeName is the name of a node. The first one runs the agent; the others exist only as objects.
+// nodeName returns the name of a node. The first node runs the agent; the others exist only as objects.
 func (b *bench) nodeName(i int) string {
 	if i == 0 {
 		return b.Balancers[0].Name()
@@ -194,7 +190,7 @@ func (b *bench) nodeName(i int) string {
 
 func serviceName(i int) string { return fmt.Sprintf("service-%d", i) }
 
-// endpoint is an endpoint of a Service. Changes give endpoints new numbers.
+// endpoint returns the address of endpoint i. Changes use new numbers.
 func endpoint(i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 128 + byte(i>>16), byte(i >> 8), byte(i)})
 }
@@ -209,7 +205,7 @@ func (b *bench) slice(service int, first netip.Addr) *discovery.EndpointSlice {
 		Ports:       []discovery.EndpointPort{{Port: &port, Protocol: &protocol}},
 	}
 	for k := range b.Endpoints {
-		// The endpoints of the last Service are on the node of the agent, which then delivers to them itself.
+		// The last Service's endpoints are on the agent's node, which then delivers to them itself.
 		node, at := b.nodeName((service*b.Endpoints+k)%b.Nodes), endpoint(service*b.Endpoints+k)
 		if service == b.Services-1 {
 			node = b.nodeName(0)
@@ -243,7 +239,7 @@ func (b *bench) createService(ctx context.Context, i int) error {
 	return err
 }
 
-// toml is the configuration of the agent, and of what assigns addresses.
+// toml returns the configuration of the agent and the allocator.
 func (b *bench) toml() string {
 	return fmt.Sprintf(`
 [datapath]
@@ -286,7 +282,7 @@ func (b *bench) assign(ctx context.Context, r *Result) error {
 		if !p.Running() {
 			return lab.Permanent(fmt.Errorf("steelyard allocate ended: %s", p.Log.Tail(5)))
 		}
-		time.Sleep(200 * time.Millisecond) // a list of all is large
+		time.Sleep(200 * time.Millisecond) // listing all Services is expensive
 		o := meta.ListOptions{ResourceVersion: "0"}
 		list, err := b.api.CoreV1().Services(namespace).List(ctx, o)
 		if err != nil {
@@ -308,7 +304,7 @@ func (b *bench) assign(ctx context.Context, r *Result) error {
 	return err
 }
 
-// startAgent starts the agent, and waits until the last Service is in force.
+// startAgent starts the agent and waits until it serves the last Service.
 func (b *bench) startAgent(ctx context.Context, r *Result) (err error) {
 	if err := b.Balancers[0].WriteFile(kube.KubeconfigPath, b.kubeconfig, 0o600); err != nil {
 		return err
@@ -325,10 +321,10 @@ func (b *bench) startAgent(ctx context.Context, r *Result) (err error) {
 	return err
 }
 
-// pollEvery is the pause between two requests to the agent, which also cost it CPU time.
+// pollEvery is the pause between requests to the agent, which also cost it CPU time.
 const pollEvery = time.Millisecond
 
-// inForce waits until the agent delivers packets to the last Service, to this endpoint if it is valid.
+// inForce waits until the agent delivers packets to the last Service, to the endpoint want if it is valid.
 func (b *bench) inForce(ctx context.Context, want netip.Addr) error {
 	if b.vip == "" {
 		s, err := b.api.CoreV1().Services(namespace).Get(ctx, serviceName(b.Services-1), meta.GetOptions{})

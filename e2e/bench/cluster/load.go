@@ -13,14 +13,14 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Heartbeats of a kubelet: a Lease every ten seconds, and the status of the Node every five minutes.
+// A kubelet's heartbeats: a Lease every ten seconds, and the Node's status every five minutes.
 const (
 	leaseEvery  = 10 * time.Second
 	statusEvery = 5 * time.Minute
 	leases      = "kube-node-lease"
 )
 
-// each calls f for 0 to n-1, some at a time.
+// each calls f for 0 to n-1, several at a time.
 func each(ctx context.Context, n int, f func(ctx context.Context, i int) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(32)
@@ -30,7 +30,7 @@ func each(ctx context.Context, n int, f func(ctx context.Context, i int) error) 
 	return g.Wait()
 }
 
-// createNode creates a Node as a kubelet registers it, including the images that it reports.
+// createNode creates a Node as a kubelet would, including the images that it reports.
 func (b *bench) createNode(ctx context.Context, i int) error {
 	api := b.api.CoreV1().Nodes()
 	n, err := api.Create(ctx, &core.Node{ObjectMeta: meta.ObjectMeta{
@@ -47,7 +47,7 @@ func (b *bench) createNode(ctx context.Context, i int) error {
 		Addresses:  []core.NodeAddress{{Type: core.NodeInternalIP, Address: address}},
 		Conditions: conditions(),
 	}
-	for k := range 50 { // the most that a kubelet reports
+	for k := range 50 { // a kubelet's maximum
 		n.Status.Images = append(n.Status.Images, core.ContainerImage{
 			Names:     []string{fmt.Sprintf("registry.example/project/image-%d@sha256:%064x", k, k)},
 			SizeBytes: 100_000_000,
@@ -67,7 +67,7 @@ func conditions() []core.NodeCondition {
 	}}
 }
 
-// heartbeats sends the heartbeats of all nodes, evenly spread, until ctx ends. It counts the ones it has sent.
+// heartbeats sends all nodes' heartbeats, evenly spread, until ctx ends. It counts them.
 func (b *bench) heartbeats(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(64)

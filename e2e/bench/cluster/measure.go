@@ -15,10 +15,10 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// idleTime is how long the CPU time of the agent is measured while only heartbeats are sent.
+// idleTime is how long the agent's CPU time is measured while only heartbeats are sent.
 const idleTime = time.Minute
 
-// afterStart is the time in which an agent does what follows a start: it gives memory back 16 seconds after it.
+// afterStart exceeds the time that an agent is busy after its start: after 16 seconds, it returns memory.
 const afterStart = 20 * time.Second
 
 // sleep waits for d, or until ctx ends.
@@ -54,11 +54,11 @@ func (b *bench) idle(ctx context.Context, r *Result) error {
 	return err
 }
 
-// changePause is the time between two changes while the CPU time of the agent is measured.
+// changePause is the time between changes while the agent's CPU time is measured.
 const changePause = 50 * time.Millisecond
 
-// change changes an endpoint of the last Service repeatedly: first to measure the times, then the CPU time, while
-// nobody queries the agent.
+// change repeatedly changes an endpoint of the last Service, first to measure the times, then the CPU time while nobody
+// queries the agent.
 func (b *bench) change(ctx context.Context, r *Result) error {
 	var times, requests, rest []time.Duration
 	for i := range b.Changes {
@@ -99,21 +99,21 @@ func (b *bench) change(ctx context.Context, r *Result) error {
 	return b.inForce(ctx, b.last)
 }
 
-// changed is the only endpoint of the last Service after change i.
+// changed returns the last Service's only endpoint after change i.
 func changed(i int) netip.Addr { return endpoint(1<<20 + i) }
 
-// changeTo makes it so.
+// changeTo makes change i.
 func (b *bench) changeTo(ctx context.Context, i int) error {
 	s := b.slice(b.Services-1, changed(i))
-	s.Endpoints = s.Endpoints[:1] // so that it is the one in force
+	s.Endpoints = s.Endpoints[:1] // so that packets go to this one
 	_, err := b.api.DiscoveryV1().EndpointSlices(namespace).Update(ctx, s, meta.UpdateOptions{})
 	return err
 }
 
-// settleTime is how long a program that has started runs: it may emit Events a while later.
+// settleTime is how long a program that has started runs: it may emit Events some time after its start.
 const settleTime = 10 * time.Second
 
-// restart measures what a restart of the agent, and of kube-proxy, asks the API server for.
+// restart measures the requests to the API server when the agent, and kube-proxy, restart.
 func (b *bench) restart(ctx context.Context, r *Result) error {
 	node := b.Balancers[0]
 	var proxy *lab.Process
@@ -167,7 +167,7 @@ func (b *bench) restart(ctx context.Context, r *Result) error {
 	return nil
 }
 
-// ruleTime is when kube-proxy has written its rules. Its health endpoint answers before.
+// ruleTime matches kube-proxy's metric once it has written its rules. Its health endpoint responds before that.
 var ruleTime = regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds(\{.*\})? [1-9]`)
 
 // synced waits until kube-proxy has written its rules.

@@ -1,7 +1,7 @@
-// Package connections measures HTTP through a host that forwards in different ways: new connections a second, latency
-// and throughput. The client is wrk, the server nginx, which closes first; both run on the CPUs of the host that
-// forwards. Servers keep no TIME_WAIT state, and connection tracking keeps it for a second only: otherwise their tables
-// are measured. Only where connections are opened at a constant rate they keep it.
+// Package connections measures HTTP through a host that forwards in different ways: new connections per second, latency
+// and throughput. The client is wrk and the server nginx, which closes first; both run on the forwarding host's CPUs.
+// To avoid measuring the servers' tables, they keep no TIME_WAIT state, and connection tracking keeps it for only a
+// second. The measurements at a constant rate keep it.
 package connections
 
 import (
@@ -20,13 +20,13 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
 )
 
-// Options of Run.
+// Options are the options of Run.
 type Options struct {
 	Binary       string // of steelyard
 	ControlPlane string // directory of Kubernetes' programs
 	Rounds       int
-	Ways         *regexp.Regexp // of those to measure beside plain routing
-	Sustained    time.Duration  // of the measurements with one backend
+	Ways         *regexp.Regexp // ways to measure, in addition to plain routing
+	Sustained    time.Duration  // duration of measurements with one backend
 	Log          io.Writer
 }
 
@@ -39,26 +39,26 @@ const (
 	Quick          = "connects within 0.3 s, one backend, at 400/s"
 )
 
-// Kinds are the columns of the table.
+// Kinds are the table's columns.
 var Kinds = []string{NewConnections, Latency, Throughput, Sustained, Quick}
 
-// Result is a measurement of a way.
+// Result is the result of one kind of measurement for one way.
 type Result struct {
 	Way, Kind string
-	// Value is the median of the rounds: connections a second, seconds, bytes a second, a part of all.
+	// Value is the median of the rounds, in connections per second, seconds, bytes per second, or as a share.
 	Value float64
-	// Ratio is the median of the ratios to plain routing of each round; Low and High the lowest and highest.
+	// Ratio is the median of each round's ratio to plain routing, and Low and High are its extremes.
 	Ratio, Low, High float64
 }
 
-// load is how wrk is run.
+// loads are wrk's arguments.
 var loads = map[string][]string{
 	NewConnections: {"-t2", "-c32", "-d2s", "-H", "Connection: close"},
 	Latency:        {"-t1", "-c1", "-d1s", "--latency"},
 	Throughput:     {"-t1", "-c4", "-d1s"},
 }
 
-// Run measures. It leaves out the ways whose program is not installed.
+// Run measures the ways whose programs are installed.
 func Run(o Options) (_ []Result, err error) {
 	for _, needed := range []string{"wrk", "nginx"} {
 		if _, err := exec.LookPath(needed); err != nil {
@@ -122,7 +122,7 @@ var (
 	halfOfRequests    = regexp.MustCompile(`50%\s+([0-9.]+[a-z]+)`)
 )
 
-// measure runs wrk and keeps the value.
+// measure runs wrk and records the value.
 func (s *site) measure(kind, to string, args []string) error {
 	url := "http://" + to + "/"
 	if kind == Throughput {

@@ -15,8 +15,8 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
 )
 
-// prepareKubeProxy lets kube-proxy write its rules for two Services with external IPs. Then it stops kube-proxy and the
-// control plane: the rules stay, and nothing else uses the CPUs.
+// prepareKubeProxy makes kube-proxy write its rules for two Services with external IPs. Then it stops kube-proxy and
+// the control plane, so the rules stay but nothing else uses the CPUs.
 func prepareKubeProxy(s *site, o Options) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
@@ -52,7 +52,7 @@ func prepareKubeProxy(s *site, o Options) error {
 	return s.node.Sysctl(map[string]string{"net.netfilter.nf_conntrack_tcp_timeout_time_wait": "1"})
 }
 
-// createService creates a Service with an external IP, whose endpoints are the first n servers.
+// createService creates a Service with an external IP whose endpoints are the first n servers.
 func createService(ctx context.Context, api kubernetes.Interface, name, address string, n int) error {
 	_, err := api.CoreV1().Services(meta.NamespaceDefault).Create(ctx, &core.Service{
 		ObjectMeta: meta.ObjectMeta{Name: name},

@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// Clients open this many connections a second to one backend, whose host keeps TIME_WAIT state. A connect that takes
-// longer than late has lost a packet: SYNs are repeated after a second.
+// Clients open pace connections per second to one backend, whose host keeps TIME_WAIT state. A connect that takes
+// longer than late has lost a packet, because a SYN is repeated after one second.
 const (
 	pace = 400
 	late = 300 * time.Millisecond
 )
 
-// paced opens connections at a constant rate and records the share that was neither late nor failed.
+// paced opens connections at a constant rate, and records the share that neither was late nor failed.
 func (s *site) paced(d time.Duration) error {
 	const keep = "net.ipv4.tcp_max_tw_buckets"
 	if err := s.servers.Sysctl(map[string]string{keep: "262144"}); err != nil {
@@ -43,7 +43,7 @@ func (s *site) paced(d time.Duration) error {
 	return s.servers.Sysctl(map[string]string{keep: "0"})
 }
 
-// request requests a page, whose server closes the connection first. It returns how long the connect took.
+// request requests a page from a server that closes the connection first. It returns how long the connect took.
 func (s *site) request() (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()

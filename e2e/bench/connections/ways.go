@@ -11,7 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// Addresses. The servers are one host.
+// One host has the addresses of all servers.
 const (
 	vip, vipOne      = "203.0.113.10", "203.0.113.11" // to all servers, and to one
 	firstServer      = "192.0.2.21"
@@ -22,12 +22,11 @@ const (
 	pathServerConfig = "/run/nginx.conf"
 )
 
-// way is a way to forward.
 type way struct {
 	name    string
-	needs   string // program
+	needs   string // required program
 	to, one string // addresses of all servers and of one; one may be empty
-	xdp     bool   // the links are those that XDP needs
+	xdp     bool   // the links support XDP
 	prepare func(*site, Options) error
 }
 
@@ -98,7 +97,7 @@ func newSite(l *lab.Lab, w way, o Options) (_ *site, err error) {
 	return s, nil
 }
 
-// forwards waits until a client reaches a server by this address.
+// forwards waits until a client can reach a server at this address.
 func (s *site) forwards(ctx context.Context, to string) error {
 	_, err := lab.Until(ctx, 30*time.Second, "the way forwards", func() error {
 		c, err := s.client.Dial(ctx, "tcp", to+":80")
@@ -118,7 +117,7 @@ func server(i int) netip.Addr {
 	return a
 }
 
-// serve starts the web server. It keeps connections open until the client closes them.
+// serve starts the web server. It keeps connections open until clients close them.
 func (s *site) serve() error {
 	config := `daemon off; worker_processes 2; pid /run/nginx.pid; error_log stderr;
 events { worker_connections 4096; }
@@ -166,7 +165,7 @@ func prepareNFT(s *site, _ Options) error {
 	return s.node.Sysctl(map[string]string{"net.netfilter.nf_conntrack_tcp_timeout_time_wait": "1"})
 }
 
-// own gives the node the VIPs, for programs that listen there.
+// own adds the VIPs to the node, for programs that listen there.
 func (s *site) own() error {
 	return errors.Join(s.node.AddAddress("lo", netip.MustParsePrefix(vip+"/32")),
 		s.node.AddAddress("lo", netip.MustParsePrefix(vipOne+"/32")),

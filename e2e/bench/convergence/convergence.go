@@ -1,5 +1,5 @@
-// Package convergence measures how long a router still uses a node after a failure: two balancers with one VIP behind
-// BIRD, BFD at 3 × 100 ms, and checks every 100 ms, two of which must fail.
+// Package convergence measures how long a router still uses a node after a failure. Two load balancers with one VIP are
+// behind BIRD, with BFD at 3 × 100 ms and checks every 100 ms, two of which must fail.
 package convergence
 
 import (
@@ -17,14 +17,13 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
-// Result are the times of one kind of event.
+// Result has the times of one kind of event.
 type Result struct {
 	Event  string
 	Times  []time.Duration // sorted
-	Failed int             // requests of a client that asks every 10 ms, in all rounds
+	Failed int             // failed requests in all rounds, with one every 10 ms
 }
 
-// Median returns the median of the times.
 func (r Result) Median() time.Duration { return r.Times[len(r.Times)/2] }
 
 const (
@@ -34,7 +33,6 @@ const (
 
 var vip = netip.MustParseAddr("203.0.113.1")
 
-// network is the network of the measurements.
 type network struct {
 	*lab.Topology
 	router *peers.Router
@@ -103,13 +101,13 @@ func (n *network) config(b lab.Node) lab.AgentConfig {
 			Timeout: 50 * time.Millisecond, Rise: 1, Fall: 2},
 	})
 	c.LogLevel = ""
-	c.Peers = c.Peers[:1] // the session over IPv4
+	c.Peers = c.Peers[:1] // only the session over IPv4
 	c.Peers[0].HoldTime = 30 * time.Second
 	c.Peers[0].Extra = "bfd = true"
 	return c
 }
 
-// settle waits until both nodes are next hops and both servers answer.
+// settle waits until both nodes are next hops and both servers respond.
 func (n *network) settle(ctx context.Context) error {
 	if _, err := n.hops(ctx, 2); err != nil {
 		return err
@@ -129,7 +127,7 @@ func (n *network) settle(ctx context.Context) error {
 
 func url() string { return fmt.Sprintf("http://%s/", netip.AddrPortFrom(vip, 80)) }
 
-// hops waits until the router has this many next hops for the VIP, and returns how long that took.
+// hops waits until the router has this many next hops for the VIP, and returns how long it took.
 func (n *network) hops(ctx context.Context, want int) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -146,7 +144,7 @@ func (n *network) hops(ctx context.Context, want int) (time.Duration, error) {
 	}
 }
 
-// round makes an event happen once and undoes it.
+// round causes an event once and undoes it.
 func (n *network) round(ctx context.Context, e event, r *Result) error {
 	stream := traffic.From(n.Clients[0].Host).Stream(ctx, url(), 10*time.Millisecond, time.Second)
 	time.Sleep(300 * time.Millisecond)
@@ -166,7 +164,7 @@ func (n *network) round(ctx context.Context, e event, r *Result) error {
 	return errors.Join(err, e.undo(n), n.settle(ctx))
 }
 
-// event is something that fails, and is repaired by undo.
+// event is a failure that undo repairs.
 type event struct {
 	what    string
 	happens func(*network) error
@@ -190,7 +188,7 @@ func routes(left int) func(context.Context, *network, time.Time, *traffic.Stream
 	}
 }
 
-// lastFailure returns when the last request failed, 0 when none did.
+// lastFailure returns when the last request failed, or 0 if none did.
 func lastFailure(_ context.Context, _ *network, begin time.Time, s *traffic.Stream) (last time.Duration, err error) {
 	time.Sleep(2 * time.Second)
 	for _, x := range s.Samples() {

@@ -16,27 +16,26 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// CostOptions are the parameters of Cost.
+// CostOptions are the options of Cost.
 type CostOptions struct {
-	Rows    *regexp.Regexp // of the names of paths
-	Flows   int            // open flows of the largest load: a power of two
-	Packets int            // in each round
+	Rows    *regexp.Regexp // matches the names of paths
+	Flows   int            // open flows of the largest load, a power of two
+	Packets int            // per round
 	Rounds  int
 	Log     io.Writer
 }
 
-// Cell is the cost of a path with a load, in nanoseconds per packet.
+// Cell is the cost of a path under a load, in nanoseconds per packet.
 type Cell struct {
 	Path, Load string
-	// Min and Median of the rounds, without the wrapper.
+	// Min and Median are of all rounds, without the wrapper.
 	Min, Median float64
 	Wrapper     float64
-	// TimesFloor is Min as a multiple of the floor's with the same load. TimesFloorWhole is the same ratio of the
-	// times with the wrapper.
+	// TimesFloor is Min as a multiple of the floor's Min under the same load. TimesFloorWhole is the same ratio
+	// including the wrapper.
 	TimesFloor, TimesFloorWhole float64
 }
 
-// cell is a measurement.
 type cell struct {
 	path, load   string
 	w            *wrapper
@@ -44,7 +43,6 @@ type cell struct {
 	times, nulls []float64
 }
 
-// Cost measures the paths.
 func Cost(o CostOptions) (_ []Cell, err error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, err
@@ -70,8 +68,8 @@ func Cost(o CostOptions) (_ []Cell, err error) {
 	return results(cells), nil
 }
 
-// measure measures one round. With some flows the first packets of each bring its entry into the caches; with many it
-// is never there.
+// measure measures one round. With a medium number of flows, warming up brings each flow's entry into the caches; with
+// many flows, entries are never cached.
 func (c *cell) measure(packets int) error {
 	warm := 2000
 	if c.load == load64k || c.load == loadUDP {
@@ -84,7 +82,7 @@ func (c *cell) measure(packets int) error {
 	if err != nil {
 		return err
 	}
-	// Use the same number of packets, because a run also has a fixed cost, which is then the same.
+	// Use the same number of packets, so that the fixed cost of a run is the same.
 	null, _, _, err := c.w.run(c.w.null(), packets)
 	if err != nil {
 		return err
@@ -93,7 +91,6 @@ func (c *cell) measure(packets int) error {
 	return nil
 }
 
-// cells prepares the measurements.
 func (b *bench) cells(o CostOptions) (cells []*cell, err error) {
 	floors, err := b.floors()
 	if err != nil {
@@ -122,7 +119,7 @@ func (b *bench) cells(o CostOptions) (cells []*cell, err error) {
 	return append(floors, cells...), nil
 }
 
-// cell prepares a measurement and checks that the program does what is to be measured.
+// cell prepares a measurement and checks that the program does what should be measured.
 func (b *bench) cell(p path, load string, n *node, prog *ebpf.Program) (*cell, error) {
 	proto := uint8(dptest.TCP)
 	if load == loadUDP {
@@ -144,7 +141,7 @@ func (b *bench) cell(p path, load string, n *node, prog *ebpf.Program) (*cell, e
 		load1: 0, load64k: flows64k - 1, loadUDP: flows64k - 1, load1M: flows1M - 1, loadSYN: 1<<24 - 1,
 	}[load]}
 	if p.vary == varyRecorded {
-		f.stride = 1 // so that reading the records costs little; their order is random
+		f.stride = 1 // makes reading the records cheap; their order is random
 	}
 	if load == loadSYN {
 		f.base = 1 << 23
@@ -165,7 +162,6 @@ func (b *bench) cell(p path, load string, n *node, prog *ebpf.Program) (*cell, e
 	return c, nil
 }
 
-// check checks the result of one packet.
 func (p path) check(ret uint32, out []byte) error {
 	if p.want != 0 && ret != p.want {
 		return fmt.Errorf("the program returned %d; want %d; the packet is %x", int32(ret), int32(p.want), out)
@@ -177,7 +173,7 @@ func (p path) check(ret uint32, out []byte) error {
 	return nil
 }
 
-// addresses reads the first IP header of a frame.
+// addresses returns the addresses in a frame's first IP header.
 func addresses(f []byte) (src, dst netip.Addr) {
 	if f[14]>>4 == 6 {
 		src, _ = netip.AddrFromSlice(f[22:38])
@@ -189,7 +185,6 @@ func addresses(f []byte) (src, dst netip.Addr) {
 	return src, dst
 }
 
-// results computes the results of all rounds.
 func results(cells []*cell) (out []Cell) {
 	floor := map[string]Cell{}
 	for _, c := range cells {

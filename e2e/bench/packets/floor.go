@@ -7,10 +7,10 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Floor is the path that the others are compared with.
+// Floor is the path with which others are compared.
 const Floor = "floor: parse, VIP, slot, IPIP"
 
-// floors prepares the measurements of the programs of bpf/floor.bpf.c.
+// floors prepares the measurements of the programs in bpf/floor.bpf.c.
 func (b *bench) floors() (cells []*cell, err error) {
 	var objs floorObjects
 	if err := loadFloorObjects(&objs, nil); err != nil {
@@ -75,7 +75,7 @@ func fillFloor(objs *floorObjects) error {
 	return nil
 }
 
-// fillFlows fills the table with flows that no packet is of, so that each insert evicts one, as in a flood.
+// fillFlows fills the table with flows that no packet belongs to, so each insert evicts one, as in a flood.
 func fillFlows(m *ebpf.Map) error {
 	const batch = 1 << 14
 	keys, values := make([][16]byte, batch), make([]uint32, batch) // struct floor_flow

@@ -8,13 +8,13 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 )
 
-// batch is the number of flows that are opened together. It is smaller than the table of half-open flows.
+// batch is the number of flows opened together. It is less than the capacity of the half-open table.
 const batch = 8192
 
-// opening opens flows by the packets of both sides. It leaves the addresses that the server sees in recorded.
+// opening opens flows with packets from both sides. It stores the addresses that the server sees in recorded.
 type opening struct {
 	n           *node
-	there, back hooked // from the client, and from the server
+	there, back hooked // for the client's and the server's packets
 	client      dptest.Packet
 	server      dptest.Packet // its addresses and ports are replaced
 	flows       int           // a power of two
@@ -22,13 +22,12 @@ type opening struct {
 	recorded    *ebpf.Map
 }
 
-// hooked is a program and its hook.
 type hooked struct {
 	hook string
 	prog *ebpf.Program
 }
 
-// newRecorded makes a map for the addresses of flows.
+// newRecorded creates a map for flows' addresses.
 func newRecorded(flows int) (*ebpf.Map, error) {
 	spec, err := loadWrap()
 	if err != nil {
@@ -73,7 +72,7 @@ func (o opening) run() error {
 			if err != nil {
 				return err
 			}
-			// One packet more: what the program made of a packet is recorded before the next one.
+			// Run one more packet, because the result for a packet is recorded before the next one.
 			if _, _, _, err := w.run(h.prog, size+1); err != nil {
 				return fmt.Errorf("open flows: %w", err)
 			}

@@ -16,35 +16,33 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// LiveOptions are the parameters of Live.
+// LiveOptions are the options of Live.
 type LiveOptions struct {
 	Rounds  int
-	Packets int // in each round, for each way
+	Packets int // per round and way
 	Log     io.Writer
 }
 
-// Loads of Live.
 const (
 	live1, live32k, liveSYN = "1 flow", "32k flows", "new SYN"
 	flows32k                = 1 << 15
 )
 
-// LiveLoads are the columns of the table.
+// LiveLoads are the table's columns.
 var LiveLoads = []string{live1, live32k, liveSYN}
 
-// Rate is the packet rate of a way to forward with a load.
+// Rate is a way's packet rate under a load.
 type Rate struct {
 	Way, Load string
-	// PerSecond is the median of the rounds, and Best the highest. They include the work of source and sink, on the
-	// same CPU.
+	// PerSecond is the median of the rounds, and Best the maximum. They include the work of source and sink on the same
+	// CPU.
 	PerSecond, Best float64
-	// Base is the way that this one is compared with. Ratio is the median of the ratios of each round, Low and High
-	// the lowest and highest.
+	// Base is the way to compare with. Ratio is the median of the rounds' ratios, and Low and High are their extremes.
 	Base             string
 	Ratio, Low, High float64
 }
 
-// run is a way with a load.
+// run is a way under a load.
 type run struct {
 	way   *way
 	load  string
@@ -77,7 +75,7 @@ func Live(o LiveOptions) (_ []Rate, err error) {
 			runs = append(runs, r)
 		}
 	}
-	// Runs with one load follow each other, because they are compared.
+	// Runs with the same load follow each other, because they are compared.
 	slices.SortStableFunc(runs, func(a, b *run) int {
 		return slices.Index(LiveLoads, a.load) - slices.Index(LiveLoads, b.load)
 	})
@@ -110,7 +108,7 @@ func (w *way) newRun(load string) (*run, error) {
 	return &run{way: w, load: load, w: wr}, wr.set(f)
 }
 
-// measure sends packets and counts the ones that arrive.
+// measure sends packets and counts the arrivals.
 func (r *run) measure(packets int) error {
 	if err := r.send(packets / 10); err != nil {
 		return err

@@ -26,21 +26,21 @@ const uplink = "eth0"
 var (
 	self4, self6     = netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
 	router4, router6 = netip.MustParseAddr("192.0.2.254"), netip.MustParseAddr("2001:db8::fe")
-	macSelf          = net.HardwareAddr{2, 0, 0, 0, 0, 1} // the destination of dptest's frames
+	macSelf          = net.HardwareAddr{2, 0, 0, 0, 0, 1} // destination of dptest's frames
 	macOther         = net.HardwareAddr{2, 0, 0, 0, 0, 9}
 )
 
-// server4 and server6 are the addresses of the i-th server or node on the link, from 0 to 99.
+// server4 and server6 return the addresses of server or node i on the link, 0 to 99.
 func server4(i int) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, byte(100 + i)}) }
 func server6(i int) netip.Addr {
 	return netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 14: 1, 15: byte(i)})
 }
 
-// pod is the address of the i-th pod on the node.
+// pod returns the address of pod i on the node.
 func pod(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 244, 0, byte(i + 1)}) }
 
-// node is a host with the datapath on one uplink. The uplink is a TAP interface, so that the programs use XDP_TX as on
-// a network card; nothing is sent on it.
+// node is a host with the datapath on one uplink. The uplink is a TAP interface, so that programs use XDP_TX as on a
+// network card, but it sends nothing.
 type node struct {
 	host             *lab.Host
 	dp               *datapath.Datapath
@@ -58,7 +58,7 @@ func (n *node) Close() error {
 	return n.dp.Close()
 }
 
-// newNode makes a node for as many flows, with a TAP interface.
+// newNode creates a node for this many flows, with a TAP interface.
 func newNode(l *lab.Lab, flows int, change func(*datapath.Options)) (*node, error) {
 	h, err := l.Host("node")
 	if err != nil {
@@ -84,7 +84,7 @@ func newNode(l *lab.Lab, flows int, change func(*datapath.Options)) (*node, erro
 	return n, n.open(flows, change)
 }
 
-// open opens the datapath. A frontend may have an eighth of its flows by UDP.
+// open opens the datapath. Each frontend may have an eighth of the flows over UDP.
 func (n *node) open(flows int, change func(*datapath.Options)) error {
 	o := datapath.Options{
 		Interfaces: []string{uplink}, Mode: datapath.ModeXDP, MaxFlows: flows + flows/2 + 8*flows64k,
@@ -101,7 +101,7 @@ func (n *node) open(flows int, change func(*datapath.Options)) error {
 	})
 }
 
-// configure gives the uplink its addresses, neighbours and default routes.
+// configure adds the uplink's addresses, neighbours and default routes.
 func (n *node) configure() (err error) {
 	if n.index, err = indexOf(n.host, uplink); err != nil {
 		return err
@@ -145,7 +145,7 @@ func setMAC(h *lab.Host, dev string, mac net.HardwareAddr) error {
 	})
 }
 
-// addNeighbours adds permanent entries.
+// addNeighbours adds permanent neighbour entries.
 func addNeighbours(h *lab.Host, dev string, mac net.HardwareAddr, addrs ...netip.Addr) error {
 	index, err := indexOf(h, dev)
 	if err != nil {
@@ -163,7 +163,7 @@ func addNeighbours(h *lab.Host, dev string, mac net.HardwareAddr, addrs ...netip
 	})
 }
 
-// openTap makes the interface, which exists until the file is closed.
+// openTap creates the interface, which exists until the file is closed.
 func openTap(h *lab.Host) (tap io.Closer, err error) {
 	err = h.Do(func() error {
 		fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -181,7 +181,7 @@ func openTap(h *lab.Host) (tap io.Closer, err error) {
 	return tap, err
 }
 
-// findPrograms finds the programs by where they are attached.
+// findPrograms finds the programs through their hooks.
 func (n *node) findPrograms(mode datapath.Mode) error {
 	nic, err := netlink.LinkByName(uplink)
 	if err != nil {
@@ -215,7 +215,7 @@ func (n *node) attached(where ebpf.AttachType) (*ebpf.Program, error) {
 	return ebpf.NewProgramFromID(q.Programs[0].ID)
 }
 
-// put applies these services in parts, because an Apply may keep a file open for each frontend.
+// put applies these services in parts, because an Apply may keep a file open per frontend.
 func (n *node) put(services ...*lb.Service) error {
 	return n.host.Do(func() error {
 		for part := range slices.Chunk(services, 1000) {

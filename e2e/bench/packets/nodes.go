@@ -12,10 +12,10 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Servers of a service; with NAT, more if many flows are to be open.
+// Numbers of servers; with NAT, many flows require more servers.
 const few, many = 10, 64
 
-// vip is the first address of the services of a kind.
+// vip returns the first address of one kind of services.
 func vip(kind byte) netip.Addr { return netip.AddrFrom4([4]byte{100, 64 + kind, 0, 0}) }
 
 var (
@@ -24,14 +24,14 @@ var (
 	vip6                            = netip.MustParseAddr("2001:db8:1::10")
 )
 
-// nth is the n-th address after a.
+// nth returns the n-th address after a.
 func nth(a netip.Addr, n int) netip.Addr {
 	b := a.As4()
 	b[2], b[3] = b[2]+byte(n>>8), b[3]+byte(n)
 	return netip.AddrFrom4(b)
 }
 
-// service is a service with port 80, TCP and UDP.
+// service returns a service with port 80 over TCP and UDP.
 func service(vip netip.Addr, method lb.Method, encap lb.Encap, backends ...lb.Backend) *lb.Service {
 	return &lb.Service{
 		Name: vip.String(), VIPs: []netip.Addr{vip},
@@ -48,7 +48,7 @@ func servers(n int, addr func(int) netip.Addr) (all []lb.Backend) {
 	return all
 }
 
-// spreadService sends flows to pods on other nodes.
+// spreadService returns a service that sends flows to pods on other nodes.
 func spreadService(vip netip.Addr) *lb.Service {
 	s := service(vip, lb.MethodNAT, "")
 	s.NodeForwarding.Enabled = true
@@ -63,7 +63,7 @@ func spreadService(vip netip.Addr) *lb.Service {
 	return s
 }
 
-// localService delivers flows to pods on this node.
+// localService returns a service that delivers flows to pods on this node.
 func localService(vip netip.Addr) *lb.Service {
 	s := service(vip, lb.MethodNAT, "")
 	s.NodeForwarding.Enabled = true
@@ -77,16 +77,15 @@ func localService(vip netip.Addr) *lb.Service {
 	return s
 }
 
-// bench makes the nodes when a row needs them.
+// bench creates nodes when rows need them.
 type bench struct {
 	lab   *lab.Lab
 	flows int
 	nodes map[string]*node
-	// recorded are the addresses of open flows as a server sees them, by the name of the node and the protocol.
+	// recorded has the addresses of open flows as servers see them, by node name and protocol.
 	recorded map[string]*ebpf.Map
 }
 
-// Close closes the nodes.
 func (b *bench) Close() error {
 	var err error
 	for _, n := range b.nodes {
@@ -95,7 +94,7 @@ func (b *bench) Close() error {
 	return errors.Join(err, b.lab.Close())
 }
 
-// node returns a node, and what is recorded of its flows.
+// node returns a node, and the recorded addresses of its flows.
 func (b *bench) node(name string) (*node, error) {
 	if n := b.nodes[name]; n != nil || name == "" {
 		return n, nil
@@ -114,9 +113,9 @@ func (b *bench) node(name string) (*node, error) {
 }
 
 const (
-	nodeEdge       = "edge"       // forwards to servers on the link; flows by nat are open
+	nodeEdge       = "edge"       // forwards to servers on the link; NAT flows are open
 	nodeKubernetes = "kubernetes" // delivers to its pods, where flows are open, and forwards to other nodes
-	nodeNew        = "new"        // forwards to servers; has no established flows, but all ports of vipFull are in use
+	nodeNew        = "new"        // forwards to servers; no established flows, but all ports of vipFull are in use
 )
 
 // open opens flows on a node and records them.
@@ -183,7 +182,7 @@ func (b *bench) kubernetes() (*node, error) {
 }
 
 func (b *bench) new() (*node, error) {
-	// The smallest table of half-open flows has fewer entries than the servers have ports.
+	// The smallest half-open table has less capacity than the servers have ports.
 	n, err := newNode(b.lab, flows64k, func(*datapath.Options) {})
 	if err != nil {
 		return n, err
@@ -194,7 +193,7 @@ func (b *bench) new() (*node, error) {
 		return n, err
 	}
 	xdp := hooked{hookXDP, n.xdp}
-	for range 4 { // each attempt tries some of the ports only
+	for range 4 { // each attempt tries only some of the ports
 		err := b.open(nodeNew, opening{n: n, there: xdp, back: xdp, client: toVIP(vipFull, dptest.TCP),
 			flows: flows64k})
 		if err != nil {

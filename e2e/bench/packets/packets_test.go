@@ -9,7 +9,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// Each path does what is to be measured: Cost checks some packets of each. Times are not checked.
+// Cost checks some packets on each path, to ensure that it measures the right thing. This test does not check times.
 func TestCost(t *testing.T) {
 	labtest.Root(t)
 	rows := regexp.MustCompile(`^(ipip|gue|dsr|spread|nat|nat, reply|delivery.*|tunnel.*|answer.*|foreign.*)$`)
@@ -23,7 +23,7 @@ func TestCost(t *testing.T) {
 	}
 }
 
-// Packets arrive by each way, at the addresses that it forwards to.
+// With each way, packets arrive at the expected addresses.
 func TestLive(t *testing.T) {
 	labtest.Root(t)
 	rates := must.Get(Live(LiveOptions{Packets: 2000, Rounds: 1, Log: io.Discard}))(t)

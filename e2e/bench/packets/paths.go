@@ -14,7 +14,7 @@ const (
 	flows1M         = 1 << 20
 )
 
-// Loads: the flows that the packets of a run are of.
+// Loads, by the flows to which packets belong.
 const (
 	load1   = "1 flow"
 	load64k = "64k flows"
@@ -23,7 +23,7 @@ const (
 	loadUDP = "UDP, 64k flows"
 )
 
-// Loads are the columns of the table.
+// Loads are the table's columns.
 var Loads = []string{load1, load64k, load1M, loadSYN, loadUDP}
 
 var (
@@ -32,10 +32,10 @@ var (
 	all      = Loads
 )
 
-// path is a way of packets through the datapath.
+// path is a packet's path through the datapath.
 type path struct {
 	name     string
-	node     string // "": none
+	node     string // "" for none
 	hook     string
 	program  func(*node) *ebpf.Program
 	loads    []string
@@ -43,8 +43,8 @@ type path struct {
 	ipAt     int
 	vary     vary
 	services int
-	// The result and the addresses of the packet that is sent, which are checked for some packets before the
-	// measurement. 0 and no prefix: any.
+	// The expected result, and the addresses of the sent packet. Some packets are checked before the measurement. Zero
+	// values accept anything.
 	want     uint32
 	from, to netip.Prefix
 }
@@ -53,7 +53,7 @@ func xdp(n *node) *ebpf.Program   { return n.xdp }
 func tcIn(n *node) *ebpf.Program  { return n.tcIn }
 func tcOut(n *node) *ebpf.Program { return n.tcOut }
 
-// toVIP is a packet of a client; its source is replaced.
+// toVIP returns a client's packet, whose source will be replaced.
 func toVIP(vip netip.Addr, proto uint8) dptest.Packet {
 	p := dptest.Packet{Src: netip.MustParseAddrPort("10.0.0.0:1024"), Dst: netip.AddrPortFrom(vip, 80), Proto: proto,
 		DF: true}
@@ -67,12 +67,12 @@ func clientTo(vip netip.Addr) func(uint8) dptest.Packet {
 	return func(proto uint8) dptest.Packet { return toVIP(vip, proto) }
 }
 
-// fromServer is a packet of a server; its addresses are replaced.
+// fromServer returns a server's packet, whose addresses will be replaced.
 func fromServer(proto uint8) dptest.Packet {
 	return dptest.Packet{Src: netip.AddrPortFrom(server4(0), 80), Dst: netip.AddrPortFrom(self4, 80), Proto: proto}
 }
 
-// tunnelled is a packet that another node forwards to this one.
+// tunnelled returns a packet that another node forwards to this one.
 func tunnelled(proto uint8) dptest.Packet {
 	inner := toVIP(vipLocal, proto)
 	inner.Flags, inner.Payload = dptest.ACK, make([]byte, 2)
@@ -80,7 +80,7 @@ func tunnelled(proto uint8) dptest.Packet {
 		Proto: dptest.UDP, Payload: dptest.GUE(inner)}
 }
 
-// Offsets of the first IP header, and of the inner one of tunnelled.
+// Offsets of the first IP header, and of tunnelled's inner header.
 const (
 	outerAt = 14
 	innerAt = outerAt + 20 + 8 + 4
@@ -106,7 +106,7 @@ var (
 	vips    = netip.MustParsePrefix("100.64.0.0/10")
 )
 
-// paths are the rows of the table.
+// paths are the table's rows.
 var paths = []path{
 	{name: "ipip", node: nodeEdge, hook: hookXDP, program: xdp, loads: all, frame: clientTo(vipIPIP),
 		vary: varyClient, want: xdpTX, to: onLink},

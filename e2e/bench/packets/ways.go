@@ -16,10 +16,10 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// way is a host that forwards packets in one way: the client sends them on a link, and they arrive at its other end or,
-// when they are delivered to pods, in another host.
+// way is a host that forwards packets in one way. The client sends them on a link, and they arrive at its other end or,
+// if delivered to pods, in another host.
 type way struct {
-	name, base string // base: the way that it is compared with
+	name, base string // base: the way to compare with
 	vip        netip.Addr
 	to         netip.Prefix // where packets arrive
 	pods       bool
@@ -31,7 +31,7 @@ type way struct {
 	sink   floorObjects
 }
 
-// Ways that others are compared with.
+// Ways with which others are compared.
 const wayTX, wayPodsNFT = "XDP_TX", "nftables DNAT to pods"
 
 func ways() []*way {
@@ -52,7 +52,7 @@ func ways() []*way {
 	}
 }
 
-// build makes the hosts.
+// build creates the hosts.
 func (w *way) build(b *bench) error {
 	h, err := b.lab.Host("node")
 	if err != nil {
@@ -87,11 +87,11 @@ func (w *way) build(b *bench) error {
 	if err := attachXDP(end, w.sink.Sink); err != nil {
 		return err
 	}
-	// The client's interface receives frames by XDP only with a program or with GRO, which SoftwareChecksums turns on.
+	// The client's interface receives XDP frames only with a program or with GRO, which SoftwareChecksums turns on.
 	return w.prepare(b, w)
 }
 
-// addPods adds the host of the pods.
+// addPods adds the pods' host.
 func (w *way) addPods(b *bench) (*lab.Host, error) {
 	h, err := b.lab.Host("pods")
 	if err != nil {
@@ -114,7 +114,7 @@ func (w *way) addPods(b *bench) (*lab.Host, error) {
 	return h, addNeighbours(w.node.host, "pods", macOther, addrs...)
 }
 
-// attachXDP attaches a program to the uplink of a host until the host is closed.
+// attachXDP attaches a program to a host's uplink until the host is closed.
 func attachXDP(h *lab.Host, prog *ebpf.Program) error {
 	index, err := indexOf(h, uplink)
 	if err != nil {
@@ -132,13 +132,13 @@ func attachXDP(h *lab.Host, prog *ebpf.Program) error {
 func prepareTX(_ *bench, w *way) error { return attachXDP(w.node.host, w.sink.FloorTx) }
 
 func prepareRouting(_ *bench, w *way) error {
-	// The packets leave on the interface on which they arrived.
+	// Packets leave on the interface on which they arrived.
 	return errors.Join(w.node.host.Forward(), w.node.host.Sysctl(map[string]string{
 		"net.ipv4.conf.all.send_redirects": "0", "net.ipv4.conf.eth0.send_redirects": "0",
 	}))
 }
 
-// prepareNFT translates destinations like kube-proxy, and sources unless the servers are pods of the node.
+// prepareNFT translates destinations like kube-proxy, and also sources unless the servers are the node's pods.
 func prepareNFT(b *bench, w *way) error {
 	if err := prepareRouting(b, w); err != nil {
 		return err

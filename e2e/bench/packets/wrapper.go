@@ -13,7 +13,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 )
 
-// vary is what differs between the packets of a run, as in bpf/wrap.bpf.c.
+// vary says what differs between a run's packets, as in bpf/wrap.bpf.c.
 type vary uint32
 
 const (
@@ -23,7 +23,6 @@ const (
 	varyRecorded
 )
 
-// Results of the programs.
 const (
 	xdpDrop, xdpPass, xdpTX      = 1, 2, 3
 	tcUnspec, tcShot, tcRedirect = 0xffffffff, 2, 7
@@ -33,15 +32,15 @@ const (
 // packets describes the packets of a run.
 type packets struct {
 	frame    dptest.Packet
-	ipAt     int // offset of the IP header whose addresses vary; 0: of the first
+	ipAt     int // offset of the IP header whose addresses vary; 0 for the first
 	vary     vary
-	services int // more than 1: of as many VIPs
+	services int // if more than 1, packets for as many VIPs
 	record   bool
 }
 
 // wrapper runs a program with a sequence of packets.
 type wrapper struct {
-	n     *node // nil: the program accesses no maps of a node
+	n     *node // nil if the program accesses no maps of a node
 	hook  string
 	objs  wrapObjects
 	frame []byte
@@ -82,7 +81,7 @@ func newWrapper(n *node, hook string, p packets, recorded *ebpf.Map) (*wrapper, 
 	return w, nil
 }
 
-// checksumAt is the offset of the checksum that follows the addresses that vary. Packets in a tunnel are TCP.
+// checksumAt returns the offset of the checksum that depends on the varying addresses. Tunnelled packets are TCP.
 func checksumAt(p packets) uint32 {
 	if p.frame.Proto == dptest.UDP && p.ipAt == outerAt {
 		return 6
@@ -90,7 +89,7 @@ func checksumAt(p packets) uint32 {
 	return 16
 }
 
-// padded returns the bytes of p, a multiple of 8.
+// padded returns p's frame, padded to a multiple of 8 bytes.
 func padded(p dptest.Packet) []byte {
 	frame := p.Frame()
 	for len(frame)%8 != 0 {
@@ -115,7 +114,7 @@ func (w *wrapper) set(f flows) error {
 	return nil
 }
 
-// null returns the program that does nothing.
+// null returns a program that does nothing.
 func (w *wrapper) null() *ebpf.Program {
 	if w.hook == hookXDP {
 		return w.objs.NullXdp
@@ -123,7 +122,8 @@ func (w *wrapper) null() *ebpf.Program {
 	return w.objs.NullTc
 }
 
-// run runs a program with n packets. It returns the nanoseconds per packet, the last result, and the last packet.
+// run runs a program with n packets. It returns the time per packet in nanoseconds, the last result, and the last
+// packet.
 func (w *wrapper) run(prog *ebpf.Program, n int) (ns float64, ret uint32, out []byte, err error) {
 	chain := w.objs.MeasuredTc
 	if w.hook == hookXDP {
@@ -142,8 +142,8 @@ func (w *wrapper) run(prog *ebpf.Program, n int) (ns float64, ret uint32, out []
 	return ns, ret, out, err
 }
 
-// testRun measures the CPU time of this thread, which excludes the time in which others run; the kernel's own result
-// is in whole nanoseconds.
+// testRun measures this thread's CPU time, which excludes other threads. The kernel's own result is in whole
+// nanoseconds.
 func (w *wrapper) testRun(ingress uint32, n int) (ns float64, ret uint32, out []byte, err error) {
 	o := ebpf.RunOptions{Data: w.frame, DataOut: make([]byte, len(w.frame)+256), Repeat: uint32(n)}
 	wrap := w.objs.WrapTc

@@ -15,21 +15,21 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// Running is what Agent measures with a number of services in the configuration file.
+// Running is Agent's result for a number of services in the configuration file.
 type Running struct {
 	Services int
-	// Start is the time from the start of the process until the last service was in force.
+	// Start is the time from the process's start until it serves the last service.
 	Start time.Duration
-	// P50 and P99 are the times from a SIGHUP until a new backend of one service is in force, and CPU that of the
-	// agent for each.
+	// P50 and P99 are the times from a SIGHUP until one service's new backend is active. CPU is the agent's CPU time
+	// per reload.
 	P50, P99, CPU time.Duration
 	Reloads       int
 	Idle          float64 // share of one CPU while nothing changes
-	Resident      uint64  // memory of the process, in bytes
-	KernelMemory  uint64  // of the maps
+	Resident      uint64  // the process's memory, in bytes
+	KernelMemory  uint64  // of the maps, in bytes
 }
 
-// Agent measures agents of this binary with 10 backends a service.
+// Agent measures agents with this binary and 10 backends per service.
 func Agent(binary string, log io.Writer) (all []Running, err error) {
 	for _, n := range []int{1, 100, 1000, 10_000} {
 		fmt.Fprintf(log, "agent with %d services\n", n)
@@ -42,7 +42,7 @@ func Agent(binary string, log io.Writer) (all []Running, err error) {
 	return all, nil
 }
 
-// config is the configuration file. The last service has one backend, the one with this number.
+// config returns the configuration file. The last service has one backend, with the number last.
 func config(services, last int) string {
 	c := lab.AgentConfig{Name: "node", Address: netip.MustParseAddr("192.0.2.1"), Interfaces: []string{"eth0"},
 		Mode: "tc"}
@@ -102,13 +102,14 @@ func agent(binary string, services int) (r Running, err error) {
 	return r, err
 }
 
-// An idle agent is measured for idleTime. It is idle after settleTime: a second after a reload, it returns memory.
+// An idle agent is measured for idleTime. It is idle after settleTime, because a second after a reload it returns
+// memory.
 const (
 	settleTime = 5 * time.Second
 	idleTime   = 10 * time.Second
 )
 
-// idle returns the share of one CPU that an agent uses when nothing has changed for settleTime.
+// idle returns the share of one CPU that an agent uses after nothing has changed for settleTime.
 func idle(a *lab.Agent) (float64, error) {
 	time.Sleep(settleTime)
 	before, err := ProcessTime(a)
@@ -135,7 +136,7 @@ func addRouter(l *lab.Lab, h *lab.Host) error {
 	return h.AddRoute(lab.Default, netip.MustParseAddr("192.0.2.2"))
 }
 
-// reload changes the backend of the last service, for at most 10 seconds.
+// reload repeatedly changes the last service's backend, for at most 10 seconds.
 func (r *Running) reload(ctx context.Context, a *lab.Agent) error {
 	before, err := ProcessTime(a)
 	if err != nil {
@@ -162,8 +163,8 @@ func (r *Running) reload(ctx context.Context, a *lab.Agent) error {
 	return err
 }
 
-// inForce waits until packets to the last service are sent to this backend. It asks less often the longer it takes, so
-// that the answers take little of the agent's time.
+// inForce waits until packets to the last service go to this backend. It polls less often the longer it takes, so that
+// responses take little of the agent's time.
 func inForce(ctx context.Context, a *lab.Agent, services, backend int) error {
 	vip := addr(firstVIP, services-1)
 	want := addr(firstBackend, backend)
@@ -183,7 +184,7 @@ func inForce(ctx context.Context, a *lab.Agent, services, backend int) error {
 	}
 }
 
-// ProcessTime is the CPU time of the agent (proc_pid_stat(5)).
+// ProcessTime returns the agent's CPU time (proc_pid_stat(5)).
 func ProcessTime(a *lab.Agent) (time.Duration, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", a.Process().Pid()))
 	if err != nil {
@@ -191,7 +192,7 @@ func ProcessTime(a *lab.Agent) (time.Duration, error) {
 	}
 	_, rest, _ := strings.Cut(string(text), ") ")
 	fields := strings.Fields(rest)
-	const utime, stime, tick = 11, 12, 10 * time.Millisecond // fields behind the name; USER_HZ is 100
+	const utime, stime, tick = 11, 12, 10 * time.Millisecond // fields after the name; USER_HZ is 100
 	var sum time.Duration
 	for _, i := range []int{utime, stime} {
 		n, err := strconv.Atoi(fields[i])
@@ -203,7 +204,7 @@ func ProcessTime(a *lab.Agent) (time.Duration, error) {
 	return sum, nil
 }
 
-// Resident is VmRSS of the agent.
+// Resident returns the agent's VmRSS, in bytes.
 func Resident(a *lab.Agent) (uint64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.Process().Pid()))
 	if err != nil {

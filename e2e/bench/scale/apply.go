@@ -21,23 +21,22 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Applied is what Apply measures with a number of services.
+// Applied is Apply's result for a number of services.
 type Applied struct {
 	Size string
-	// First is the time until all services were in the kernel.
+	// First is the time until all services are in the kernel.
 	First time.Duration
-	// P50 and P99 are the times of changes of one backend of one service, from the Service to the kernel.
+	// P50 and P99 are the times to apply a change of one service's backend, from the Service to the kernel.
 	P50, P99 time.Duration
-	CPU      time.Duration // of this process, for each change
+	CPU      time.Duration // of this process, per change
 	Changes  int
-	// KernelMemory of all maps, in bytes, as the kernel accounts it.
+	// KernelMemory is the memory of all maps, in bytes, as accounted by the kernel.
 	KernelMemory uint64
 }
 
-// size says how many services, backends and nodes there are.
 type size struct {
 	name                      string
-	services, backends, nodes int // nodes: the backends are on as many nodes, and flows are spread over these
+	services, backends, nodes int // the backends are on this many nodes, over which flows are spread
 }
 
 var sizes = []size{
@@ -50,8 +49,8 @@ var sizes = []size{
 	{"10,000 services × 10 backends on 10 nodes", 10_000, 10, 10},
 }
 
-// Apply measures changes of the datapath, each size in its own host and process: all threads of Run must be in the
-// network of the host. program is this one, which calls ApplyHere when it gets the argument.
+// Apply measures changes of the datapath. Each size has its own host and process, because all threads of Run must be in
+// the host's network. program is this one, which calls ApplyHere if its argument is argument and an index.
 func Apply(program, argument string, log io.Writer) (all []Applied, err error) {
 	for i, s := range sizes {
 		fmt.Fprintf(log, "%s\n", s.name)
@@ -86,7 +85,7 @@ func (a *Applied) start(program, argument string) (err error) {
 	return json.Unmarshal([]byte(text), a)
 }
 
-// ApplyHere measures the size with this index in the network of this process, and writes the result as JSON.
+// ApplyHere measures size i in this process's network, and writes the result as JSON.
 func ApplyHere(i int, w io.Writer) error {
 	a, err := sizes[i].measure()
 	if err != nil {
@@ -107,7 +106,7 @@ var (
 	firstNode    = netip.AddrFrom4([4]byte{172, 16, 0, 1})
 )
 
-// service is the i-th service; the last of its backends may be missing.
+// service returns service i, without its last backend if without is set.
 func (s size) service(i int, without bool) *lb.Service {
 	svc := &lb.Service{
 		Name: fmt.Sprint(i), VIPs: []netip.Addr{addr(firstVIP, i)},
@@ -160,7 +159,7 @@ func (s size) measure() (a Applied, err error) {
 	return a, err
 }
 
-// first puts all services, 1000 at a time.
+// first puts all services, 1,000 at a time.
 func (s size) first(d *datapath.Datapath) (took time.Duration, err error) {
 	start := time.Now()
 	for from := 0; from < s.services; from += 1000 {
@@ -175,7 +174,7 @@ func (s size) first(d *datapath.Datapath) (took time.Duration, err error) {
 	return time.Since(start), nil
 }
 
-// changes changes a service in turn, for at most three seconds.
+// changes changes one service after another, for at most three seconds.
 func (s size) changes(d *datapath.Datapath, a *Applied) error {
 	var times []time.Duration
 	before, start := cpuTime(), time.Now()
@@ -199,7 +198,7 @@ func Percentile(times []time.Duration, p int) time.Duration {
 	return times[min(len(times)-1, len(times)*p/100)]
 }
 
-// cpuTime is the CPU time of this process.
+// cpuTime returns this process's CPU time.
 func cpuTime() time.Duration {
 	var r unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &r); err != nil {
@@ -208,7 +207,7 @@ func cpuTime() time.Duration {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
-// kernelMemory returns the memory of all maps pinned below dir.
+// kernelMemory returns the memory of all maps pinned below dir, in bytes.
 func kernelMemory(dir string) (sum uint64, err error) {
 	err = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || e.IsDir() || filepath.Base(filepath.Dir(path)) == "links" {

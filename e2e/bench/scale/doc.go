@@ -1,3 +1,3 @@
-// Package scale measures what a change costs with few and with many services, backends and nodes: in the datapath
-// alone (Apply), and of an agent with a configuration file (Agent).
+// Package scale measures the cost of a change with few and with many services, backends and nodes: in the datapath
+// alone (Apply), and in an agent with a configuration file (Agent).
 package scale

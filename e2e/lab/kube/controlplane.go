@@ -17,26 +17,26 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// ControlPlane is a real Kubernetes control plane in a host: etcd and kube-apiserver.
+// ControlPlane is a real Kubernetes control plane on a host: etcd and kube-apiserver.
 type ControlPlane struct {
 	*lab.Host
 	Address   netip.Addr
 	Processes []*lab.Process
-	dir       string // of the binaries
+	dir       string // directory of the programs
 	apiserver lab.Command
 }
 
 // controlPlaneToken is the bearer token of the cluster administrator.
 const controlPlaneToken = "lab-admin"
 
-// controlPlaneDir is the directory of the control plane's files, in the file system of its host.
+// controlPlaneDir is the directory of the control plane's files on its host.
 const controlPlaneDir = "/run/steelyard-lab/controlplane"
 
-// auditLog records the requests that the API server has received.
+// auditLog contains the requests that the API server has received.
 const auditLog = controlPlaneDir + "/audit.log"
 
-// StartControlPlane starts etcd and kube-apiserver in h and waits until the API server is ready. address is one of h's;
-// the programs are in dir.
+// StartControlPlane starts etcd and kube-apiserver in h and waits until the API server is ready. address is an address
+// of h; the programs are in dir.
 func StartControlPlane(ctx context.Context, h *lab.Host, address netip.Addr, dir string) (*ControlPlane, error) {
 	c := &ControlPlane{Host: h, Address: address, dir: dir}
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -156,7 +156,7 @@ const (
 // PodRanges are the prefixes of all pod addresses. kube-proxy does not masquerade traffic from them.
 const PodRanges = "10.244.0.0/16,fd00:244::/32"
 
-// StartKubeProxy starts kube-proxy on a node. It returns before the proxy has synchronised its rules.
+// StartKubeProxy starts kube-proxy on a node. It returns before kube-proxy has written its rules.
 func (c *ControlPlane) StartKubeProxy(node *lab.Host) (*lab.Process, error) {
 	if err := node.WriteFile(ProxyKubeconfigPath, c.Kubeconfig(), 0o600); err != nil {
 		return nil, err

@@ -19,13 +19,13 @@ import (
 	"strings"
 )
 
-// Image is a container image that holds some programs.
+// Image is a container image with some programs.
 type Image struct {
 	Names []string // with tags
-	// Programs are files on this machine. The first one is "/NAME" in the image and its entry point; the others are in
-	// /bin, with the libraries that they need.
+	// Programs are files on this machine. The first one is "/NAME" in the image and its entry point. The others are in
+	// /bin. The image also has their libraries.
 	Programs []string
-	// Files are other files, by path in the image. Links are the targets of symbolic links.
+	// Files are other files by path in the image, and Links symbolic links.
 	Files, Links map[string]string
 }
 
@@ -68,7 +68,7 @@ func (i Image) archive() (string, error) {
 	return string(all), err
 }
 
-// addProgram adds a program and its libraries to the files of an image.
+// addProgram adds a program and its libraries to an image's files.
 func addProgram(files map[string][]byte, program, to string) error {
 	content, err := os.ReadFile(program)
 	if err != nil {
@@ -87,7 +87,7 @@ func addProgram(files map[string][]byte, program, to string) error {
 	return nil
 }
 
-// librariesOf returns the libraries that a program is linked to, and its loader.
+// librariesOf returns a program's loader and the libraries that it links.
 func librariesOf(program string) (names []string, err error) {
 	f, err := elf.Open(program)
 	if err != nil {

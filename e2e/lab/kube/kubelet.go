@@ -17,18 +17,18 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// Kubelet holds the settings for StartKubelet.
+// Kubelet has the settings for StartKubelet.
 type Kubelet struct {
 	Images []Image
 	// Pods are the prefixes of the pods' addresses, one per family. Without them, pods can only use the host network.
 	Pods []netip.Prefix
 	// OnlyIPv4 means that the Node has no IPv6 address.
 	OnlyIPv4 bool
-	// DNS is the server from which pods resolve names; it may be zero.
+	// DNS is the DNS server for pods. It may be zero.
 	DNS netip.Addr
 }
 
-// kubeletDir is the directory for the kubelet's and the container runtime's files, on a tmpfs of the node.
+// kubeletDir is the directory of the kubelet's and the container runtime's files, on a tmpfs of the node.
 const kubeletDir = "/run/steelyard-lab/kubelet"
 
 // containerdTOML configures a CNI network, without which the node does not become ready.
@@ -50,8 +50,8 @@ conf_dir = "` + kubeletDir + `/cni"
 bin_dir = "/usr/lib/cni"
 `
 
-// cniConf links each pod to the node with its own pair of interfaces: routing within a node needs no br_netfilter.
-// Without a prefix the plugin is never called, because all pods use the host network.
+// cniConf connects each pod to the node with its own pair of interfaces, because routing within a node needs no
+// br_netfilter. Without a prefix the plugin is never called, because all pods use the host network.
 func (k Kubelet) cniConf() (string, error) {
 	ipam := map[string]any{"type": "host-local", "dataDir": kubeletDir + "/cni-addresses"}
 	var ranges, routes []any
@@ -88,8 +88,8 @@ clusterDomain: cluster.local
 clusterDNS: %s
 `
 
-// kubeletScript runs containerd and the kubelet in one PID namespace. When that namespace ends, every process in it is
-// killed.
+// kubeletScript runs containerd and the kubelet in one PID namespace. When the namespace ends, the kernel kills every
+// process in it.
 const kubeletScript = `set -e
 cd ` + kubeletDir + `
 hostname "$1"
@@ -136,7 +136,7 @@ func (c *ControlPlane) StartKubelet(n lab.Node, k Kubelet) (*lab.Process, error)
 			return nil, err
 		}
 	}
-	// The kubelet writes to /var/log, and listens in a directory of /var/lib/kubelet, whatever its --root-dir is.
+	// Whatever its --root-dir, the kubelet writes to /var/log and listens in a directory of /var/lib/kubelet.
 	err = n.Do(func() error {
 		for _, dir := range []string{"/var/log", "/var/lib/kubelet"} {
 			if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -169,7 +169,7 @@ const ManifestControllers = "daemonset-controller,deployment-controller,replicas
 	"garbage-collector-controller,namespace-controller," +
 	"root-ca-certificate-publisher-controller,serviceaccount-controller"
 
-// StartControllers starts these controllers, or all if "*", and the scheduler.
+// StartControllers starts these controllers, or all of them if "*", and the scheduler.
 func (c *ControlPlane) StartControllers(controllers string) error {
 	if err := c.WriteFile(KubeconfigPath, c.Kubeconfig(), 0o600); err != nil {
 		return err
@@ -204,10 +204,10 @@ func RuntimeAvailable() error {
 	return nil
 }
 
-// cgroup is a control group in every hierarchy. Close removes it with its children; it must not contain a process then.
+// cgroup is a control group in every hierarchy. Close removes it with its children, which must not contain processes.
 type cgroup string
 
-// cgroupRoot holds the hierarchies of cgroup v1, and cgroup v2 as "unified".
+// cgroupRoot contains the cgroup v1 hierarchies, and cgroup v2 as "unified".
 const cgroupRoot = "/sys/fs/cgroup"
 
 func makeCgroup(name string) error {
@@ -236,7 +236,6 @@ func makeCgroup(name string) error {
 	return nil
 }
 
-// Close implements io.Closer.
 func (g cgroup) Close() error {
 	dirs, err := filepath.Glob(filepath.Join(cgroupRoot, "*", string(g)))
 	if err != nil {
@@ -252,7 +251,7 @@ func (g cgroup) Close() error {
 	return err
 }
 
-// removeTree removes the directories of control groups, children first; their files need not be removed.
+// removeTree removes control groups, children first. Their files need not be removed.
 func removeTree(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -271,5 +270,5 @@ func removeTree(dir string) error {
 	return os.Remove(dir)
 }
 
-// PodLogs is the directory of the container logs in the node's file system: NAMESPACE_POD_UID/CONTAINER/N.log.
+// PodLogs is the directory of container logs in the node's file system: NAMESPACE_POD_UID/CONTAINER/N.log.
 const PodLogs = kubeletDir + "/logs"

@@ -20,7 +20,7 @@ rules:
 - {level: Metadata}
 `
 
-// request is a line of the audit log.
+// request is a line in the audit log.
 type request struct {
 	Verb, UserAgent          string
 	User                     struct{ Username string }
@@ -53,8 +53,8 @@ func (c *ControlPlane) requests() (all []request, err error) {
 	return all, nil
 }
 
-// Requests returns the number of requests that the API server has received from a program on a host since a given time,
-// by verb and resource.
+// Requests counts the requests that the API server has received from a program on a host since a given time, by verb
+// and resource.
 func (c *ControlPlane) Requests(since time.Time, program string, from ...netip.Addr) (map[string]int, error) {
 	all, err := c.requests()
 	sum := map[string]int{}
@@ -67,8 +67,8 @@ func (c *ControlPlane) Requests(since time.Time, program string, from ...netip.A
 	return sum, err
 }
 
-// Objects returns the names of the objects for which a ServiceAccount in the namespace steelyard has made a request,
-// such as "patch services/status".
+// Objects returns the names of the objects for which a ServiceAccount in namespace steelyard has sent a request, such
+// as "patch services/status".
 func (c *ControlPlane) Objects(account, what string) ([]string, error) {
 	all, err := c.requests()
 	names := map[string]bool{}

@@ -14,7 +14,7 @@ import (
 // FaultsPath is the file that says where a FaultyBinary program panics (lb/agent/faults.go).
 const FaultsPath = "/run/steelyard-lab/faults"
 
-// FaultsEnv goes into the program's environment.
+// FaultsEnv belongs in the program's environment.
 const FaultsEnv = "STEELYARD_FAULTS=" + FaultsPath
 
 // FaultyBinary builds the program with the tag "faults".

@@ -10,8 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// TCHook returns the hook that the datapath selects for tc programs on this kernel: tcx since Linux 6.6, otherwise
-// clsact.
+// TCHook returns the hook that the datapath uses for tc programs on this kernel: tcx since Linux 6.6, or clsact.
 func TCHook(t testing.TB) string {
 	t.Helper()
 	var name unix.Utsname

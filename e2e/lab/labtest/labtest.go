@@ -1,5 +1,5 @@
-// Package labtest holds helpers that build a lab in a test, with servers, routers, agents and a control plane. A helper
-// that fails ends the test; everything it builds is closed with the test.
+// Package labtest has helpers that build a lab in a test, with servers, routers, agents and a control plane. A helper
+// that fails ends the test. Everything it builds is closed with the test.
 package labtest
 
 import (
@@ -18,8 +18,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// Root skips the test if it does not run as root. With STEELYARD_CI set it fails the test instead, so that CI cannot
-// pass with every test skipped.
+// Root skips the test if it does not run as root. With STEELYARD_CI set, it fails the test instead, so that CI cannot
+// pass by skipping tests.
 func Root(t testing.TB) {
 	t.Helper()
 	switch {
@@ -70,7 +70,7 @@ func Host(t testing.TB, l *lab.Lab, name string) *lab.Host {
 	return h
 }
 
-// Router starts a routing daemon in h. If the daemon is not installed, it skips the test, or fails it with STEELYARD_CI
+// Router starts a routing daemon on h. If the daemon is not installed, it skips the test, or fails it with STEELYARD_CI
 // set. A failed test shows the end of the daemon's log.
 func Router(t testing.TB, h *lab.Host, kind peers.RouterKind, c peers.RouterConfig) *peers.Router {
 	t.Helper()
@@ -92,7 +92,7 @@ func Router(t testing.TB, h *lab.Host, kind peers.RouterKind, c peers.RouterConf
 	return r
 }
 
-// Agent starts steelyard in h and waits until it responds. A failed test shows the end of its log and its packet
+// Agent starts steelyard on h and waits until it responds. A failed test shows the end of its log and its packet
 // counters.
 func Agent(t testing.TB, h *lab.Host, binary string, c lab.AgentConfig) *lab.Agent {
 	t.Helper()
@@ -107,8 +107,8 @@ func Agent(t testing.TB, h *lab.Host, binary string, c lab.AgentConfig) *lab.Age
 	return a
 }
 
-// ControlPlane starts a Kubernetes control plane in h. Its programs are in dir; if they are missing, it skips the test,
-// or fails it with STEELYARD_CI set.
+// ControlPlane starts a Kubernetes control plane on h, with the programs in dir. If they are missing, it skips the
+// test, or fails it with STEELYARD_CI set.
 func ControlPlane(t testing.TB, h *lab.Host, address netip.Addr, dir string) *kube.ControlPlane {
 	t.Helper()
 	if err := kube.Available(dir); err != nil {
@@ -121,21 +121,21 @@ func ControlPlane(t testing.TB, h *lab.Host, address netip.Addr, dir string) *ku
 	return c
 }
 
-// HTTP starts a web server on a port of every address of a node.
+// HTTP starts a web server on a port of a node's addresses.
 func HTTP(t testing.TB, n lab.Node, port uint16) *traffic.HTTPServer {
 	t.Helper()
 	s := must.Get(traffic.ServeHTTP(n.Host, n.Name(), n.At(port)...))(t)
 	return s
 }
 
-// TCPEcho starts a server for long-lived connections on a port of every address of a node.
+// TCPEcho starts a server for long-lived connections on a port of a node's addresses.
 func TCPEcho(t testing.TB, n lab.Node, port uint16) *traffic.TCPEcho {
 	t.Helper()
 	s := must.Get(traffic.ServeTCPEcho(n.Host, n.Name(), n.At(port)...))(t)
 	return s
 }
 
-// UDPEcho starts a UDP server on a port of every address of a node.
+// UDPEcho starts a UDP server on a port of a node's addresses.
 func UDPEcho(t testing.TB, n lab.Node, port uint16) *traffic.UDPEcho {
 	t.Helper()
 	s := must.Get(traffic.ServeUDPEcho(n.Host, n.Name(), n.At(port)...))(t)
@@ -145,7 +145,7 @@ func UDPEcho(t testing.TB, n lab.Node, port uint16) *traffic.UDPEcho {
 // Connect opens n long-lived connections, closed with the test.
 func Connect(t testing.TB, from traffic.Client, to netip.AddrPort, n int) *traffic.Conns {
 	t.Helper()
-	limit := 20*time.Second + time.Duration(n)*20*time.Millisecond // one after another, on a busy machine
+	limit := 20*time.Second + time.Duration(n)*20*time.Millisecond // sequentially, on a busy machine
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	c := must.Get(from.Connect(ctx, to, n))(t)
@@ -153,7 +153,7 @@ func Connect(t testing.TB, from traffic.Client, to netip.AddrPort, n int) *traff
 	return c
 }
 
-// ErrorIf returns an error with this text where bad is true, for the functions of Until.
+// ErrorIf returns an error with this text if bad is true, for functions that Until polls.
 func ErrorIf(bad bool, format string, args ...any) error {
 	if bad {
 		return fmt.Errorf(format, args...)
@@ -161,7 +161,7 @@ func ErrorIf(bad bool, format string, args ...any) error {
 	return nil
 }
 
-// Until polls f until it returns nil, and returns how long that took. It fails the test when the time has passed.
+// Until polls f until it returns nil, and returns how long that took. It fails the test once the time has passed.
 func Until(t testing.TB, within time.Duration, what string, f func() error) time.Duration {
 	t.Helper()
 	took := must.Get(lab.Until(t.Context(), within, what, f))(t)
@@ -170,7 +170,7 @@ func Until(t testing.TB, within time.Duration, what string, f func() error) time
 
 // PacketCounters returns an agent's packet counters that are not 0.
 func PacketCounters(a *lab.Agent) string {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second) // t.Context() is done
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second) // t.Context() has ended
 	defer cancel()
 	var text string
 	if err := a.Get(ctx, "/metrics", &text); err != nil {

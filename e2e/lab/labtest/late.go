@@ -2,8 +2,8 @@ package labtest
 
 import "time"
 
-// lateness measures how late this process's goroutines are scheduled, until stop is called, which returns the longest
-// delay. A time limit exceeded by less than that says nothing about the program under test.
+// lateness measures how late this process's goroutines are scheduled, until stop is called. stop returns the longest
+// delay. Exceeding a time limit by less than this delay says nothing about the program under test.
 func lateness() (stop func() (most time.Duration)) {
 	const pause = 10 * time.Millisecond
 	done, ended := make(chan struct{}), make(chan time.Duration)

@@ -14,7 +14,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Members are balancers that share addresses by ARP and NDP.
+// Members are load balancers that share addresses through ARP and NDP.
 type Members struct {
 	*Site
 	VIPs []netip.Addr
@@ -28,7 +28,7 @@ func RoutesOf(t *testing.T, a *lab.Agent) (routes []lb.RouteStatus, err error) {
 	return routes, err
 }
 
-// Owners returns the agents that announce each address. It fails if another agent has no reason that names a member.
+// Owners returns the agents that announce each address. It fails if another agent's reason does not name a member.
 func (m *Members) Owners(t *testing.T, agents ...*lab.Agent) (map[netip.Addr]*lab.Agent, error) {
 	t.Helper()
 	owners := map[netip.Addr]*lab.Agent{}
@@ -65,7 +65,7 @@ func (m *Members) Settled(t *testing.T, agents ...*lab.Agent) (owners map[netip.
 }
 
 // Gap sends a request to an address every few milliseconds until stop is called. stop returns the longest time between
-// the starts of two answered requests, and how many were not answered.
+// the starts of two answered requests, and the number of unanswered ones.
 func (m *Members) Gap(
 	t *testing.T, vip netip.Addr, timeout time.Duration,
 ) (stop func() (longest time.Duration, lost int)) {
@@ -116,7 +116,7 @@ func (m *Members) Gap(
 // Forget makes the router resolve an address again.
 func (m *Members) Forget(t *testing.T, vip netip.Addr) {
 	t.Helper()
-	m.Topology.Router.Run(t.Context(), "ip", "neigh", "del", vip.String(), "dev", "segment") // may be gone already
+	m.Topology.Router.Run(t.Context(), "ip", "neigh", "del", vip.String(), "dev", "segment") // may already be gone
 }
 
 // Port returns the switch port of an agent's host.
@@ -130,7 +130,7 @@ func (m *Members) Others(a *lab.Agent) []*lab.Agent {
 	return slices.DeleteFunc(slices.Clone(m.Agents), func(x *lab.Agent) bool { return x == a })
 }
 
-// TakeOver is what a member suffers, and how it comes back.
+// TakeOver is a failure of a member, and its repair.
 type TakeOver struct {
 	Name    string
 	Fail    func(t *testing.T, a *lab.Agent)
@@ -138,11 +138,10 @@ type TakeOver struct {
 	Planned bool // no request may be lost
 }
 
-// TakeOverLimit allows for more than the second that a takeover takes at most on a machine that is not busy with other
-// tests.
+// TakeOverLimit exceeds the second that a takeover takes at most, because other tests keep the machine busy.
 const TakeOverLimit = 2 * time.Second
 
-// TakesOver makes the owner of an address suffer k, and measures how long requests are not answered.
+// TakesOver makes the owner of an address fail as in k, and measures how long requests are not answered.
 func (m *Members) TakesOver(t *testing.T, vip netip.Addr, k TakeOver) {
 	before := m.Settled(t, m.Agents...)
 	failed := before[vip]
@@ -178,7 +177,7 @@ func (m *Members) TakesOver(t *testing.T, vip netip.Addr, k TakeOver) {
 	}
 }
 
-// Apart waits until each of these agents has one of m's addresses of each family.
+// Apart waits until each of these agents has one of m's addresses per family.
 func (m *Members) Apart(t *testing.T, agents ...*lab.Agent) {
 	t.Helper()
 	Until(t, time.Minute, "each member has an address of each family", func() error {

@@ -9,9 +9,8 @@ import (
 	"testing"
 )
 
-// Main runs the tests of a package. First it sets *binary to the path of the program under test: the value of
-// STEELYARD_BINARY, or a binary that it builds. Parallel tests mostly wait, so more of them run at once than there are
-// processors.
+// Main runs a package's tests. First it sets *binary to the program under test: the value of STEELYARD_BINARY, or a
+// binary that it builds. Parallel tests mostly wait, so more of them run concurrently than there are CPUs.
 func Main(m *testing.M, binary *string) (status int) {
 	flag.Parse()
 	if err := flag.Set("test.parallel", "4"); err != nil {

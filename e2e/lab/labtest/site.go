@@ -14,18 +14,18 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// ASN is the AS number of a Site's balancers, and RouterASN its router's.
+// ASN is the AS number of a Site's load balancers, RouterASN its router's.
 const ASN, RouterASN = 64512, 64500
 
-// Site is a network with the agents on its balancers, and its router's routing daemon.
+// Site is a network with agents on its load balancers and a routing daemon on its router.
 type Site struct {
 	*lab.Topology
 	Daemon *peers.Router
 	Agents []*lab.Agent
-	Config []lab.AgentConfig // of Agents
+	Config []lab.AgentConfig // by agent
 }
 
-// RouterConfig returns the configuration of a router whose neighbours are the balancers, over both families.
+// RouterConfig returns the configuration of a router whose neighbours are the load balancers, over both families.
 func (s *Site) RouterConfig() peers.RouterConfig {
 	c := peers.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: RouterASN, HoldTime: 9 * time.Second}
 	for _, b := range s.Balancers {
@@ -36,8 +36,8 @@ func (s *Site) RouterConfig() peers.RouterConfig {
 	return c
 }
 
-// WaitRouted waits until the router's next hops for these addresses are exactly these balancers. If it fails, it prints
-// the routes of every agent.
+// WaitRouted waits until the router's next hops for these addresses are exactly these nodes. If it fails, it prints
+// every agent's routes.
 func (s *Site) WaitRouted(t testing.TB, vips []netip.Addr, via ...lab.Node) {
 	t.Helper()
 	for _, vip := range vips {
@@ -78,13 +78,13 @@ func (s *Site) routes() string {
 // HostRoute returns the prefix that contains only this address.
 func HostRoute(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// URL returns the URL of a VIP's port 80.
+// URL returns the URL of port 80 of a VIP.
 func URL(vip netip.Addr) string { return fmt.Sprintf("http://%s/", netip.AddrPortFrom(vip, 80)) }
 
 // Client returns a client that sends from the first client host.
 func (s *Site) Client() traffic.Client { return traffic.From(s.Clients[0].Host) }
 
-// Load makes n requests to a VIP, each over its own connection.
+// Load sends n requests to a VIP, each over its own connection.
 func (s *Site) Load(t testing.TB, vip netip.Addr, n int) traffic.Result {
 	t.Helper()
 	return s.Client().Load(t.Context(), traffic.Load{URL: URL(vip), Requests: n})
@@ -114,7 +114,7 @@ func CheckEven(t testing.TB, r traffic.Result, servers int) {
 	}
 }
 
-// Metrics returns the lines of an agent's metrics that start with one of these names.
+// Metrics returns the lines of an agent's metrics that start with any of these names.
 func Metrics(t testing.TB, a *lab.Agent, names ...string) string {
 	t.Helper()
 	var text string

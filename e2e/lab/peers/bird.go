@@ -45,7 +45,7 @@ func (b *bird) start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.P
 	return all, err
 }
 
-// birdText returns the configuration. Connect, retry and error delays are at their minimum.
+// birdText returns BIRD's configuration, with minimal connect, retry and error delays.
 func birdText(c RouterConfig) string {
 	hold := int(c.HoldTime.Seconds())
 	var s strings.Builder

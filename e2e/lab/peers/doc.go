@@ -1,6 +1,6 @@
-// Package peers provides the BGP peers of a lab: a host that runs a real routing daemon, BIRD 2 or FRRouting, with the
-// same configuration for both.
+// Package peers provides the BGP peers of a lab: hosts that run a real routing daemon, BIRD 2 or FRRouting, with the
+// same configuration type.
 //
-// A Router imports its neighbours' announcements into its host's kernel. Tests look at the routes of that kernel
-// (lab.Host.NextHops), and at the sessions through the daemon's shell. The daemons end with the host.
+// A Router imports its neighbours' announcements into its host's kernel. Tests check this kernel's routes
+// (lab.Host.NextHops), and the sessions through the daemon's shell. The daemons end with the host.
 package peers

@@ -14,7 +14,7 @@ import (
 
 const (
 	frrDir   = "/run/frr"
-	frrGroup = "frrvty" // the user of a daemon must be a member: Debian builds FRR with --enable-vty-group
+	frrGroup = "frrvty" // a daemon's user must be a member: Debian builds FRR with --enable-vty-group
 )
 
 // frr runs FRR's zebra and bgpd, and bfdd for neighbours with BFD.
@@ -31,7 +31,7 @@ func (f *frr) start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.Pr
 		names = []string{"zebra", "bfdd", "bgpd"}
 	}
 	var all []*lab.Process
-	// zebra must be first: a bgpd without zebra connects again only after ten seconds.
+	// zebra must be first, because a bgpd without zebra retries only after ten seconds.
 	for _, name := range names {
 		path, err := program(name, "frr")
 		if err != nil {
@@ -41,8 +41,8 @@ func (f *frr) start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.Pr
 		if err := h.WriteFile(config, configs[name], 0o600); err != nil {
 			return nil, err
 		}
-		// The daemons run as root: changing the user clears the parent-death signal (prctl(2)), and the daemon would
-		// not end with this process.
+		// The daemons run as root, because changing the user clears the parent-death signal (prctl(2)), and a daemon
+		// would then outlive this process.
 		args := []string{
 			"-u", "root", "-g", frrGroup, "-f", config, "-z", frrDir + "/zserv.api", "-i", frrDir + "/" + name + ".pid",
 			"--vty_socket", frrDir, "-P", "0", "--log", "stdout", "--log-level", "info",
@@ -114,13 +114,13 @@ func frrText(c RouterConfig) string {
 		}
 		s.WriteString(" exit-address-family\n")
 	}
-	// This selects the global one of the two next hops of an IPv6 route (RFC 2545), because tests compare it with the
+	// Of the two next hops of an IPv6 route (RFC 2545), this selects the global one, because tests compare it with the
 	// neighbour's address.
 	s.WriteString("route-map global permit 10\n set ipv6 next-hop prefer-global\n")
 	return s.String()
 }
 
-// name returns the neighbour's name in commands.
+// name returns the neighbour's name for commands.
 func (n *Neighbor) name() string {
 	if n.Interface != "" {
 		return n.Interface
@@ -137,7 +137,7 @@ func (f *frr) peers(ctx context.Context, h *lab.Host, _ RouterConfig) (map[netip
 	if err != nil {
 		return nil, err
 	}
-	// vtysh may print messages before the JSON; the object has other keys besides the neighbours.
+	// vtysh may print messages before the JSON, which has other keys besides the neighbours.
 	_, body, _ := strings.Cut(out, "{")
 	var raw map[string]json.RawMessage
 	if err := json.Unmarshal([]byte("{"+body), &raw); err != nil {

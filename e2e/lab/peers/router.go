@@ -23,7 +23,7 @@ const (
 // RouterKinds are the supported routing daemons.
 var RouterKinds = []RouterKind{BIRD, FRR}
 
-// Installed returns an error with the name of the package to install if the daemon is missing.
+// If the daemon is missing, Installed returns an error with the name of the package to install.
 func (k RouterKind) Installed() error {
 	programs := map[RouterKind][]string{BIRD: {"bird", "birdc"}, FRR: {"zebra", "bgpd", "vtysh"}}
 	packages := map[RouterKind]string{BIRD: "bird2", FRR: "frr"}
@@ -35,8 +35,8 @@ func (k RouterKind) Installed() error {
 	return nil
 }
 
-// RouterConfig is the configuration of a Router. The router imports all routes of its neighbours, in both families,
-// over every session; installs up to 16 equal paths (ECMP); exports routes to neighbours with Transit; and retains the
+// RouterConfig is a Router's configuration. The router imports all routes from its neighbours, in both families, over
+// every session. It installs up to 16 equal paths (ECMP), exports routes to neighbours with Transit, and keeps the
 // routes of a neighbour that restarts gracefully (RFC 4724, as helper).
 type RouterConfig struct {
 	// ID is the BGP identifier, an IPv4 address.
@@ -48,26 +48,26 @@ type RouterConfig struct {
 	HoldTime time.Duration
 }
 
-// Neighbor is a BGP neighbour of a Router. Sessions over IPv4 carry both families, those over IPv6 carry IPv6.
+// Neighbor is a BGP neighbour of a Router. Sessions over IPv4 carry both families; sessions over IPv6 carry only IPv6.
 type Neighbor struct {
 	Address netip.Addr
-	// Interface is the link of an unnumbered neighbour without Address; only for FRR.
+	// Interface is the link of an unnumbered neighbour without an Address, only for FRR.
 	Interface string
 	ASN       uint32
-	// Password is the key of TCP MD5 signatures (RFC 2385), or "".
+	// Password is the TCP MD5 key (RFC 2385), or "".
 	Password string
 	// Passive means that the router does not open the TCP connection.
 	Passive bool
-	// BFD means that the session ends with its BFD session, which has an interval of 100 ms and this multiplier (RFC
-	// 5882); 0 means 3. FRR has one multiplier for all neighbours, the first one's.
+	// BFD makes the session end with its BFD session, which has an interval of 100 ms and the multiplier BFDMultiplier
+	// (RFC 5882); 0 means 3. FRR uses the first neighbour's multiplier for all.
 	BFD           bool
 	BFDMultiplier int
-	// Transit means that the neighbour is a router: it gets the routes of the others, and routes with the community
-	// graceful-shutdown have the lowest preference (RFC 8326). FRR does both for every neighbour of another AS.
+	// Transit means that the neighbour is a router: it receives other neighbours' routes, and routes with the community
+	// graceful-shutdown have the lowest preference (RFC 8326). FRR does both for every neighbour in another AS.
 	Transit bool
 }
 
-// PeerState is the state of a session, as the router reports it.
+// PeerState is a session's state, as the router reports it.
 type PeerState struct {
 	Established bool
 	// Info is the daemon's text, such as "Established" or "Active        Socket: Connection refused".
@@ -86,17 +86,17 @@ type Router struct {
 
 // daemon is the part that differs between routing daemons.
 type daemon interface {
-	// start starts the programs and returns when they respond on their control sockets.
+	// start starts the programs and returns once they respond on their control sockets.
 	start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.Process, error)
 	// show runs a command of the daemon's shell.
 	show(ctx context.Context, h *lab.Host, command string) (string, error)
 	peers(ctx context.Context, h *lab.Host, c RouterConfig) (map[netip.Addr]PeerState, error)
-	// reset ends a neighbour's session with a NOTIFICATION (administrative reset); it is established again afterwards.
+	// reset ends a neighbour's session with a NOTIFICATION (administrative reset). It is then established again.
 	reset(ctx context.Context, h *lab.Host, c RouterConfig, neighbor netip.Addr) error
 }
 
-// StartRouter enables forwarding in h and starts a routing daemon there. It returns when the daemon responds on its
-// control socket; sessions are established later. ctx only bounds the start.
+// StartRouter enables forwarding on h and starts a routing daemon there. It returns once the daemon responds on its
+// control socket; sessions are established later. ctx applies only to the start.
 func StartRouter(ctx context.Context, h *lab.Host, kind RouterKind, c RouterConfig) (*Router, error) {
 	if c.HoldTime == 0 {
 		c.HoldTime = 9 * time.Second
@@ -126,7 +126,7 @@ func (r *Router) Peers(ctx context.Context) (map[netip.Addr]PeerState, error) {
 	return r.daemon.peers(ctx, r.Host, r.config)
 }
 
-// Reset ends a neighbour's session with an administrative reset; it is established again afterwards.
+// Reset ends a neighbour's session with an administrative reset. It is then established again.
 func (r *Router) Reset(ctx context.Context, neighbor netip.Addr) error {
 	return r.daemon.reset(ctx, r.Host, r.config, neighbor)
 }
@@ -154,7 +154,7 @@ func (r *Router) WaitEstablished(ctx context.Context, within time.Duration, neig
 	return err
 }
 
-// program finds a routing daemon's executable, in PATH and in the directories that Debian uses for daemons.
+// program finds a routing daemon's executable in PATH or in Debian's directories for daemons.
 func program(name, pkg string) (string, error) {
 	if path, err := exec.LookPath(name); err == nil {
 		return path, nil

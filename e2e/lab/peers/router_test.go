@@ -19,8 +19,8 @@ var (
 	vip6 = netip.MustParsePrefix("2001:db8:1::1/128")
 )
 
-// announcer is a host whose own BIRD announces both VIPs to the router over both sessions, with graceful restart, and
-// that serves HTTP on them.
+// announcer makes a host announce both VIPs to the router with its own BIRD, over both sessions with graceful restart,
+// and serve HTTP on them.
 func announcer(t *testing.T, n lab.Node, password string) func() *lab.Process {
 	t.Helper()
 	conf := fmt.Sprintf(`router id %s; log stderr all;
@@ -92,13 +92,13 @@ func TestRoutersImportSpreadRetainAndWithdraw(t *testing.T) {
 			must.Do(t, r.WaitEstablished(t.Context(), lab.Ready))
 			hops([]netip.Addr{one.V4, two.V4}, []netip.Addr{one.V6, two.V6})
 
-			// The routes of a neighbour that closes its session (NOTIFICATION Cease) are removed.
+			// The routes of a neighbour that closes its session (CEASE) are removed.
 			must.Do(t, p2.Stop())
 			hops([]netip.Addr{one.V4}, []netip.Addr{one.V6})
 			must.Do(t, r.Reset(t.Context(), one.V4))
 			must.Do(t, r.WaitEstablished(t.Context(), lab.Ready, one.V4, one.V6))
-			// Not right after the session is up: a BIRD that ends with unread data in a socket resets the connection,
-			// the NOTIFICATION is lost, and the router handles it as a crash.
+			// The session must not have just come up. If BIRD exits with unread data in a socket, it resets the
+			// connection, the NOTIFICATION is lost, and the router treats this as a crash.
 			hops([]netip.Addr{one.V4}, []netip.Addr{one.V6})
 			must.Do(t, p1.Stop())
 			hops(nil, nil)

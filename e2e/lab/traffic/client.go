@@ -24,8 +24,8 @@ func From(h *lab.Host) Client { return Client{h} }
 
 // Answer is the response to one request.
 type Answer struct {
-	Server string         // the name of the server
-	Client netip.AddrPort // the client, as the server sees it
+	Server string         // the server's name
+	Client netip.AddrPort // the client as the server sees it
 	Status int
 	Body   string
 }
@@ -34,21 +34,19 @@ type Answer struct {
 type Load struct {
 	URL      string
 	Requests int
-	// Parallel is the number of requests in flight at the same time; 0 means 8.
+	// Parallel is the maximum number of requests in flight; 0 means 8.
 	Parallel int
-	// Timeout bounds each request; 0 means 2 s.
+	// Timeout limits each request; 0 means 2 s.
 	Timeout time.Duration
 }
 
-// Result is the outcome of a number of requests.
 type Result struct {
-	// Servers is the number of requests that each server answered.
+	// Servers has the number of requests answered by each server.
 	Servers map[string]int
-	// Errors has one error for each request that was not answered with status 200.
+	// Errors has one error per request that was not answered with status 200.
 	Errors []error
 }
 
-// Answered is the number of requests that were answered.
 func (r Result) Answered() int {
 	n := 0
 	for _, c := range r.Servers {
@@ -57,8 +55,8 @@ func (r Result) Answered() int {
 	return n
 }
 
-// Err returns nil if every request was answered, and otherwise an error with the number of failed requests and the
-// first error.
+// Err returns nil if every request was answered. Otherwise its error has the number of failed requests and the first
+// error.
 func (r Result) Err() error {
 	if len(r.Errors) == 0 {
 		return nil
@@ -118,10 +116,10 @@ func do(c *http.Client, req *http.Request) (Answer, error) {
 	return a, err
 }
 
-// dialTimeout is longer than any request's timeout. It ends the threads of connections that nobody waits for.
+// dialTimeout exceeds every request's timeout. It ends the threads of abandoned connection attempts.
 const dialTimeout = 5 * time.Second
 
-// httpClient returns a client that sends each request over a new connection from the host.
+// httpClient returns a client that sends each request from the host over a new connection.
 func (c Client) httpClient() *http.Client {
 	return &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -133,7 +131,7 @@ func (c Client) httpClient() *http.Client {
 	}}
 }
 
-// Load sends the requests and returns when each has been answered or has failed.
+// Load sends the requests, and returns once all have been answered or have failed.
 func (c Client) Load(ctx context.Context, l Load) Result {
 	if l.Parallel == 0 {
 		l.Parallel = 8

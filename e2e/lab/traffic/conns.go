@@ -15,7 +15,7 @@ import (
 // goroutine at a time.
 type Conns struct{ all []*longConn }
 
-// longConn is one connection. It has failed once err is set.
+// longConn is one connection. Once err is set, it has failed.
 type longConn struct {
 	number int
 	sent   int
@@ -26,7 +26,7 @@ type longConn struct {
 }
 
 // Connect opens n connections to one address and exchanges a first message over each, which identifies its server. It
-// fails if one connection fails.
+// fails if any connection fails.
 func (c Client) Connect(ctx context.Context, to netip.AddrPort, n int) (*Conns, error) {
 	all := &Conns{}
 	for i := range n {
@@ -45,8 +45,8 @@ func (c Client) Connect(ctx context.Context, to netip.AddrPort, n int) (*Conns, 
 	return all, nil
 }
 
-// Exchange sends the next message over every open connection, waits for the response until ctx ends, and returns an
-// error for each connection that failed: a reset, no response, a wrong response, or a response from a server other than
+// Exchange sends the next message over every open connection and waits for the responses until ctx ends. It returns an
+// error for each connection that failed: a reset, no response, a wrong response, or a response from another server than
 // before.
 func (c *Conns) Exchange(ctx context.Context) []error {
 	var wg sync.WaitGroup
@@ -99,7 +99,7 @@ func (c *Conns) open() []*longConn {
 	return open
 }
 
-// Servers returns the number of open connections of each server.
+// Servers returns the number of open connections by server.
 func (c *Conns) Servers() map[string]int {
 	n := map[string]int{}
 	for _, l := range c.open() {

@@ -15,20 +15,20 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// OwnVIP adds a VIP to h for direct server return: an address on lo that other hosts also have, without ARP for it on
-// the link (arp_ignore, arp_announce: Documentation/networking/ip-sysctl.rst).
+// OwnVIP adds a VIP to h for direct server return. Other hosts have the same address, so it is on lo and invisible to
+// ARP on the link (arp_ignore, arp_announce: Documentation/networking/ip-sysctl.rst).
 func OwnVIP(h *lab.Host, vip netip.Addr) error {
 	quiet := map[string]string{"net.ipv4.conf.all.arp_ignore": "1", "net.ipv4.conf.all.arp_announce": "2"}
 	return errors.Join(h.Sysctl(quiet), h.AddAddress("lo", netip.PrefixFrom(vip, vip.BitLen())))
 }
 
-// DisownVIP removes the address.
+// DisownVIP removes the VIP.
 func DisownVIP(h *lab.Host, vip netip.Addr) error {
 	return h.DeleteAddress("lo", netip.PrefixFrom(vip, vip.BitLen()))
 }
 
-// EndIPIP makes h decapsulate IPIP in both families from any source. It replaces the kernel's tunnel devices, which not
-// every kernel has. It ends with the host.
+// EndIPIP makes h decapsulate IPIP in both families from any source until the host is closed. It replaces the kernel's
+// tunnel devices, which some kernels lack.
 func EndIPIP(ctx context.Context, h *lab.Host) error {
 	tun, err := openTun(h, "ipip")
 	if err != nil {
@@ -52,7 +52,7 @@ func EndIPIP(ctx context.Context, h *lab.Host) error {
 				}
 				if err == nil {
 					copy(b, checksumOf(b[virtioHeader:virtioHeader+n]))
-					tun.Write(b[:virtioHeader+n]) // the kernel refuses anything that is not a packet
+					tun.Write(b[:virtioHeader+n]) // the kernel rejects anything that is not a packet
 				}
 			}
 		}()
@@ -63,7 +63,7 @@ func EndIPIP(ctx context.Context, h *lab.Host) error {
 const virtioHeader = 10
 
 // checksumOf returns the struct virtio_net_hdr for a packet. It marks the TCP or UDP checksum as partial
-// (CHECKSUM_PARTIAL), because packets delivered by a veth pair or GRO have no complete checksum.
+// (CHECKSUM_PARTIAL), because packets from a veth pair or GRO have no complete checksum.
 func checksumOf(packet []byte) []byte {
 	h := make([]byte, virtioHeader)
 	var l4 int
@@ -83,7 +83,7 @@ func checksumOf(packet []byte) []byte {
 	return h
 }
 
-// openTun creates a TUN interface, which receives the packets written to the file, and closes it with the host.
+// openTun creates a TUN interface that receives the packets written to the file. It is closed with the host.
 func openTun(h *lab.Host, name string) (tun io.WriteCloser, err error) {
 	err = h.Do(func() error {
 		fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)

@@ -12,14 +12,14 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// TCPEcho is a server for long-lived connections: it responds to every line with its name, a space and that line, and
+// TCPEcho is a server for long-lived connections. It responds to every line with its name, a space and that line, and
 // closes a connection only after the client does. Its methods may be called from any goroutine.
 type TCPEcho struct {
 	Name string
 	l    listeners
 }
 
-// ServeTCPEcho starts a TCPEcho in h that listens on addrs. It ends with the host, if not before.
+// ServeTCPEcho starts a TCPEcho on h that listens on addrs. It ends with the host, if not before.
 func ServeTCPEcho(h *lab.Host, name string, addrs ...netip.AddrPort) (*TCPEcho, error) {
 	e := &TCPEcho{Name: name}
 	e.l = listeners{host: h, addrs: addrs, serve: e.serve}
@@ -32,7 +32,7 @@ func ServeTCPEcho(h *lab.Host, name string, addrs ...netip.AddrPort) (*TCPEcho, 
 // Start makes a stopped server listen again.
 func (e *TCPEcho) Start() error { return e.l.start() }
 
-// Stop ends the server as a crash would: its connections are reset, and its ports refuse new ones.
+// Stop simulates a crash: connections are reset, and the ports refuse new ones.
 func (e *TCPEcho) Stop() error { return e.l.Close() }
 
 // Connections returns the number of open connections.
@@ -68,9 +68,9 @@ type UDPEcho struct {
 	running sync.WaitGroup
 }
 
-// ServeUDPEcho starts a UDPEcho in h on addrs. The source of a response is the destination of the request only if that
-// is in addrs, so do not listen on the unspecified address if a host has several addresses. It ends with the host, if
-// not before.
+// ServeUDPEcho starts a UDPEcho on h at addrs. A response's source equals the request's destination only if that is in
+// addrs, so do not listen on the unspecified address of a host with several addresses. It ends with the host, if not
+// before.
 func ServeUDPEcho(h *lab.Host, name string, addrs ...netip.AddrPort) (*UDPEcho, error) {
 	e := &UDPEcho{Name: name, host: h, addrs: addrs}
 	if err := e.Start(); err != nil {
@@ -104,16 +104,16 @@ func (e *UDPEcho) answer(c net.PacketConn) {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err == nil { // an error is an ICMP error about an earlier response
+		if err == nil { // an error comes from ICMP, about an earlier response
 			c.WriteTo([]byte(e.Name+" "+string(b[:n])), from)
 		}
 	}
 }
 
-// Stop closes the sockets; afterwards the port is unreachable.
+// Stop closes the sockets, so the port becomes unreachable.
 func (e *UDPEcho) Stop() error { return e.Close() }
 
-// Close is Stop.
+// Close is the same as Stop.
 func (e *UDPEcho) Close() error {
 	e.mu.Lock()
 	var err error

@@ -15,31 +15,31 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// Response headers: the name of the server, and the client's address and port as the server sees them.
+// Response headers with the server's name, and the client's address and port as the server sees them.
 const (
 	serverHeader = "X-Lab-Server"
 	clientHeader = "X-Lab-Client"
 )
 
-// HTTPServer is a web server in a host. It reads the request body, counts the request, and responds to every path with
-// its name; with ?size=N, N bytes follow. /healthz responds with 200 or 503 and is not counted. Its methods may be
+// HTTPServer is a web server on a host. It reads the request body, counts the request, and responds to every path with
+// its name. With ?size=N, N bytes follow. /healthz responds with 200 or 503 and is not counted. Its methods may be
 // called from any goroutine.
 type HTTPServer struct {
 	Name string
 	l    listeners
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the following fields
 	failing bool       // /healthz responds with 503
 	clients map[netip.Addr]int
 	probes  int
 }
 
-// ServeHTTP starts a web server in h that listens on addrs. It ends with the host, if not before.
+// ServeHTTP starts a web server on h that listens on addrs. It ends with the host, if not before.
 func ServeHTTP(h *lab.Host, name string, addrs ...netip.AddrPort) (*HTTPServer, error) {
 	w := &HTTPServer{Name: name, clients: map[netip.Addr]int{}}
 	w.l = listeners{host: h, addrs: addrs, serve: func(l net.Listener) {
 		srv := &http.Server{Handler: w, ReadHeaderTimeout: 10 * time.Second, ErrorLog: log.New(io.Discard, "", 0)}
-		srv.Serve(l) // returns when the listener is closed; listeners closes the connections
+		srv.Serve(l) // returns when the listener is closed; w.l closes the connections
 	}}
 	if err := w.Start(); err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func ServeHTTP(h *lab.Host, name string, addrs ...netip.AddrPort) (*HTTPServer, 
 // Start makes a stopped server listen again.
 func (w *HTTPServer) Start() error { return w.l.start() }
 
-// Stop ends the server as a crash would: its connections are reset, and its ports refuse new ones.
+// Stop simulates a crash: connections are reset, and the ports refuse new ones.
 func (w *HTTPServer) Stop() error { return w.l.Close() }
 
 // SetHealthy sets the status of /healthz: 200 or 503.
@@ -60,7 +60,7 @@ func (w *HTTPServer) SetHealthy(ok bool) {
 	w.failing = !ok
 }
 
-// Requests returns the number of requests answered, except those for /healthz.
+// Requests returns the number of answered requests, except for /healthz.
 func (w *HTTPServer) Requests() int {
 	n := 0
 	for _, c := range w.Clients() {
@@ -69,7 +69,7 @@ func (w *HTTPServer) Requests() int {
 	return n
 }
 
-// Clients returns the number of requests from each client address, except those for /healthz.
+// Clients returns the number of requests by client address, except for /healthz.
 func (w *HTTPServer) Clients() map[netip.Addr]int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -112,7 +112,7 @@ func (w *HTTPServer) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 	}
 	fmt.Fprintln(out, w.Name)
 	if size, err := strconv.Atoi(r.URL.Query().Get("size")); err == nil && size > 0 {
-		io.CopyN(out, zeros{}, int64(size)) // a client may close the connection early
+		io.CopyN(out, zeros{}, int64(size)) // fails if the client closes the connection early
 	}
 }
 

@@ -10,14 +10,14 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// listeners is a set of TCP listeners that can end as in a crash: listeners closed, connections reset. Its methods may
-// be called from any goroutine.
+// listeners is a set of TCP listeners whose Close simulates a crash: listeners closed, connections reset. Its methods
+// may be called from any goroutine.
 type listeners struct {
 	host  *lab.Host
 	addrs []netip.AddrPort
-	serve func(net.Listener) // accepts connections from a listener until it is closed
+	serve func(net.Listener) // accepts connections until the listener is closed
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the following fields
 	sockets []net.Listener
 	conns   map[*trackedConn]struct{}
 	running sync.WaitGroup
@@ -48,7 +48,7 @@ func (s *listeners) start() error {
 	return nil
 }
 
-// Close stops listening, resets every connection, and waits until every serve has returned.
+// Close stops listening, resets every connection, and waits until all serve functions have returned.
 func (s *listeners) Close() error {
 	s.mu.Lock()
 	var err error
@@ -88,7 +88,7 @@ func (l trackingListener) Accept() (net.Conn, error) {
 	t := &trackedConn{TCPConn: c.(*net.TCPConn), s: l.s}
 	l.s.mu.Lock()
 	defer l.s.mu.Unlock()
-	if l.s.conns == nil { // Close was called in between
+	if l.s.conns == nil { // Close was called in the meantime
 		t.SetLinger(0)
 		t.TCPConn.Close()
 		return nil, net.ErrClosed

@@ -16,7 +16,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// Ping sends one ICMP echo request and waits for the reply until ctx ends, at most lab.TimeFactor seconds.
+// Ping sends one ICMP echo request and waits for the reply until ctx ends, but at most lab.TimeFactor seconds.
 func (c Client) Ping(ctx context.Context, to netip.Addr) error {
 	network, request, reply, protocol := "ip4:icmp", icmp.Type(ipv4.ICMPTypeEcho), icmp.Type(ipv4.ICMPTypeEchoReply), 1
 	if to.Is6() {
@@ -46,11 +46,11 @@ func (c Client) Ping(ctx context.Context, to netip.Addr) error {
 	return awaitReply(conn.(*net.IPConn), protocol, reply, echo)
 }
 
-// awaitReply reads until the reply to echo arrives. A raw socket also receives the replies to other requests.
+// awaitReply reads until the reply to echo arrives. A raw socket also receives replies to other requests.
 func awaitReply(c *net.IPConn, protocol int, reply icmp.Type, echo icmp.Echo) error {
 	b := make([]byte, 1500)
 	for {
-		n, _, err := c.ReadFrom(b) // unlike Read, it leaves the IPv4 header out
+		n, _, err := c.ReadFrom(b) // unlike Read, omits the IPv4 header
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return fmt.Errorf("ping %s: no reply", c.RemoteAddr())
 		}

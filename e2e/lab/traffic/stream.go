@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Stream is a steady stream of HTTP requests, each over its own connection. Its methods may be called from any
+// Stream sends HTTP requests at a constant rate, each over its own connection. Its methods may be called from any
 // goroutine.
 type Stream struct {
 	cancel context.CancelFunc
@@ -20,15 +20,15 @@ type Stream struct {
 // Sample is one request of a Stream.
 type Sample struct {
 	Start, End time.Time
-	Server     string // empty when Err is not nil
+	Server     string // empty if Err is not nil
 	Err        error
 }
 
-// maxInFlight bounds the open requests of a Stream, because each request that waits for a connection holds a thread.
+// maxInFlight limits a Stream's open requests, because each request that waits for a connection occupies a thread.
 const maxInFlight = 200
 
-// Stream starts a request for url at every interval, whether or not the previous one was answered, as long as fewer
-// than maxInFlight are open. Each request fails after timeout. The stream ends with Stop or with ctx.
+// Stream starts a request for url at every interval, whether or not the previous one has been answered, while fewer
+// than maxInFlight are open. Requests fail after timeout. The stream ends with Stop or ctx.
 func (c Client) Stream(ctx context.Context, url string, interval, timeout time.Duration) *Stream {
 	ctx, cancel := context.WithCancel(ctx)
 	t := &Stream{cancel: cancel, ended: make(chan struct{})}
@@ -58,7 +58,7 @@ func (t *Stream) run(ctx context.Context, c *http.Client, url string, interval, 
 		requests.Go(func() {
 			defer func() { <-places }()
 			s := Sample{Start: time.Now()}
-			// Not derived from ctx, so that Stop does not fail a request in flight.
+			// Not derived from ctx, so that Stop does not make a request in flight fail.
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 			defer cancel()
 			var r Result
@@ -75,21 +75,21 @@ func (t *Stream) run(ctx context.Context, c *http.Client, url string, interval, 
 	}
 }
 
-// Stop ends the stream, waits for the requests in flight, and returns all samples in the order in which they ended.
+// Stop ends the stream, waits for requests in flight, and returns all samples in the order of their ends.
 func (t *Stream) Stop() []Sample {
 	t.cancel()
 	<-t.ended
 	return t.Samples()
 }
 
-// Samples returns the requests that have ended so far, in the order in which they ended.
+// Samples returns the finished requests in the order of their ends.
 func (t *Stream) Samples() []Sample {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return append([]Sample(nil), t.samples...)
 }
 
-// Between returns the outcome of the requests started at or after from and before until; a zero until means now.
+// Between returns the outcome of requests started from from on and before until. A zero until means now.
 func (t *Stream) Between(from, until time.Time) Result {
 	r := Result{Servers: map[string]int{}}
 	for _, s := range t.Samples() {
