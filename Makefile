@@ -51,7 +51,7 @@ test-all: ## test, test-kubernetes and test-kernels (root)
 	$(MAKE) test-kernels
 
 test-release: ## what takes hours, before a release: all tests of Kubernetes, mutants, long fuzzing, attacks (root)
-	$(MAKE) test-all
+	$(MAKE) test-all ROWS=all
 	$(MAKE) conformance
 	$(MAKE) attack ATTACK_TIME=30m
 	$(MAKE) bfd BFD_TIME=30m
@@ -71,9 +71,9 @@ RUN_TESTS := e2e/test.sh
 test-tools: go-version
 	@go build -o .cache/gotestsum gotest.tools/gotestsum && go build -o .cache/testsum ./e2e/testsum
 
-# Flavours of Debian's kernel, each in its own machine, all at once: make test-kernels FLAVOURS="amd64 6.12-amd64"
-FLAVOURS ?= amd64
-test-kernels: root test-tools ## run tests on the kernel of Debian 12, in a virtual machine (root)
+# Flavours of Debian's kernel, each in its own machine, all at once.
+FLAVOURS ?= amd64 6.12-amd64
+test-kernels: root test-tools ## run tests on Debian's kernels, in virtual machines (root); ROWS=all, FLAVOURS="amd64"
 	sh e2e/deps.sh kernels
 	@status=0; e2e/kernels/run.sh $(FLAVOURS) || status=$$?; \
 	.cache/gotestsum --format pkgname --no-color --raw-command cat .cache/kernels/events.json || true; \

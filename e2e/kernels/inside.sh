@@ -6,10 +6,11 @@ mount -t 9p -o trans=virtio,version=9p2000.L,cache=none results /results
 export STEELYARD_BINARY=$binaries/steelyard
 [ "$accel" = kvm ] || export STEELYARD_TIME_FACTOR=10
 n=0
-while read -r package limit tests only; do
+while read -r package limit tests only part; do
 	case $package in '' | '#'*) continue ;; esac
 	n=$((n + 1))
-	[ -z "$only" ] || [ "$only" = "$flavour" ] || continue
+	[ "$only" = any ] || [ "$only" = "$flavour" ] || continue
+	[ -z "$part" ] || [ "$part" = "$rows" ] || continue
 	start=$SECONDS
 	cd "$repository/$package" || exit 1
 	"$binaries/$package.test" -test.v=test2json -test.timeout "$limit" -test.run "$tests" >/results/$n 2>&1 </dev/null

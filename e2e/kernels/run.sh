@@ -47,6 +47,7 @@ initrd() {
 	cat >"$dir/config" <<-X
 		accel=$accel
 		flavour=$1
+		rows=${ROWS:-}
 		version=$2
 		repository=$PWD
 		cache=$cache
@@ -93,10 +94,11 @@ for machine in $machines; do wait "$machine" || status=$?; done
 
 for flavour in "$@"; do
 	cache=$all/$flavour n=0
-	while read -r package _ _ only; do
+	while read -r package _ _ only part; do
 		case $package in '' | '#'*) continue ;; esac
 		n=$((n + 1))
-		[ -z "$only" ] || [ "$only" = "$flavour" ] || continue
+		[ "$only" = any ] || [ "$only" = "$flavour" ] || continue
+		[ -z "$part" ] || [ "$part" = "${ROWS:-}" ] || continue
 		result=$cache/results/$n
 		if [ ! -e "$result.status" ]; then
 			echo "$flavour: e2e/kernels/tests, entry $n ($package) has no result; the end of the console:"
