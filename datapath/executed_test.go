@@ -309,3 +309,22 @@ func readWork(t *testing.T) map[string]map[string]int {
 	}
 	return out
 }
+
+// The verifier refuses a program after a million steps, and other kernels need 20 percent more than this one.
+func TestVerifierBudget(t *testing.T) {
+	t.Parallel()
+	const limit, limitOfAll = 400_000, 1_000_000
+	for _, delivers := range []bool{false, true} {
+		fx := newFixture(t, hookXDP, false, func(o *Options) { o.Delivers = delivers })
+		o, sum := fx.d.objects, uint32(0)
+		for _, p := range []*ebpf.Program{o.SyExplain, o.SyGc, o.SyTcDecap, o.SyTcIn, o.SyTcOut, o.SyXdp} {
+			info := must.Get(p.Info())(t)
+			steps, ok := info.VerifiedInstructions()
+			must.True(t, ok && steps <= limit, "%s, delivers %v: the verifier takes %d steps; want at most %d",
+				info.Name, delivers, steps, limit)
+			t.Logf("%s, delivers %v: %d steps", info.Name, delivers, steps)
+			sum += steps
+		}
+		must.True(t, sum <= limitOfAll, "delivers %v: %d steps; want at most %d", delivers, sum, limitOfAll)
+	}
+}

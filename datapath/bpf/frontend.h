@@ -171,8 +171,10 @@ static __always_inline __u32 table_random(const struct table *t)
 	return slot_backend(table_slot(t, table_index(t, bpf_get_prandom_u32())));
 }
 
-static __always_inline __u32 table_least_conn(const struct frontend *fe)
+__noinline __u32 table_least_conn(const struct frontend *fe)
 {
+	if (!fe)
+		return NO_BACKEND;
 	__u32 best = table_random(&fe->table);
 
 	for (int i = 1; i < LEAST_CONN_SAMPLES; i++) {

@@ -375,20 +375,13 @@ static __always_inline __be16 parse_l2(void *data, void *end, struct pkt *p)
 	return proto;
 }
 
-/* parse fills p. It returns REASON_NOT_OURS if the frame is not IP. A malformed packet may be for another destination,
- * so the caller passes it to the stack unless the destination is a VIP. */
-static __always_inline enum reason parse(void *data, void *end, struct pkt *p)
+/* parse_l3 reads the IP header. It returns REASON_NOT_OURS if the frame is not IP. A malformed packet may be for
+ * another destination, so the caller passes it to the stack unless the destination is a VIP. */
+static __always_inline enum reason parse_l3(void *data, void *end, struct pkt *p)
 {
 	__be16 proto = parse_l2(data, end, p);
-	enum reason r;
 
 	if (proto == bpf_htons(ETH_P_IP))
-		r = parse_v4(data, end, p);
-	else if (proto == bpf_htons(ETH_P_IPV6))
-		r = parse_v6(data, end, p);
-	else
-		return REASON_NOT_OURS;
-	if (r != REASON_NONE || p->fragment == FRAG_LATER)
-		return r;
-	return parse_l4(data, end, p);
+		return parse_v4(data, end, p);
+	return proto == bpf_htons(ETH_P_IPV6) ? parse_v6(data, end, p) : REASON_NOT_OURS;
 }

@@ -6,8 +6,9 @@
 
 #define CRC32C 0x82f63b78 /* reflected */
 
-/* crc32c_multiply multiplies two polynomials modulo the CRC's. */
-static __always_inline __u32 crc32c_multiply(__u32 a, __u32 b)
+/* crc32c_multiply multiplies two polynomials modulo the CRC's. The functions are not inlined, so that the verifier
+ * checks their loops once. */
+__attribute__((noinline)) __u32 crc32c_multiply(__u32 a, __u32 b)
 {
 	__u32 product = 0;
 
@@ -26,7 +27,7 @@ static const __u32 crc32c_powers[16] = {
 };
 
 /* crc32c_change returns what to XOR into the checksum of a packet of this many bytes whose
- * first four changed by diff. It is not inlined, so that the verifier checks it once. */
+ * first four changed by diff. */
 __attribute__((noinline)) __u32 crc32c_change(__u32 diff, __u32 bytes)
 {
 	for (int i = 0; i < 16; i++)
