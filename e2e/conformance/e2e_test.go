@@ -1,4 +1,4 @@
-// Package conformance is Kubernetes' own program e2e.test, with the tests of the network only.
+// Package conformance is Kubernetes' e2e.test program with only the network tests.
 package conformance
 
 import (

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// A list of modules in CycloneDX 1.5: https://cyclonedx.org/docs/1.5/json.
+// A module list in CycloneDX 1.5 (https://cyclonedx.org/docs/1.5/json).
 type (
 	bom struct {
 		Format   string      `json:"bomFormat"`
@@ -35,7 +35,7 @@ type (
 	}
 )
 
-// writeBOM writes the list of modules that the go command has recorded in a binary.
+// writeBOM writes the list of modules recorded in a binary by the go command.
 func (r *release) writeBOM(arch string) error {
 	info, err := buildinfo.ReadFile(r.binary(arch))
 	if err != nil {

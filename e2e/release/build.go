@@ -24,7 +24,7 @@ func (r *release) build(arch string) error {
 	return c.Run()
 }
 
-// goCommand runs the go command on the product, with all settings that affect what it builds.
+// goCommand returns a go command on the product, with all settings that affect the result.
 func (r *release) goCommand(arch string, args ...string) *exec.Cmd {
 	c := exec.Command("go", args...)
 	c.Dir, c.Stderr = r.tree, os.Stderr
@@ -33,11 +33,11 @@ func (r *release) goCommand(arch string, args ...string) *exec.Cmd {
 	return c
 }
 
-// toolchain returns the version of Go in go.mod, which another go command downloads.
+// toolchain returns the Go version in go.mod, which other go commands download.
 func (r *release) toolchain() string {
 	text, err := os.ReadFile(filepath.Join(r.tree, "go.mod"))
 	if err != nil {
-		return "local" // the go command reports what is wrong
+		return "local" // the go command reports the error
 	}
 	for line := range strings.Lines(string(text)) {
 		if v, ok := strings.CutPrefix(line, "toolchain "); ok {
@@ -47,7 +47,7 @@ func (r *release) toolchain() string {
 	return "local"
 }
 
-// sumsFile holds the checksums of all other files, as sha256sum prints them.
+// sumsFile has the checksums of all other files, in sha256sum's format.
 const sumsFile = "sha256sums"
 
 func (r *release) writeSums() error {

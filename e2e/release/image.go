@@ -38,8 +38,8 @@ func (r *release) index() (v1.ImageIndex, error) {
 	return index, nil
 }
 
-// imageFor returns the image for an architecture: the binary, its licences, and the certificates that https checks
-// trust. It has no shell.
+// imageFor returns the image for an architecture: the binary, its licences, and the trusted certificates for https
+// checks. It has no shell.
 func (r *release) imageFor(arch string) (v1.Image, error) {
 	binary, err := os.ReadFile(r.binary(arch))
 	if err != nil {
@@ -84,8 +84,8 @@ func (r *release) imageFor(arch string) (v1.Image, error) {
 	})
 }
 
-// certificates returns the roots that Mozilla trusts. PEM cannot say until when Mozilla trusted a root that it no
-// longer trusts, so these are left out.
+// certificates returns the roots that Mozilla trusts. It omits roots that Mozilla trusts only until some date, because
+// PEM cannot express that.
 func certificates() []byte {
 	var text bytes.Buffer
 	for root := range bundle.Roots() {
@@ -96,8 +96,7 @@ func certificates() []byte {
 	return text.Bytes()
 }
 
-// writeImage writes the archive that "ctr images import" and "docker load" read, with the image name that a kubelet
-// uses.
+// writeImage writes the archive for "ctr images import" and "docker load", with the image name that a kubelet uses.
 func (r *release) writeImage(index v1.ImageIndex) error {
 	tag, err := reference.ParseDockerRef(r.image + ":" + r.version)
 	if err != nil {
@@ -140,7 +139,7 @@ func (r *release) writeImage(index v1.ImageIndex) error {
 	return os.WriteFile(r.path("steelyard-"+r.version+"-image.tar"), archive, 0o644)
 }
 
-// push sends the image to a registry, with the account that docker or podman has for it.
+// push sends the image to a registry, with the credentials of docker or podman.
 func (r *release) push(index v1.ImageIndex, to string) error {
 	tag, err := name.NewTag(to, name.WithDefaultTag(r.version))
 	if err != nil {
@@ -189,7 +188,7 @@ func (r *release) archive(files ...file) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// folders adds a folder and its parents.
+// folders adds a directory and its parents.
 func (r *release) folders(w *tar.Writer, made map[string]bool, dir string) error {
 	if made[dir] {
 		return nil

@@ -15,17 +15,17 @@ import (
 	"strings"
 )
 
-// isLicence matches the name of a file that must go with a copy of the code beside it.
+// isLicence matches names of files that must accompany copies of the code beside them.
 var isLicence = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|copyright|patents)([-._].*)?$`)
 
-// source is a module, or Go itself, and the folders of its linked packages.
+// source is a module, or Go itself, with the directories of its linked packages.
 type source struct {
 	name, dir string
 	packages  map[string]bool
 }
 
-// writeLicences writes one file with the licences of the product, of Go, and of all modules in the binaries. A module
-// without a licence is an error.
+// writeLicences writes one file with the licences of the product, Go, and all modules in the binaries. A module without
+// a licence is an error.
 func (r *release) writeLicences() error {
 	sources := map[string]*source{}
 	for _, arch := range r.archs {
@@ -50,7 +50,7 @@ func (r *release) writeLicences() error {
 	return os.WriteFile(r.licences(), text.Bytes(), 0o644)
 }
 
-// add writes the licences of a module, each below a heading.
+// add writes a module's licences, each below a heading.
 func add(w io.Writer, name string, files map[string][]byte) {
 	line := strings.Repeat("=", 80)
 	for _, path := range slices.Sorted(maps.Keys(files)) {
@@ -58,7 +58,7 @@ func add(w io.Writer, name string, files map[string][]byte) {
 	}
 }
 
-// addSources adds everything that the binary for an architecture is linked from.
+// addSources adds everything linked into the binary for an architecture.
 func (r *release) addSources(sources map[string]*source, arch string) error {
 	list := r.goCommand(arch, "list", "-deps", "-json=Dir,Root,Standard,Module", ".")
 	out, err := list.Output()
@@ -95,8 +95,7 @@ func (r *release) addSources(sources map[string]*source, arch string) error {
 	}
 }
 
-// licencesOf reads the licences in one of the packages, or in a directory between a package and root, by path below
-// root.
+// licencesOf reads the licences in the packages' directories and their parents up to root, by path below root.
 func licencesOf(root string, packages map[string]bool) (map[string][]byte, error) {
 	seen, files := map[string]bool{}, map[string][]byte{}
 	for dir := range packages {

@@ -13,12 +13,12 @@ import (
 	"time"
 )
 
-// release says what is built, and from what.
+// release describes what to build, and from what.
 type release struct {
-	tree    string // the folder of the product's go.mod
-	out     string // the folder of the release's files
-	version string // a semantic version, without "v"
-	image   string // the name of the image, without a tag
+	tree    string // directory of the product's go.mod
+	out     string // directory of the release's files
+	version string // semantic version, without "v"
+	image   string // name of the image, without a tag
 	time    time.Time
 	archs   []string // in Go's notation
 }
@@ -42,8 +42,8 @@ func main() {
 	}
 }
 
-// run builds everything, signs it if given a key, and pushes the image if given a registry. It first removes a previous
-// release of the same version.
+// run removes a previous release of the same version and builds everything. Given a key, it signs the release; given a
+// registry, it pushes the image.
 func (r *release) run(key, push string) (err error) {
 	if r.time, err = commitTime(r.tree); err != nil {
 		return err
@@ -88,16 +88,15 @@ func (r *release) run(key, push string) (err error) {
 	return r.list()
 }
 
-// path returns the path of a file of the release.
+// path returns the path of a file in the release.
 func (r *release) path(name string) string { return filepath.Join(r.out, name) }
 
-// binary and licences return the names of files from which others are made.
+// binary and licences return the paths of files that are used to build others.
 func (r *release) binary(arch string) string {
 	return r.path("steelyard-" + r.version + "-linux-" + arch)
 }
 func (r *release) licences() string { return r.path("steelyard-" + r.version + "-licences.txt") }
 
-// list prints the files of the release.
 func (r *release) list() error {
 	entries, err := os.ReadDir(r.out)
 	if err != nil {
@@ -115,7 +114,7 @@ func (r *release) list() error {
 
 var isSemantic = regexp.MustCompile(`^[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$`)
 
-// semantic returns a version that packages can have, from a tag or, without a tag, from what git describe prints.
+// semantic returns a version that packages can have, from a tag or from the output of git describe.
 func semantic(described string) string {
 	if v := strings.TrimPrefix(described, "v"); isSemantic.MatchString(v) {
 		return v
@@ -123,8 +122,8 @@ func semantic(described string) string {
 	return "0.0.0-dev." + regexp.MustCompile(`[^0-9A-Za-z.-]`).ReplaceAllString(described, "-")
 }
 
-// commitTime returns the time of the checked-out commit. It is an error if files differ from the commit: nobody could
-// build that release again.
+// commitTime returns the time of the checked-out commit. It fails if files differ from the commit, because nobody could
+// reproduce that release.
 func commitTime(tree string) (time.Time, error) {
 	changes, err := output(tree, "git", "status", "--porcelain")
 	if err != nil {
@@ -141,7 +140,7 @@ func commitTime(tree string) (time.Time, error) {
 	return time.Unix(seconds, 0).UTC(), err
 }
 
-// output runs a program in a folder, and returns what it prints to stdout.
+// output runs a program in a directory and returns its stdout.
 func output(dir, program string, args ...string) (string, error) {
 	c := exec.Command(program, args...)
 	c.Dir, c.Stderr = dir, os.Stderr

@@ -36,7 +36,7 @@ func (r *release) writePackages() error {
 	return nil
 }
 
-// The unit that "steelyard install" writes is for the administrator's own files; a package's unit is for /usr.
+// "steelyard install" writes a unit with paths in /usr/local; a package's unit uses /usr.
 const (
 	unitFile    = "systemd/steelyard.service"
 	exampleFile = "systemd/steelyard.toml"
@@ -44,7 +44,7 @@ const (
 	binaryPath  = "/usr/bin/steelyard"
 )
 
-// stage copies the files that are in every package to dir.
+// stage copies the files that all packages have to dir.
 func (r *release) stage(dir string) error {
 	unit, err := os.ReadFile(filepath.Join(r.tree, unitFile))
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
-// made returns a release whose slow parts exist already: short files stand for the binaries.
+// made returns a release whose slow parts already exist, with short files instead of binaries.
 func made(t *testing.T) *release {
 	t.Helper()
 	r := &release{
@@ -44,7 +44,7 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// Everything but the binaries is the same at another time in another folder. The binaries are compared by repeat.sh.
+// Everything except the binaries is the same at another time in another directory. repeat.sh compares the binaries.
 func TestSameBytes(t *testing.T) {
 	var sums [2]string
 	for i := range sums {
@@ -55,7 +55,7 @@ func TestSameBytes(t *testing.T) {
 		text, err := os.ReadFile(r.path(sumsFile))
 		check(t, err)
 		sums[i] = string(text)
-		time.Sleep(time.Second) // the resolution of most times in archives
+		time.Sleep(time.Second) // the resolution of most times in archives is one second
 	}
 	if n := strings.Count(sums[0], "\n"); n != 8 {
 		t.Errorf("%d files; want 8:\n%s", n, sums[0])
@@ -81,7 +81,7 @@ func TestSemantic(t *testing.T) {
 	}
 }
 
-// A list of modules has what the program was linked from.
+// The module list has everything linked into the program.
 func TestBOM(t *testing.T) {
 	r := made(t)
 	self, err := os.Executable()
@@ -111,7 +111,7 @@ func TestBOM(t *testing.T) {
 	}
 }
 
-// Licences are found beside the packages that are linked and above them, and not elsewhere in the module.
+// Licences are found next to linked packages and above them, but not elsewhere in the module.
 func TestLicences(t *testing.T) {
 	root := t.TempDir()
 	for _, path := range []string{
@@ -137,7 +137,7 @@ func TestLicences(t *testing.T) {
 	}
 }
 
-// The image is pushed under the version, for each architecture, with what https checks and lawyers need.
+// The image is pushed under the version, for each architecture, with certificates and licences.
 func TestPush(t *testing.T) {
 	r := made(t)
 	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
@@ -172,7 +172,7 @@ func TestPush(t *testing.T) {
 	}
 }
 
-// The archive has the name that a kubelet looks for, when the manifest names the image without a registry.
+// If the manifest names the image without a registry, the archive has the name that a kubelet expects.
 func TestImageArchive(t *testing.T) {
 	r := made(t)
 	index, err := r.index()
@@ -199,7 +199,7 @@ func TestImageArchive(t *testing.T) {
 	}
 }
 
-// contents are the files of an archive by path.
+// contents returns an archive's files by path.
 func contents(t *testing.T, archive io.Reader) map[string][]byte {
 	t.Helper()
 	files := map[string][]byte{}
@@ -215,7 +215,7 @@ func contents(t *testing.T, archive io.Reader) map[string][]byte {
 	}
 }
 
-// The signature is one of the checksums, by the key. A key with a password would take a second or more to read.
+// The key has signed the checksums. A key with a password would take a second or more to read.
 func TestSign(t *testing.T) {
 	r := made(t)
 	public, secret, err := minisign.GenerateKey(nil)

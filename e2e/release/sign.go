@@ -8,7 +8,7 @@ import (
 	"aead.dev/minisign"
 )
 
-// secretKey reads a minisign secret key. MINISIGN_PASSWORD holds the password, if the key has one.
+// secretKey reads a minisign secret key. MINISIGN_PASSWORD is the key's password, if it has one.
 func secretKey(path string) (key minisign.PrivateKey, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -21,7 +21,7 @@ func secretKey(path string) (key minisign.PrivateKey, err error) {
 	return key, err
 }
 
-// sign signs the checksums, and thereby every file. The trusted comment says which release this is.
+// sign signs the checksums, and thereby every file. The trusted comment identifies the release.
 func (r *release) sign(key string) error {
 	secret, err := secretKey(key)
 	if err != nil {

@@ -1,4 +1,4 @@
-// Command etcd is etcd's own.
+// Command etcd runs upstream etcd.
 package main
 
 import (

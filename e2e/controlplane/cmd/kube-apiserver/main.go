@@ -1,4 +1,4 @@
-// Command kube-apiserver is Kubernetes' own.
+// Command kube-apiserver runs upstream kube-apiserver.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Command kube-controller-manager is Kubernetes' own.
+// Command kube-controller-manager runs upstream kube-controller-manager.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Command kube-proxy is Kubernetes' own.
+// Command kube-proxy runs upstream kube-proxy.
 package main
 
 import (

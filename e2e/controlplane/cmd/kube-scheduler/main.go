@@ -1,4 +1,4 @@
-// Command kube-scheduler is Kubernetes' own.
+// Command kube-scheduler runs upstream kube-scheduler.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Command kubelet is Kubernetes' own.
+// Command kubelet runs upstream kubelet.
 package main
 
 import (

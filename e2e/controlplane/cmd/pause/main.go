@@ -1,4 +1,4 @@
-// Command pause holds the namespaces of a pod, as first process of its sandbox.
+// Command pause is the first process of a pod's sandbox and keeps its namespaces alive.
 package main
 
 import (
