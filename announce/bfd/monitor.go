@@ -208,7 +208,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 	runtime.LockOSThread() // the thread, with its priority, ends with the goroutine
 	if err := realTime(); err != nil {
 		_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), -20)
-		m.o.Log.Warn("bfd without real-time priority (CAP_SYS_NICE)", "err", err)
+		m.o.Log.Warn("running BFD without real-time priority (CAP_SYS_NICE)", "err", err)
 	}
 	if err := m.open(); err != nil {
 		return err

@@ -235,7 +235,7 @@ func TestFullTable(t *testing.T) {
 	}
 	labtest.Until(t, timeout, "all are counted and reported", func() error {
 		p := s.Peers()[0]
-		if p.Received != routes || !strings.Contains(p.LastError, "more routes than max_received = 1000") {
+		if p.Received != routes || !strings.Contains(p.LastError, "more than max_received = 1000 routes") {
 			return fmt.Errorf("peer %+v", p)
 		}
 		return nil

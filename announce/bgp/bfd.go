@@ -60,7 +60,7 @@ func (s *Speaker) setBFDError(err error) {
 	s.bfdError = err.Error()
 	s.mu.Unlock()
 	if !known {
-		s.log.Error("bfd does not run", "err", err, "retry", bfdRetry)
+		s.log.Error("BFD is not running", "err", err, "retry", bfdRetry)
 	}
 }
 
@@ -103,15 +103,15 @@ func (s *Speaker) bfdStates() map[netip.Addr]bfdState {
 		case s.bfdError != "":
 			text += ": " + s.bfdError
 		case st.Discarded != "":
-			text += ": packets of the peer are discarded: " + st.Discarded
+			text += ": packets from the peer are discarded: " + st.Discarded
 		case st.RemoteDiag == bfd.DiagAdminDown:
 			text += ": the peer has disabled it"
 		case st.State == bfd.Init:
-			text += ": no packet of this node has arrived at the peer"
+			text += ": the peer has received no packet from this node"
 		case st.Diag != bfd.DiagNone && st.Diag != bfd.DiagTimeExpired:
 			text += ": " + st.Diag.String()
 		default:
-			text += ": no packet of the peer arrives: check that BFD is on there, with the same multihop"
+			text += ": no packet from the peer arrives; check that BFD is enabled there, with the same multihop"
 		}
 		states[st.Neighbor] = bfdState{text, st.NotUpSince}
 	}

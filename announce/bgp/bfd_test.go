@@ -138,7 +138,7 @@ func TestRouterWithoutBFD(t *testing.T) {
 	s := startChild(t, b.host, o)
 	s.set(vip4)
 	want(t, r, vip4, b.ours[0][0])
-	const state = "down: no packet of the peer arrives: check that BFD is on there, with the same multihop"
+	const state = "down: no packet from the peer arrives; check that BFD is enabled there, with the same multihop"
 	before := s.until(b.theirs[0][0], "the session is up", isEstablished)
 	must.True(t, before.LastError == "" && before.BFD == state,
 		"at once: reason %q, bfd %q", before.LastError, before.BFD)
@@ -147,8 +147,8 @@ func TestRouterWithoutBFD(t *testing.T) {
 		ttl   int
 		state string
 	}{
-		{255, "init: no packet of this node has arrived at the peer"},
-		{254, "down: packets of the peer are discarded: TTL below 255"},
+		{255, "init: the peer has received no packet from this node"},
+		{254, "down: packets from the peer are discarded: TTL below 255"},
 	} {
 		c := must.Get(r.Host.Dial(t.Context(), "udp", netip.AddrPortFrom(b.ours[0][0], 3784).String()))(t)
 		defer c.Close()

@@ -103,7 +103,7 @@ func TestIPv4OnlyRouter(t *testing.T) {
 	r.await("show protocols all speaker", "Established", "Hold timer:       0.000/0")
 	c.until(b.theirs[0][0], "one route is counted", func(p lb.PeerStatus) bool {
 		return p.State == "established" && p.Routes == 1 &&
-			p.LastError == "the peer does not accept IPv6 routes: switch the family on there"
+			p.LastError == "the peer does not accept IPv6 routes; enable the address family there"
 	})
 	c.set(vip4)
 	c.until(b.theirs[0][0], "no fault", func(p lb.PeerStatus) bool { return p.Routes == 1 && p.LastError == "" })
@@ -290,6 +290,6 @@ func TestDocumentedFRR(t *testing.T) {
 	want(t, r, vip4, b.ours[0][0])
 	if out, err := r.Show(t.Context(), "show bfd peer 192.0.2.2 json"); err != nil ||
 		!strings.Contains(out, `"receive-interval":100,`) {
-		t.Errorf("the profile is not in force: %v\n%s", err, out)
+		t.Errorf("the profile is not active: %v\n%s", err, out)
 	}
 }

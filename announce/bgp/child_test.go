@@ -281,6 +281,6 @@ func (c *child) end(by syscall.Signal) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	if err := c.Wait(ctx); err != nil {
-		c.t.Errorf("the speaker ended with %v", err)
+		c.t.Errorf("the speaker exited with %v", err)
 	}
 }

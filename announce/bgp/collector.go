@@ -10,7 +10,7 @@ var (
 	transitions = prometheus.NewDesc("steelyard_bgp_session_transitions_total",
 		"Transitions of the BGP session with the peer to up and down.", []string{"peer", "to"}, nil)
 	bfdDiscarded = prometheus.NewDesc("steelyard_bfd_discarded_packets_total",
-		"BFD packets that belong to no session or are not accepted.", []string{"reason"}, nil)
+		"BFD packets that match no session or are rejected.", []string{"reason"}, nil)
 )
 
 // Describe implements prometheus.Collector.

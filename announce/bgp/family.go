@@ -74,7 +74,7 @@ func (n *session) notAccepted(families ...netip.Addr) string {
 		sent := n.only == nil ||
 			slices.ContainsFunc(n.only, func(p netip.Prefix) bool { return p.Addr().Is4() == f.Is4() })
 		if sent && !has {
-			return fmt.Sprintf("the peer does not accept %s routes: switch the family on there", name)
+			return fmt.Sprintf("the peer does not accept %s routes; enable the address family there", name)
 		}
 	}
 	return ""

@@ -49,7 +49,7 @@ func downLines(c *child, peer netip.Addr) (lines []string) {
 // With a wrong password the router does not respond, and the status has a hint. If the router also connects, its
 // segments show that the passwords differ. Hints concern only this peer.
 func TestWrongPassword(t *testing.T) {
-	const sends, asks = "the peer sends TCP segments", "check the password (MD5) on both sides"
+	const sends, asks = "the peer sends TCP segments", "check the MD5 password on both sides"
 	rows := []struct {
 		name, ours, theirs string
 		passive, waits     bool // passive: the router; waits: this node
@@ -60,11 +60,11 @@ func TestWrongPassword(t *testing.T) {
 		{"none here", "", "right", false, false, []string{"no TCP connection to",
 			sends + " with an MD5 signature: it has a password, this node has none"}},
 		{"none there", "right", "", false, false, []string{"no TCP connection to",
-			sends + " without an MD5 signature: it has no password (MD5), this node has one"}},
+			sends + " without an MD5 signature: it has no MD5 password, this node has one"}},
 		{"passive router", "wrong", "right", true, false, []string{"no TCP connection to",
-			"no response; if the peer is up, check filters of that port, and the password (MD5) on both sides"}},
+			"no response; if the peer is up, check filters for that port, and the MD5 password on both sides"}},
 		{"waits", "wrong", "right", false, true, []string{sends + " with a wrong MD5"}},
-		{"waits, none there", "right", "", false, true, []string{"it has no password (MD5), this node has one"}},
+		{"waits, none there", "right", "", false, true, []string{"it has no MD5 password, this node has one"}},
 	}
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		b := newBench(t)

@@ -179,7 +179,7 @@ func (o Options) withDefaults() (Options, error) {
 		bad("restart time %v: want whole seconds, 1s to 4095s", o.RestartTime)
 	}
 	if l := o.LongLivedRestartTime; l < 0 || l > (1<<24-1)*time.Second || l%time.Second != 0 {
-		bad("long-lived restart time %v: want whole seconds of 24 bits", l)
+		bad("long-lived restart time %v: want whole seconds that fit in 24 bits", l)
 	}
 	if o.NextHopV4.IsValid() && !o.NextHopV4.Is4() {
 		bad("IPv4 next hop %v: want an IPv4 address", o.NextHopV4)
@@ -200,7 +200,7 @@ func (o Options) withDefaults() (Options, error) {
 		seen[p.name()] = true
 	}
 	if len(peers) > maxPeers {
-		bad("%d peers: at most %d", len(peers), maxPeers)
+		bad("%d peers; at most %d are supported", len(peers), maxPeers)
 	}
 	o.Peers = peers
 	return o, errors.Join(errs...)
@@ -239,10 +239,10 @@ func (p Peer) withDefaults(asn uint32) (Peer, error) {
 		bad("multihop %d: want 0 to 255", p.Multihop)
 	}
 	if p.Device != "" && (p.Interface != "" || p.Address.Zone() != "") {
-		bad("Device cannot be together with an interface or a zone")
+		bad("Device cannot be combined with an interface or a zone")
 	}
 	if p.Source.IsValid() && p.Address.IsValid() && p.Source.Is4() != p.Address.Is4() {
-		bad("source %v is of the other address family", p.Source)
+		bad("source %v has the other address family", p.Source)
 	}
 	return p, errors.Join(errs...)
 }

@@ -70,7 +70,7 @@ func (o *Options) limit(out, before routes, announcements []lb.Announcement, err
 	}
 	for _, a := range announcements {
 		if _, kept := out[o.prefixOf(a.VIP.Unmap().WithZone(""))]; !kept && errs[a.VIP] == nil {
-			errs.Add(a.VIP, fmt.Errorf("%d routes are announced already, the limit max_routes of [bgp]", o.MaxRoutes))
+			errs.Add(a.VIP, fmt.Errorf("%d routes are already announced, which is max_routes of [bgp]", o.MaxRoutes))
 		}
 	}
 }

@@ -149,8 +149,8 @@ func (n *session) notice() string {
 	case n.has6 && n.wants6 && n.nextHops.reason6 != "":
 		return n.nextHops.reason6
 	case n.peer.MaxReceived > 0 && n.received > uint64(n.peer.MaxReceived):
-		const text = "the peer has announced more routes than max_received = %d in this session, " +
-			"each counted every time; they are discarded: export none to this node"
+		const text = "the peer has announced more than max_received = %d routes in this session, " +
+			"counting repetitions; they are discarded: do not export routes to this node"
 		return fmt.Sprintf(text, n.peer.MaxReceived)
 	}
 	return ""
@@ -168,11 +168,11 @@ func dialProblem(err error, s signature) string {
 	case s.problem() != "":
 		return "no response; " + s.problem()
 	case s == signatureRight:
-		return "no response, but the peer connects with the right password (MD5): check the filters between the two"
+		return "no response, but the peer connects with the right MD5 password; check the filters between the two"
 	case s == signatureNone:
-		return "no response, but the peer connects: check the filters between the two"
+		return "no response, but the peer connects; check the filters between the two"
 	default:
-		return "no response; if the peer is up, check filters of that port, and the password (MD5) on both sides"
+		return "no response; if the peer is up, check filters for that port, and the MD5 password on both sides"
 	}
 }
 
@@ -183,9 +183,9 @@ func (s signature) problem() string {
 	case signatureSurplus:
 		return text + "with an MD5 signature: it has a password, this node has none"
 	case signatureMissing:
-		return text + "without an MD5 signature: it has no password (MD5), this node has one"
+		return text + "without an MD5 signature: it has no MD5 password, this node has one"
 	case signatureMismatch:
-		return text + "with a wrong MD5 signature: check the password (MD5) on both sides"
+		return text + "with a wrong MD5 signature; check the MD5 password on both sides"
 	}
 	return ""
 }

@@ -159,7 +159,7 @@ func (s *Speaker) Findings() (all []lb.Finding) {
 		if at.Device != "" {
 			device = " of device " + at.Device
 		}
-		all = append(all, lb.FoundBGPListen.About("", "bgp only connects, and does not listen on port %d%s: %s",
+		all = append(all, lb.FoundBGPListen.About("", "bgp only connects and does not listen on port %d%s: %s",
 			at.Port(), device, cause(err)))
 	}
 	s.mu.Lock()

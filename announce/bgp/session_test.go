@@ -35,11 +35,11 @@ func TestReason(t *testing.T) {
 			"no TCP connection to 192.0.2.1:179 for 10s: connection refused"},
 		{"no response", session{disconnectedAt: since, dialErr: os.ErrDeadlineExceeded},
 			"no TCP connection to 192.0.2.1:179 for 10s: " +
-				"no response; if the peer is up, check filters of that port, and the password (MD5) on both sides"},
+				"no response; if the peer is up, check filters for that port, and the MD5 password on both sides"},
 		{"no response, and another password",
 			session{disconnectedAt: since, dialErr: syscall.ETIMEDOUT, signature: signatureMismatch},
 			"no TCP connection to 192.0.2.1:179 for 10s: no response; the peer sends TCP segments " +
-				"with a wrong MD5 signature: check the password (MD5) on both sides"},
+				"with a wrong MD5 signature; check the MD5 password on both sides"},
 		{"refused after a fault", session{disconnectedAt: now, dialErr: refused, fault: fault, faultAt: since},
 			"no TCP connection to 192.0.2.1:179 for 0s: connection refused; before that: " + fault},
 		{"refused a minute after a fault",
@@ -51,11 +51,11 @@ func TestReason(t *testing.T) {
 		{"no OPEN after a fault", session{state: "opensent", moved: since, fault: fault},
 			"connected, but the peer has sent no OPEN for 10s; before that: " + fault},
 		{"no password of a peer that connects", session{state: "active", signature: signatureMissing, fault: fault},
-			"the peer sends TCP segments without an MD5 signature: it has no password (MD5), this node has one; " +
+			"the peer sends TCP segments without an MD5 signature: it has no MD5 password, this node has one; " +
 				"before that: " + fault},
 		{"many announcements", session{state: "established", peer: Peer{MaxReceived: 5}, received: 6},
-			"the peer has announced more routes than max_received = 5 in this session, " +
-				"each counted every time; they are discarded: export none to this node"},
+			"the peer has announced more than max_received = 5 routes in this session, " +
+				"counting repetitions; they are discarded: do not export routes to this node"},
 		{"up", session{state: "established", fault: "old", dialErr: errors.New("old"), has6: true}, ""},
 		{"up without IPv6 next hop", session{
 			state: "established", has6: true, wants6: true, nextHops: nextHops{reason6: "r6", reason4: "r4"}}, "r6"},
@@ -290,10 +290,10 @@ func TestDialProblem(t *testing.T) {
 		{refused, signatureMismatch, "connection refused"},
 		{refused, signatureUnknown, "connection refused"},
 		{os.ErrDeadlineExceeded, signatureSurplus, "it has a password, this node has none"},
-		{os.ErrDeadlineExceeded, signatureMissing, "it has no password (MD5), this node has one"},
-		{os.ErrDeadlineExceeded, signatureMismatch, "a wrong MD5 signature: check"},
-		{os.ErrDeadlineExceeded, signatureRight, "with the right password (MD5): check the filters"},
-		{os.ErrDeadlineExceeded, signatureNone, "no response, but the peer connects: check the filters"},
+		{os.ErrDeadlineExceeded, signatureMissing, "it has no MD5 password, this node has one"},
+		{os.ErrDeadlineExceeded, signatureMismatch, "a wrong MD5 signature; check"},
+		{os.ErrDeadlineExceeded, signatureRight, "with the right MD5 password; check the filters"},
+		{os.ErrDeadlineExceeded, signatureNone, "no response, but the peer connects; check the filters"},
 		{os.ErrDeadlineExceeded, signatureUnknown, "no response; if the peer is up"},
 		{syscall.ETIMEDOUT, signatureUnknown, "no response; if the peer is up"},
 	} {

@@ -205,7 +205,7 @@ peer fe80::1: want either ASN or External
 peer fe80::1: password has 81 bytes, the kernel accepts 80
 peer fe80::1: hold time 1s: want 0, or whole seconds, 3s to 65535s
 peer fe80::1: multihop 300: want 0 to 255
-peer 127.0.0.1: source ::1 is of the other address family
+peer 127.0.0.1: source ::1 has the other address family
 peer 127.0.0.1 is named twice
 peer invalid IP: want the address of a neighbour`
 	must.True(t, err != nil && err.Error() == want, "error\n%v\nwant\n%s", err, want)

@@ -103,7 +103,7 @@ func (a *Announcer) moveOne(ctx context.Context) bool {
 	}
 	delete(a.leaving, vip)
 	if p, other := a.otherOwner(vip); other && p.Claim.Holds {
-		a.o.Log.Info("address left to another member", "vip", vip, "member", p.Name)
+		a.o.Log.Info("address released to another member", "vip", vip, "member", p.Name)
 		a.release(vip, onStandby(p, nil, time.Now()))
 	}
 	a.publishing = true

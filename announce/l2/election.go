@@ -199,7 +199,7 @@ func (a *Announcer) settle(now time.Time) {
 		}
 		nodes := a.view(vip)
 		if p, other := a.otherOf(vip, nodes); other {
-			a.o.Log.Info("address left to another member", "vip", vip, "member", p.Name)
+			a.o.Log.Info("address released to another member", "vip", vip, "member", p.Name)
 			a.release(vip, onStandby(p, nil, now))
 			continue
 		}

@@ -81,7 +81,7 @@ func (g *groups) joinAll(refused error) error {
 		return errors.Join(refused, err)
 	}
 	g.all = true
-	return fmt.Errorf("%w; the interface receives all multicast frames from now on", refused)
+	return fmt.Errorf("%w; the interface now receives all multicast frames", refused)
 }
 
 func (g *groups) Close() (err error) {

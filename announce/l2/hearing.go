@@ -79,7 +79,7 @@ func (r *responder) askNeighbours() {
 			err = s.ndp.conn.send(m, s.ndp.source, n.ip, n.mac)
 		}
 		if err != nil {
-			r.log.Debug("neighbour not asked", "neighbour", n.ip, "err", err)
+			r.log.Debug("request to neighbour not sent", "neighbour", n.ip, "err", err)
 		}
 	}
 }

@@ -29,7 +29,7 @@ func (r *responder) heardOwn(mac net.HardwareAddr, target netip.Addr) {
 			r.mu.Lock()
 			r.replies = other.name
 			r.mu.Unlock()
-			r.log.Warn("interface does not reply: another interface of [l2] is in the same segment",
+			r.log.Warn("interface does not reply because another interface of [l2] is in the same segment",
 				"other", other.name)
 		}
 		return

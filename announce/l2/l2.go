@@ -346,10 +346,10 @@ func newMetrics() *metrics {
 			"Address conflicts (RFC 5227): frames in which another host claims an owned VIP."),
 		overruns: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "steelyard_l2_link_overruns_total",
-			Help: "Overruns of the queue of link updates, after which every interface is looked at again.",
+			Help: "Overruns of the link update queue, after which every interface is checked again.",
 		}),
 		members: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "steelyard_l2_members", Help: "Members of [l2] that respond, this node included.",
+			Name: "steelyard_l2_members", Help: "Members of [l2] that respond, including this node.",
 		}),
 		owned: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "steelyard_l2_addresses", Help: "VIPs that this node replies for.",

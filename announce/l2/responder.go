@@ -114,7 +114,7 @@ func (r *responder) serve(ctx context.Context, changed <-chan struct{}) error {
 		case <-changed:
 			now, err := r.find()
 			if err != nil {
-				return fmt.Errorf("look the interface up again: %w", err)
+				return fmt.Errorf("look up the interface again: %w", err)
 			}
 			if !usable(s.ifi, now) {
 				return nil
@@ -172,10 +172,10 @@ func (r *responder) forwards(index int) error {
 	}
 	ifi, err := r.sys.byIndex(index)
 	if err != nil {
-		return fmt.Errorf("look the interface up again: %w", err)
+		return fmt.Errorf("look up the interface again: %w", err)
 	}
 	if !r.a.o.Forwards(ifi.Name) {
-		return errors.New("packets that arrive here are not forwarded: the programs are not in force")
+		return errors.New("packets that arrive here are not forwarded because the programs are not active")
 	}
 	return nil
 }

@@ -44,7 +44,7 @@ func checkDevice(fd int, is4 bool, device string) error {
 	}
 	arrived, err := net.InterfaceByIndex(index)
 	if err != nil {
-		return fmt.Errorf("the interface of the connection: %w", err)
+		return fmt.Errorf("find the interface of the connection: %w", err)
 	}
 	if arrived.Name != device {
 		return fmt.Errorf("the peer connects through %s, but device is %s", arrived.Name, device)

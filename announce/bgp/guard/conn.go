@@ -109,9 +109,9 @@ func (c *conn) handshake(ctx context.Context) error {
 		return parseNotification(m.body())
 	case typeOpen:
 	default:
-		return protocolError(codeFSM, 1, nil, "%v instead of OPEN", m.kind)
+		return protocolError(codeFSM, 1, nil, "received %v instead of OPEN", m.kind)
 	}
-	err = protocolError(codeOpen, 0, nil, "an OPEN that cannot be handled")
+	err = protocolError(codeOpen, 0, nil, "could not process the OPEN")
 	c.p.g.o.Boundary.Do(lb.PartPeer, c.cfg.Address.String(), func() { c.theirs, err = parseOpen(m.body()) })
 	if err != nil {
 		return err
@@ -143,7 +143,7 @@ func (c *conn) handshake(ctx context.Context) error {
 	case typeNotification:
 		return parseNotification(m.body())
 	}
-	return protocolError(codeFSM, 2, nil, "%v instead of KEEPALIVE", m.kind)
+	return protocolError(codeFSM, 2, nil, "received %v instead of KEEPALIVE", m.kind)
 }
 
 func (c *conn) session(ctx context.Context) error {

@@ -230,15 +230,15 @@ func (c Config) sameConnection(other *Config) bool {
 func (c *Config) endFor(other *Config, stays bool) error {
 	switch {
 	case !stays:
-		return cease(ceaseDeconfigured, "the peer is removed")
+		return cease(ceaseDeconfigured, "the peer was removed")
 	case c.RestartTime > 0 && other.RestartTime > 0 && c.ASN == other.ASN && c.LocalASN == other.LocalASN:
 		return errReconnect
 	}
-	return cease(ceaseChanged, "the configuration of the peer changed")
+	return cease(ceaseChanged, "the peer's configuration changed")
 }
 
 // errReconnect ends a connection without a NOTIFICATION.
-var errReconnect = errors.New("the configuration of the peer changed")
+var errReconnect = errors.New("the peer's configuration changed")
 
 // forget stops a peer and removes its key from the listening sockets. g.mu is held.
 func (g *Guard) forget(p *peer, reason error) {

@@ -63,7 +63,8 @@ func (g *Guard) relisten(ctx context.Context) {
 		socket, err := listen(ctx, at, peers, g.ranges)
 		if err != nil {
 			if l.err == nil {
-				g.o.Log.Error("not listening; only connecting", "address", at, "device", at.Device, "err", err)
+				g.o.Log.Error("not listening; the agent only connects to peers", "address", at, "device", at.Device,
+					"err", err)
 			}
 			l.err = err
 			continue
@@ -180,7 +181,7 @@ func (g *Guard) accepted(ctx context.Context, c *net.TCPConn, device string) {
 		p = g.peerOf(from)
 	}
 	if p == nil {
-		g.o.Log.Debug("connection of an unknown peer closed", "peer", from)
+		g.o.Log.Debug("connection from an unknown peer closed", "peer", from)
 		c.Close()
 		return
 	}

@@ -83,7 +83,7 @@ func (r *messageReader) next() (message, error) {
 	}
 	for _, b := range head[:16] {
 		if b != 0xff {
-			return message{}, protocolError(codeHeader, 1, nil, "the header of a message has no marker")
+			return message{}, protocolError(codeHeader, 1, nil, "a message header has no marker")
 		}
 	}
 	length, kind := binary.BigEndian.Uint16(head[16:]), messageType(head[18])

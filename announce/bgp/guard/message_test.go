@@ -61,7 +61,7 @@ func TestErrorText(t *testing.T) {
 		want string
 	}{
 		{received(2, 2), "received NOTIFICATION: bad peer as (code 2, subcode 2): " +
-			"the peer expects another AS number than asn or local_asn here"},
+			"the peer expects an AS number other than asn or local_asn here"},
 		{received(4, 0), "received NOTIFICATION: hold timer expired (code 4, subcode 0)"},
 		{received(6, 99), "received NOTIFICATION: cease (code 6, subcode 99)"},
 		{received(99, 0), "received NOTIFICATION: unknown error (code 99, subcode 0)"},

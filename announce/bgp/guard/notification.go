@@ -93,7 +93,7 @@ func (e *Error) Error() string {
 		text += fmt.Sprintf(" %q", words)
 	}
 	if e.Code == codeOpen && e.Subcode == 2 {
-		text += ": the peer expects another AS number than asn or local_asn here"
+		text += ": the peer expects an AS number other than asn or local_asn here"
 	}
 	return text
 }

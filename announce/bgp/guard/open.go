@@ -137,7 +137,7 @@ func (o *Open) longLived() (value []byte) {
 // configuration (RFC 4271, section 6.2).
 func parseOpen(body []byte) (*Open, error) {
 	if version := body[0]; version != 4 {
-		return nil, protocolError(codeOpen, 1, []byte{0, 4}, "the peer has BGP version %d", version)
+		return nil, protocolError(codeOpen, 1, []byte{0, 4}, "the peer uses BGP version %d", version)
 	}
 	o := &Open{
 		ASN: uint32(binary.BigEndian.Uint16(body[1:])), HoldTime: binary.BigEndian.Uint16(body[3:]),
@@ -241,7 +241,7 @@ func (o *Open) capabilities(b []byte, multiprotocol *bool) error {
 func (o *Open) check(ours *Open, expected uint32) error {
 	switch {
 	case expected == 0 && o.ASN == ours.ASN:
-		return protocolError(codeOpen, 2, nil, "the peer has the AS number of this node, %d; it is not external", o.ASN)
+		return protocolError(codeOpen, 2, nil, "the peer has this node's AS number, %d, so it is not external", o.ASN)
 	case expected == 0 && (o.ASN == 0 || o.ASN == asTrans): // RFC 7607, section 2; RFC 6793, section 9
 		return protocolError(codeOpen, 2, nil, "the peer has the reserved AS number %d", o.ASN)
 	case expected != 0 && o.ASN != expected:
@@ -249,9 +249,9 @@ func (o *Open) check(ours *Open, expected uint32) error {
 	case o.ID.IsUnspecified():
 		return protocolError(codeOpen, 3, nil, "the peer has the BGP identifier 0.0.0.0")
 	case o.ASN == ours.ASN && o.ID == ours.ID:
-		return protocolError(codeOpen, 3, nil, "the peer has the BGP identifier of this node, %v", o.ID)
+		return protocolError(codeOpen, 3, nil, "the peer has this node's BGP identifier, %v", o.ID)
 	case o.HoldTime != 0 && o.HoldTime < minHoldTime:
-		return protocolError(codeOpen, 6, nil, "the peer has a hold time of %d s", o.HoldTime)
+		return protocolError(codeOpen, 6, nil, "the peer proposes a hold time of %d s", o.HoldTime)
 	case !o.V4 && !o.V6:
 		var data []byte
 		for _, afi := range []byte{afiIPv4, afiIPv6} {

@@ -146,7 +146,7 @@ func TestSetPeers(t *testing.T) {
 			}
 			f.until("a reason", func() bool {
 				return slices.ContainsFunc(f.faults, func(s string) bool {
-					return strings.Contains(s, "the peer is removed") || strings.Contains(s, "of the peer changed")
+					return strings.Contains(s, "the peer was removed") || strings.Contains(s, "configuration changed")
 				})
 			})
 			if row.change != nil {

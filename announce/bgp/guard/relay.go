@@ -142,12 +142,12 @@ func (c *conn) fromBackend(ctx context.Context, hold time.Duration) error {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			return cease(ceaseResources, fmt.Sprintf("the routing table ended the session: %v", err))
+			return cease(ceaseResources, fmt.Sprintf("the routing table closed the session: %v", err))
 		}
 		switch m.kind {
 		case typeUpdate:
 			if err := parseUpdate(m.body(), &u); err != nil {
-				return cease(ceaseResources, fmt.Sprintf("the routing table sent a wrong UPDATE: %v", err))
+				return cease(ceaseResources, fmt.Sprintf("the routing table sent an invalid UPDATE: %v", err))
 			}
 			if !c.passes(&u) {
 				c.p.g.o.Sent(c.cfg.Address, &u)

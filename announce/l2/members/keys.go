@@ -24,7 +24,7 @@ const (
 // Unencrypted is the publicly known key of members without a secret.
 var Unencrypted = []byte("unencrypted")
 
-var errKey = errors.New("not sealed with a key of the members")
+var errKey = errors.New("not encrypted with a key of the members")
 
 // derive returns the cipher for a key of any length. The key may also have other uses.
 func derive(key []byte) (cipher.AEAD, error) {

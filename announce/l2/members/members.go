@@ -155,7 +155,7 @@ func (m *Members) Run(ctx context.Context) error {
 	list, err := memberlist.Create(m.config(network))
 	if err != nil {
 		m.ready()
-		return fmt.Errorf("take part as %s: %w", m.o.Address, err)
+		return fmt.Errorf("join as %s: %w", m.o.Address, err)
 	}
 	m.mu.Lock()
 	m.list = list

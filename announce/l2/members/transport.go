@@ -231,7 +231,7 @@ type stream struct {
 // Read returns data only from a message that was completely received and is valid.
 func (s *stream) Read(b []byte) (int, error) {
 	if s.text == nil {
-		text, err := []byte(nil), errors.New("a message that cannot be handled")
+		text, err := []byte(nil), errors.New("could not process a message")
 		s.m.o.Boundary.Do(lb.PartMember, s.RemoteAddr().String(), func() { text, err = s.receive() })
 		if err != nil {
 			return 0, err
@@ -260,7 +260,7 @@ func (s *stream) receive() ([]byte, error) {
 	}
 	text, err := s.m.unseal(all.Bytes(), append(header, labelText...))
 	if err == nil && !validStream(text) {
-		err = errors.New("not a valid message")
+		err = errors.New("invalid message")
 	}
 	return text, err
 }
