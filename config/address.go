@@ -112,7 +112,7 @@ func (i item) isUnicast(a netip.Addr) bool {
 func (i item) host() (netip.Addr, bool) {
 	a, ok := i.addr()
 	if ok && (a.IsUnspecified() || a.IsMulticast()) {
-		i.errorf("write the address of one machine", "%s is not the address of a machine", a)
+		i.errorf("write the address of a single host", "%s is not the address of a single host", a)
 		return a, false
 	}
 	return a, ok
@@ -137,7 +137,7 @@ func (i item) prefix() (netip.Prefix, bool) {
 		return netip.Prefix{}, false
 	}
 	if p != p.Masked() {
-		i.errorf(fmt.Sprintf("write %q, or %q for the one address", p.Masked(), p.Addr()),
+		i.errorf(fmt.Sprintf("write %q, or %q for the single address", p.Masked(), p.Addr()),
 			"%q has bits after its prefix length", s)
 		return netip.Prefix{}, false
 	}

@@ -283,9 +283,9 @@ allow = ["2001:db8::/32"]
 backends = [{ address = "10.0.0.1", weight = 0 }, { address = "10.0.0.2", drain = true }]
 `).Warnings
 	want := []string{
-		`1: bgp: has no peers, so nothing is announced by it; add [[bgp.peers]]`,
-		`6: l2.unencrypted: any host that can send with the address of a member to port 7946 can take over ` +
-			`addresses; share a secret by secret_file`,
+		`1: bgp: has no peers, so it announces nothing; add [[bgp.peers]]`,
+		`6: l2.unencrypted: any host that can send with a member's address to port 7946 can take over ` +
+			`addresses; share a secret through secret_file`,
 		`11: pool[0].namespaces (pool "p"): has no effect without Kubernetes; add [kubernetes], or leave it out`,
 		`12: pool[0].service_selector (pool "p"): has no effect without Kubernetes; add [kubernetes], or leave it out`,
 		`18: service[0].tunnel (service "s"): has no effect with forward = "nat"; ` +

@@ -177,14 +177,14 @@ var syntaxHints = []struct{ part, hint string }{
 	{"already exists", "remove one of the two"},
 	{"cannot be used as an array", "write either [name] once, or [[name]] for each"},
 	{"strings cannot contain newlines", `close the quote on the same line`},
-	{"end table name", "write [name] on a line of its own, or [[name]]"},
-	{"end of file", "close what was opened: a quote, [ or {"},
-	{"unexpected EOF", "close what was opened: a quote, [ or {"},
+	{"end table name", "write [name] on its own line, or [[name]]"},
+	{"end of file", "close the open quote, [ or {"},
+	{"unexpected EOF", "close the open quote, [ or {"},
 	{"UTF-16", "save the file as UTF-8"},
 	{"invalid UTF-8", "save the file as UTF-8"},
 	{"control characters", "remove it"},
 	{"invalid escape", `write \\ for a backslash`},
-	{"", `a line is key = value; texts, addresses and durations stand in quotes, as in address = "192.0.2.1"`},
+	{"", `a line is key = value; strings, addresses and durations need quotes, as in address = "192.0.2.1"`},
 }
 
 func (d *decoder) syntaxError(err error) Error {
@@ -299,8 +299,8 @@ func (t *table) sub(key string) *table {
 	}
 	values, ok := i.value.(map[string]any)
 	if !ok {
-		hint := fmt.Sprintf("write [%s] on a line of its own and its keys below", i.where())
-		i.errorf(hint, "%s, must be a table", i.what())
+		hint := fmt.Sprintf("write [%s] on its own line, with its keys below", i.where())
+		i.errorf(hint, "%s, but must be a table", i.what())
 		return nil
 	}
 	return i.table(values)
@@ -319,14 +319,14 @@ func (t *table) tables(key string) []*table {
 	hint := fmt.Sprintf("write [[%s]] for each", i.where())
 	elements, ok := i.elements()
 	if !ok {
-		i.errorf(hint, "%s, must be a list of tables", i.what())
+		i.errorf(hint, "%s, but must be a list of tables", i.what())
 		return nil
 	}
 	tables := make([]*table, 0, len(elements))
 	for _, e := range elements {
 		values, ok := e.value.(map[string]any)
 		if !ok {
-			e.errorf(hint, "%s, must be a table", e.what())
+			e.errorf(hint, "%s, but must be a table", e.what())
 			continue
 		}
 		tables = append(tables, e.table(values))

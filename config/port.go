@@ -65,7 +65,7 @@ func (i item) port() (lb.Port, bool) {
 	}
 	if end-target != last-first {
 		like := min(target, 65535-(last-first))
-		i.errorf(fmt.Sprintf("write where the backends' range begins, like \"%s:%d\"", front, like),
+		i.errorf(fmt.Sprintf("write the start of the backends' range, like \"%s:%d\"", front, like),
 			"%q has %d ports on one side and %d on the other", s, last-first+1, end-target+1)
 		return p, false
 	}
@@ -139,7 +139,7 @@ func rangesMeet(ports []placed[lb.Port], backends []placed[lb.Backend]) {
 		for _, b := range backends {
 			if b.v.Port != 0 {
 				b.item.errorf(
-					"leave its port out; where the backends' range begins is written in ports, like \"8000-8999:9000\"",
+					"leave its port out; ports sets the start of the backends' range, like \"8000-8999:9000\"",
 					"port %d cannot serve all of %s", b.v.Port, p.v.Name())
 			}
 		}

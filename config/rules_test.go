@@ -167,18 +167,18 @@ func TestWhatIsWarnedOf(t *testing.T) {
 		{"[l2]" + service + "[[service]]\nname = \"t\"\naddress = \"203.0.113.11\"\nports = [\"80\"]\n" +
 			"backends = [\"10.0.0.3\",\n\"203.0.113.10\"]",
 			"12: service[1].backends[1] (service \"t\"): 203.0.113.10 is an address of service \"s\""},
-		{"[l2]" + fmt.Sprintf(withService, "check = \"udp\""), "check.type (service \"s\"): probes by udp, and the"},
-		{"[l2]" + fmt.Sprintf(withService, "check = { type = \"dns\", host = \"a.example\" }"), "probes by udp"},
+		{"[l2]" + fmt.Sprintf(withService, "check = \"udp\""), "check.type (service \"s\"): probes with udp, but the"},
+		{"[l2]" + fmt.Sprintf(withService, "check = { type = \"dns\", host = \"a.example\" }"), "probes with udp"},
 		{"[l2]" + fmt.Sprintf(withService, "check = { type = \"udp\", port = 53 }"), ""},
 		{"[l2]" + strings.Replace(fmt.Sprintf(withService, "check = \"udp\""), `["80"]`, `["80", "53/udp"]`, 1), ""},
-		{"[l2]" + udpOnly("check = \"http\""), "check.type (service \"s\"): probes by tcp, and the service has no tcp"},
-		{"[l2]" + udpOnly("check = \"tcp\""), "probes by tcp"},
+		{"[l2]" + udpOnly("check = \"http\""), "check.type (service \"s\"): probes with tcp, but the service has no"},
+		{"[l2]" + udpOnly("check = \"tcp\""), "probes with tcp"},
 		{"[l2]" + udpOnly("check = { type = \"http\", port = 80 }"), ""},
 		{"[l2]" + udpOnly("check = \"udp\""), ""}, {"[l2]" + udpOnly("check = \"none\""), ""},
 		{"[l2]\n" + strings.Replace(service, `"10.0.0.1"`, `{ address = "10.0.0.1", drain = true }`, 1), ""},
 		{"[l2]\n" + strings.Replace(service, `"10.0.0.1"`, `{ address = "10.0.0.1", weight = 0 }`, 1), ""},
 		{"[kubernetes]\n[l2]\n[datapath.timeouts]\nestablished = \"124m\"", ""},
-		{"[kubernetes]\n[l2]\n[datapath.timeouts]\nestablished = \"123m59s\"", "idle for longer are cut"},
+		{"[kubernetes]\n[l2]\n[datapath.timeouts]\nestablished = \"123m59s\"", "idle for longer are ended"},
 		{"[kubernetes]\n[l2]\n[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.1\"]\nnamespaces = [\"a\"]", ""},
 	} {
 		got := mustParseText(t, c.text).Warnings
@@ -238,7 +238,7 @@ func TestRestartTime(t *testing.T) {
 		{"", 30 * time.Second, ""},
 		{`restart_time = "0s"`, 0, ""},
 		{`restart_time = "4095s"`, 4095 * time.Second, ""},
-		{`restart_time = "1500ms"`, 0, `"1500ms" is not whole seconds; write "2s"`},
+		{`restart_time = "1500ms"`, 0, `"1500ms" is not a whole number of seconds; write "2s"`},
 		{`restart_time = "4096s"`, 0, "restart_time"},
 	} {
 		c, err := Parse("f", []byte("[bgp]\nasn = 64512\n"+tt.line))

@@ -123,7 +123,7 @@ func (t *table) secretText(key, like string) (i item, name string, text []byte, 
 		return i, "", nil, false
 	}
 	if name == "" {
-		i.errorf("name a file, or leave the key out to have none", "is empty")
+		i.errorf("name a file, or leave the key out", "is empty")
 		return i, "", nil, false
 	}
 	path := t.d.inDir(name)
@@ -145,7 +145,7 @@ func (i item) isElsewhere(name string) bool {
 	if _, err := os.Stat(name); !errors.Is(err, fs.ErrNotExist) {
 		return false
 	}
-	i.warnf("run steelyard check there", "%s is not on this machine: its content is not checked", name)
+	i.warnf("run steelyard check there", "%s is not on this machine, so its content is not checked", name)
 	return true
 }
 
@@ -153,7 +153,7 @@ func (i item) isElsewhere(name string) bool {
 func (i item) secretFile(name string) ([]byte, bool) {
 	if info, err := os.Stat(name); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o007 != 0 {
 		i.warnf(fmt.Sprintf("chmod 0640 %s (a Kubernetes Secret volume: defaultMode: 0440)", name),
-			"%s is open to every user of this machine (mode %04o)", name, info.Mode().Perm())
+			"%s is accessible to every user of this machine (mode %04o)", name, info.Mode().Perm())
 	}
 	return i.file(name, secretMax)
 }
@@ -165,7 +165,7 @@ func (i item) file(name string, limit int64) ([]byte, bool) {
 		if errors.As(err, &pe) {
 			err = pe.Err
 		}
-		i.errorf("create it, readable for the user that runs steelyard", "%s cannot be read: %v", name, err)
+		i.errorf("create it, readable by the user that runs steelyard", "%s cannot be read: %v", name, err)
 		i.d.errs[len(i.d.errs)-1].cause = err
 		return nil, false
 	}

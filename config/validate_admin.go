@@ -49,7 +49,7 @@ func (d *decoder) admin(t *table) {
 	switch {
 	case given("token_file") && !given("tls_cert_file"):
 		t.at("token_file").errorf("add tls_cert_file and tls_key_file, or listen on 127.0.0.1",
-			"the token would pass the network without encryption")
+			"the token would be sent without encryption")
 	case !given("token_file") && len(a.Allow) == 0:
 		t.at("listen").warnf("add token_file or allow, or listen on 127.0.0.1",
 			"every host that reaches %s can read the addresses of clients and servers", a.Listen)

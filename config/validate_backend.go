@@ -16,7 +16,7 @@ func keysOf(m map[string]string) []string { return slices.Sorted(maps.Keys(m)) }
 
 func (d *decoder) backends(t *table) []placed[lb.Backend] {
 	items := t.some("backends", "10.0.0.21",
-		`write backends = ["10.0.0.21", "10.0.0.22"]; one that is to rest can have drain = true`)
+		`write backends = ["10.0.0.21", "10.0.0.22"]; set drain = true on one that should get no connections`)
 	backends := make([]placed[lb.Backend], 0, len(items))
 	for _, e := range items {
 		b, ok := e.backend()
@@ -65,7 +65,7 @@ func (i item) backend() (lb.Backend, bool) {
 		return b, ok
 	default:
 		i.errorf(`write "10.0.0.21", or { address = "10.0.0.21", weight = 3 }`,
-			"%s, must be an address or a table", i.what())
+			"%s, but must be an address or a table", i.what())
 		return b, false
 	}
 }
@@ -93,7 +93,7 @@ func minHealthy(t *table, s *Service, f families) int {
 		}
 		if c.on && have > 0 && n > have {
 			t.at("min_healthy").errorf("write at most "+strconv.Itoa(have),
-				"%d is more than there are %s backends, so the address would never be announced", n, c.name)
+				"%d is more than the number of %s backends, so the address would never be announced", n, c.name)
 		}
 	}
 	return n

@@ -60,7 +60,7 @@ func (t *table) weighted(def lb.Weighted) lb.Weighted {
 	case i.value == "always":
 		return lb.WeightedAlways
 	case i.value != false:
-		i.errorf(`write true, false or "always"`, "%s, must be true, false or \"always\"", i.what())
+		i.errorf(`write true, false or "always"`, "%s, but must be true, false or \"always\"", i.what())
 	}
 	return lb.WeightedNever
 }
@@ -130,7 +130,7 @@ func (d *decoder) peer(t *table, asn uint32, seen map[netip.Addr]string) Peer {
 	p.TTLSecurity = t.boolean("ttl_security", p.TTLSecurity)
 	if p.TTLSecurity && p.Multihop > 0 {
 		t.at("ttl_security").errorf("leave one of the two out",
-			"cannot be together with multihop = %d: it demands a peer that is directly connected", p.Multihop)
+			"cannot be combined with multihop = %d, because it requires a directly connected peer", p.Multihop)
 	}
 	if i, ok := t.get("source"); ok && i.value != "" {
 		p.Source = d.source(i, p.Address)
@@ -174,7 +174,7 @@ func (t *table) bfd(hops int) BFD {
 		return BFD{}
 	case !isTable && !isBool:
 		i.errorf(`write true, false, or { interval = "100ms", multiplier = 3 }`,
-			"%s, must be true, false or a table", i.what())
+			"%s, but must be true, false or a table", i.what())
 		return BFD{}
 	case isBool && !on:
 		return BFD{}
@@ -233,7 +233,7 @@ func (d *decoder) source(i item, peer netip.Addr) netip.Addr {
 	}
 	if peer.IsValid() && a.Is4() != peer.Is4() {
 		i.errorf("write an address of this node in the family of the peer",
-			"%s and the peer %s are of different families", a, peer)
+			"%s and the peer %s have different address families", a, peer)
 		return netip.Addr{}
 	}
 	d.isOwn(a, i)
@@ -257,7 +257,7 @@ func (t *table) longLivedRestartTime(restart time.Duration) time.Duration {
 	}
 	r := t.seconds(key, 0, (1<<24-1)*time.Second)
 	if r > 0 && restart == 0 {
-		t.at(key).errorf(`write restart_time = "1s" or more`, "needs graceful restart, and restart_time is 0")
+		t.at(key).errorf(`write restart_time = "1s" or more`, "needs graceful restart, but restart_time is 0")
 		return 0
 	}
 	return r
@@ -275,7 +275,7 @@ func (t *table) keepalive(hold time.Duration) time.Duration {
 		i.errorf(`write at least "1s"`, "%q is too short", i.value)
 	case k > hold/3:
 		i.errorf(fmt.Sprintf("write at most %q, a third of hold_time", short(hold/3)),
-			"%q is too long: the loss of one message would end the session", i.value)
+			"%q is too long, because the loss of one message would end the session", i.value)
 	default:
 		return k
 	}
@@ -292,7 +292,7 @@ func (t *table) holdTime(def time.Duration) time.Duration {
 	i := t.at("hold_time")
 	if h%time.Second != 0 {
 		seconds := max(h.Truncate(time.Second), 3*time.Second)
-		i.errorf(fmt.Sprintf("write %q", short(seconds)), "%q is not whole seconds", i.value)
+		i.errorf(fmt.Sprintf("write %q", short(seconds)), "%q is not a whole number of seconds", i.value)
 	} else {
 		i.errorf(`write at least "3s", or "0s" for a session without keepalives (RFC 4271 §4.2)`,
 			"%q is too short", i.value)

@@ -34,7 +34,7 @@ func (d *decoder) check(t *table, ports []lb.Port) lb.CheckSpec {
 		sub = i.table(map[string]any{"type": v})
 	default:
 		if given {
-			i.errorf(checkForm, "%s, must be a table", i.what())
+			i.errorf(checkForm, "%s, but must be a table", i.what())
 		}
 		sub = i.table(nil)
 	}
@@ -92,13 +92,13 @@ func warnOtherProtocol(t *table, check lb.CheckType, ports []lb.Port) {
 	has := func(p lb.Protocol) bool {
 		return slices.ContainsFunc(ports, func(o lb.Port) bool { return o.Protocol == p })
 	}
-	const hint = "use another type, or set check.port if servers respond there by "
+	const hint = "use another type, or set check.port if servers respond there to "
 	switch {
 	case len(ports) == 0 || !t.has("type"):
 	case byUDP(check) && !has(lb.UDP):
-		t.at("type").warnf(hint+"udp", "probes by udp, and the service has no udp port")
+		t.at("type").warnf(hint+"udp", "probes with udp, but the service has no udp port")
 	case byTCP(check) && !has(lb.TCP):
-		t.at("type").warnf(hint+"tcp", "probes by tcp, and the service has no tcp port")
+		t.at("type").warnf(hint+"tcp", "probes with tcp, but the service has no tcp port")
 	}
 }
 
@@ -127,7 +127,7 @@ func needType(t *table, ports []lb.Port) {
 	}
 	t.at("type").errorf(
 		`write check = { type = "dns", host = "example.net" }, or "udp" with send, or "none"`,
-		"missing, and the default, tcp, cannot probe a service without a tcp port")
+		"missing; the default, tcp, cannot probe a service without a tcp port")
 }
 
 // checkUses lists the types that use a key. Any other key is an error: a user who sets expect_body, for example,
@@ -149,7 +149,7 @@ func (i item) onlyFor(key string, used lb.CheckType) bool {
 	if used == lb.CheckNone || slices.Contains(checkUses[key], used) {
 		return true
 	}
-	i.errorf("it is for "+lb.Words(checkUses[key]), "has no meaning for a check of type %s", used)
+	i.errorf("it is for "+lb.Words(checkUses[key]), "has no effect on a check of type %s", used)
 	return false
 }
 
@@ -176,7 +176,7 @@ func checkKeys(t *table, c *lb.CheckSpec) {
 		}
 		if !strings.HasPrefix(c.Path, "/") || strings.ContainsAny(c.Path, " \t\r\n") {
 			path.errorf(fmt.Sprintf("write %q", "/"+strings.Join(strings.Fields(strings.TrimLeft(c.Path, "/")), "%20")),
-				"%q is not the path of a request", c.Path)
+				"%q is not a request path", c.Path)
 		}
 	case lb.CheckExec:
 		if !filepath.IsAbs(c.Path) {
@@ -211,7 +211,8 @@ func checkKeys(t *table, c *lb.CheckSpec) {
 		}
 	}
 	if c.TLSCA != "" && c.TLSServerName == "" && c.Host == "" {
-		t.at("tls_ca_file").errorf("add tls_server_name", "says who signs the certificate, and no key says its name")
+		t.at("tls_ca_file").errorf("add tls_server_name",
+			"names the certificate's authority, but no key gives the certificate's name")
 	}
 }
 
@@ -222,7 +223,7 @@ func (i item) certificates(name string) string {
 	}
 	text, ok := i.file(name, 1<<20)
 	if ok && !x509.NewCertPool().AppendCertsFromPEM(text) {
-		i.errorf("name a file of certificates in PEM", "%s has no certificate", name)
+		i.errorf("name a file with certificates in PEM", "%s has no certificate", name)
 		ok = false
 	}
 	if !ok {

@@ -42,8 +42,8 @@ func (t *table) timeouts(def Timeouts) Timeouts {
 		Closing: read("closing", def.Closing), Closed: read("closed", def.Closed), UDP: read("udp", def.UDP),
 	}
 	if o.Established < natMin {
-		t.at("established").warnf(`write at least "124m", or make sure that both sides send keepalives more often`,
-			"connections that are idle for longer are cut (RFC 5382)")
+		t.at("established").warnf(`write at least "124m", or ensure that both sides send keepalives more often`,
+			"connections that are idle for longer are ended (RFC 5382)")
 	}
 	return o
 }

@@ -32,8 +32,8 @@ func (d *decoder) l2(t *table, cluster bool) *L2 {
 		t.at("unencrypted").warnf("leave it out", "has no effect: there is a key, or no member")
 		l.Unencrypted = false
 	case l.Unencrypted:
-		t.at("unencrypted").warnf("share a secret by secret_file",
-			"any host that can send with the address of a member to port %d can take over addresses", l.Port)
+		t.at("unencrypted").warnf("share a secret through secret_file",
+			"any host that can send with a member's address to port %d can take over addresses", l.Port)
 	case len(l.Members) > 0 && !keyed:
 		t.at("members").errorf("write the same secret into secret_file on all, or unencrypted = true",
 			"without a secret, other hosts can take over addresses")

@@ -23,7 +23,7 @@ func (d *decoder) node(t *table) {
 	if i, ok := t.get("router_id"); ok && i.value != "" {
 		if a, ok := i.host(); ok {
 			if !a.Is4() {
-				i.errorf("write one of its IPv4 addresses; without one, any IPv4 address that no other router has",
+				i.errorf("write one of this node's IPv4 addresses or, if it has none, any that no other router has",
 					"%s is not an IPv4 address", a)
 			} else {
 				n.RouterID = a

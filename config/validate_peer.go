@@ -26,7 +26,7 @@ func (d *decoder) neighbour(t *table, p *Peer, seen map[netip.Addr]string) {
 		i.errorf(one, "a peer with interface or listen_range has no address of its own")
 	}
 	if byInterface && byRange {
-		from.errorf(one, "cannot be together with interface")
+		from.errorf(one, "cannot be combined with interface")
 		return
 	}
 	if byInterface {

@@ -45,7 +45,7 @@ func (t *table) name(kind string, taken map[string]string) string {
 		return ""
 	}
 	if other, ok := taken[s]; ok {
-		i.errorf("use unique names", "%s on line %d has this name too", other, t.d.line(other))
+		i.errorf("use unique names", "%s on line %d also has this name", other, t.d.line(other))
 		return ""
 	}
 	taken[s] = t.path

@@ -38,11 +38,11 @@ func (r *prefixRule) allows(addr netip.Addr) bool {
 			return true
 		}
 	}
-	where, problem := "pools that are announced by bgp", "of which no pool has all"
+	where, problem := "pools that are announced by bgp", "but no pool has all of it"
 	if r.own {
-		where, problem = "this pool", "of which its pool has not all"
+		where, problem = "this pool", "but its pool does not have all of it"
 	}
-	r.item.errorf(fmt.Sprintf("write %d, or have all of %s in %s", r.full, p, where),
+	r.item.errorf(fmt.Sprintf("write %d, or put all of %s in %s", r.full, p, where),
 		"%d would announce %s for %s, %s", r.bits, p, addr, problem)
 	return false
 }

@@ -115,8 +115,8 @@ func (d *decoder) addresses(t *table, s *Service) ([]placed[netip.Addr], familie
 			d.inPool(v, pool, s)
 		}
 		if d.config.AnnouncesL2(s.Announce) && lb.IsSubnetRouterAnycast(v.v) {
-			v.item.warnf("use another address, unless no router has this prefix on the segment",
-				"%s is the subnet-router anycast address (RFC 4291 §2.6.1), which routers have", v.v)
+			v.item.warnf("use a different address, unless no router has this prefix on the segment",
+				"%s is the subnet-router anycast address (RFC 4291 §2.6.1), which routers use", v.v)
 		}
 	}
 	if pool != nil && !t.has("address") {
@@ -201,8 +201,8 @@ func (d *decoder) inPool(v placed[netip.Addr], named *Pool, s *Service) {
 	case s.Addresses[0] == v.v:
 		s.Announce = p.Announce
 	case !sameKinds(s.Announce, p.Announce):
-		v.item.errorf("make a service for each",
-			"%s and %s are of pools that are announced differently", s.Addresses[0], v.v)
+		v.item.errorf("create a service for each",
+			"%s and %s are in pools that are announced differently", s.Addresses[0], v.v)
 	}
 }
 

@@ -34,7 +34,7 @@ func (i item) what() string {
 func (i item) str(like string) (string, bool) {
 	s, ok := i.value.(string)
 	if !ok {
-		i.errorf(fmt.Sprintf("write one like %q", like), "%s, must be a string", i.what())
+		i.errorf(fmt.Sprintf("write one like %q", like), "%s, but must be a string", i.what())
 	}
 	return strings.Clone(s), ok // the decoded string would keep the whole file in memory
 }
@@ -42,7 +42,7 @@ func (i item) str(like string) (string, bool) {
 // digits is like str, with a hint for an unquoted number, as in ports = [80].
 func (i item) digits(like string) (string, bool) {
 	if n, ok := i.value.(int64); ok {
-		i.errorf(fmt.Sprintf(`write "%d"`, n), "%s, must be a string", i.what())
+		i.errorf(fmt.Sprintf(`write "%d"`, n), "%s, but must be a string", i.what())
 		return "", false
 	}
 	return i.str(like)
@@ -68,7 +68,7 @@ func (t *table) boolean(key string, def bool) bool {
 	}
 	b, ok := i.value.(bool)
 	if !ok {
-		i.errorf("write true or false, without quotes", "%s, must be true or false", i.what())
+		i.errorf("write true or false, without quotes", "%s, but must be true or false", i.what())
 		return def
 	}
 	return b
@@ -84,7 +84,7 @@ func (i item) integer(low, high int64) (int64, bool) {
 				hint = fmt.Sprintf("write %d, without quotes", n)
 			}
 		}
-		i.errorf(hint, "%s, must be an integer", i.what())
+		i.errorf(hint, "%s, but must be an integer", i.what())
 		return 0, false
 	}
 	if n < low || n > high {
@@ -114,7 +114,7 @@ func (t *table) duration(key string, def, low, high time.Duration) time.Duration
 	}
 	s, ok := i.value.(string)
 	if !ok {
-		i.errorf(`write one like "500ms" or "2s"`, "%s, must be a duration in quotes", i.what())
+		i.errorf(`write one like "500ms" or "2s"`, "%s, but must be a duration in quotes", i.what())
 		return def
 	}
 	d, err := time.ParseDuration(s)
@@ -135,7 +135,7 @@ func (t *table) seconds(key string, def, high time.Duration) time.Duration {
 	if d%time.Second != 0 {
 		i := t.at(key)
 		next := d.Truncate(time.Second) + time.Second
-		i.errorf(fmt.Sprintf("write %q", short(next)), "%q is not whole seconds", i.value)
+		i.errorf(fmt.Sprintf("write %q", short(next)), "%q is not a whole number of seconds", i.value)
 		return def
 	}
 	return d
@@ -165,7 +165,7 @@ func (t *table) list(key, like string) []item {
 		if s, isString := i.value.(string); isString && s != "" {
 			hint = fmt.Sprintf("write [%q]", s)
 		}
-		i.errorf(hint, "%s, must be a list", i.what())
+		i.errorf(hint, "%s, but must be a list", i.what())
 	}
 	return items
 }
@@ -215,7 +215,7 @@ func (i item) word(what string, allowed []string) (string, bool) {
 	hint := "allowed: " + strings.Join(allowed, ", ")
 	s, ok := i.value.(string)
 	if !ok {
-		i.errorf(hint, "%s, must be a string", i.what())
+		i.errorf(hint, "%s, but must be a string", i.what())
 		return "", false
 	}
 	k := slices.Index(allowed, s)

@@ -162,7 +162,7 @@ func TestSecretOpenToAllWorksWithAWarning(t *testing.T) {
 		"peers = [{ address = \"192.0.2.1\", asn = 64500, password_file = \"open.key\" }]\n"
 	c := must.Get(Parse(filepath.Join(dir, "steelyard.toml"), []byte(text)))(t)
 	must.Equal(t, "password", c.BGP.Peers[0].Password.Reveal())
-	const warning = "open to every user of this machine (mode 0644)"
+	const warning = "accessible to every user of this machine (mode 0644)"
 	must.True(t, slices.ContainsFunc(c.Warnings, func(w string) bool { return strings.Contains(w, warning) }),
 		"warnings %q; want one about the mode", c.Warnings)
 }
@@ -333,7 +333,7 @@ check = { type = "https", host = "www.example.com", tls_ca_file = "/nowhere/ca.p
 	c := must.Get(ParseElsewhere("steelyard.toml", []byte(text)))(t)
 	said := strings.Join(c.Warnings, "\n")
 	for _, name := range []string{"tunnel.key", "peer.key", "gossip.key", "token", "tls.key", "ca.pem"} {
-		must.True(t, strings.Contains(said, "/nowhere/"+name+" is not on this machine: its content is not checked"),
+		must.True(t, strings.Contains(said, "/nowhere/"+name+" is not on this machine, so its content is not checked"),
 			"%s is not named in the warnings:\n%s", name, said)
 	}
 	_, err := Parse("steelyard.toml", []byte(text))

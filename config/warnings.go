@@ -22,10 +22,10 @@ func (d *decoder) warn(t *table) {
 			key = "kubernetes"
 		}
 		root(key).warnf("add [bgp] or [l2], or route the addresses here yourself",
-			"no address is announced, for neither bgp nor l2 is on")
+			"no address is announced, because neither bgp nor l2 is enabled")
 	}
 	if c.BGP != nil && len(c.BGP.Peers) == 0 {
-		root("bgp").warnf("add [[bgp.peers]]", "has no peers, so nothing is announced by it")
+		root("bgp").warnf("add [[bgp.peers]]", "has no peers, so it announces nothing")
 	}
 	d.warnNested()
 	for n, s := range c.Services {
@@ -68,7 +68,7 @@ func (d *decoder) warnTunnels() {
 	if len(c.TunnelSources) > 0 && len(c.TunnelKeys) == 0 {
 		item{d: d, path: "datapath.tunnel_sources"}.warnf(
 			"add datapath.tunnel_key_file here and on the senders that run Steelyard",
-			"whoever can send from these addresses can forge packets of any client")
+			"anyone who can send from these addresses can forge packets from any client")
 	}
 	if len(c.TunnelKeys) == 0 || d.warnKeyless() {
 		return
@@ -93,7 +93,7 @@ func (d *decoder) warnKeyless() (warned bool) {
 		}
 		item{d: d, path: "service" + index(n) + ".tunnel", object: `service "` + s.Name + `"`}.warnf(
 			"add those that run Steelyard to datapath.tunnel_sources here as well",
-			"the key of datapath.tunnel_key_file is sent to none of its backends")
+			"none of its backends receives tokens of datapath.tunnel_key_file")
 		warned = true
 	}
 	return warned
