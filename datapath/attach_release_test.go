@@ -229,7 +229,7 @@ func TestUpdateErrorOfALinkIsReturned(t *testing.T) {
 		must.True(t, errors.Is(err, unix.EINVAL), "Open: %v; want the error of the update", err)
 		l, err := link.NewFromID(id)
 		if err != nil {
-			return fmt.Errorf("the link in force was removed: %w", err)
+			return fmt.Errorf("the active link was removed: %w", err)
 		}
 		return l.Close()
 	})

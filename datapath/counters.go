@@ -79,7 +79,7 @@ var (
 	descPackets = prometheus.NewDesc("steelyard_datapath_packets_total",
 		"Packets to or from a VIP, by action and reason.", []string{"action", "reason"}, nil)
 	descFlows = prometheus.NewDesc("steelyard_datapath_flows",
-		"Flows, by state, as of the last walk through the tables.", []string{"state"}, nil)
+		"Flows by state, as of the last walk over the tables.", []string{"state"}, nil)
 	descMaxFlows = prometheus.NewDesc("steelyard_max_flows",
 		"The configured limit of established flows.", nil, nil)
 	descSPackets = prometheus.NewDesc("steelyard_datapath_service_packets_total",
@@ -87,20 +87,21 @@ var (
 	descSBytes = prometheus.NewDesc("steelyard_datapath_service_bytes_total",
 		"Bytes of a service, both directions, with all headers.", serviceLabels, nil)
 	descSFlows = prometheus.NewDesc("steelyard_datapath_service_flows_total",
-		"Flows of a service that were opened.", serviceLabels, nil)
+		"Flows opened to a service.", serviceLabels, nil)
 	descBPackets = prometheus.NewDesc("steelyard_datapath_backend_packets_total",
 		"Packets forwarded to or from a backend.", []string{"backend"}, nil)
 	descBBytes = prometheus.NewDesc("steelyard_datapath_backend_bytes_total",
 		"Bytes forwarded to or from a backend, with all headers.", []string{"backend"}, nil)
 	descBFlows = prometheus.NewDesc("steelyard_datapath_backend_flows_total",
-		"Flows that were opened to a backend.", []string{"backend"}, nil)
+		"Flows opened to a backend.", []string{"backend"}, nil)
 	descFaults = prometheus.NewDesc("steelyard_datapath_vips_with_fault",
-		"VIPs whose packets are not delivered although they have backends; see the routes for the reasons.", nil, nil)
+		"VIPs whose packets are not delivered although they have backends; steelyard routes shows the reasons.",
+		nil, nil)
 	descRepairs = prometheus.NewDesc("steelyard_datapath_repairs_total",
-		"What others changed on this node and the agent restored: programs, pins or forwarding.",
+		"Changes by others to programs, pins or forwarding that the agent reverted.",
 		[]string{"what"}, nil)
 	descOverruns = prometheus.NewDesc("steelyard_datapath_netlink_overruns_total",
-		"How often the kernel dropped notifications about the network; everything is read again then.", nil, nil)
+		"How often the kernel dropped network notifications; the agent then reads everything again.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.

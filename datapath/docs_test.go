@@ -25,13 +25,14 @@ func TestProgramsAndMapsAreDocumented(t *testing.T) {
 	spec := must.Get(bpf.LoadSy())(t)
 	meanings := readMeanings(t)
 	var page strings.Builder
-	page.WriteString("# Programs and maps of the datapath\n\nAs `bpftool prog` and `bpftool map` show them. " +
-		"Generated from the embedded object and the comments in `datapath/bpf`.\n\n" +
+	page.WriteString("# Programs and maps of the datapath\n\n" +
+		"These are the names in `bpftool prog` and `bpftool map`. This page is generated " +
+		"from the embedded object and the comments in `datapath/bpf`.\n\n" +
 		"| program | type | meaning |\n|---|---|---|\n")
 	for _, name := range slices.Sorted(maps.Keys(spec.Programs)) {
 		fmt.Fprintf(&page, "| `%s` | %s | %s |\n", name, spec.Programs[name].Type, meanings[name])
 	}
-	page.WriteString("\n`max_flows`: the size follows from the option of that name.\n\n" +
+	page.WriteString("\n`max_flows` means that the size depends on this option.\n\n" +
 		"| map | type | key | value | max entries | meaning |\n|---|---|---|---|---|---|\n")
 	for _, name := range slices.Sorted(maps.Keys(spec.Maps)) {
 		if strings.HasPrefix(name, ".") { // sections of constants
@@ -141,7 +142,7 @@ const reasonsPage = "../docs/reasons.md"
 func TestReasonsAreDocumented(t *testing.T) {
 	var page strings.Builder
 	page.WriteString("# Reasons\n\n" +
-		"The label `reason` of `steelyard_datapath_packets_total` and the reason in `steelyard explain`. " +
+		"Values of the label `reason` of `steelyard_datapath_packets_total`, and reasons in `steelyard explain`. " +
 		"Packets to other destinations are not counted.\n\n" +
 		"| reason | who must act | meaning and remedy |\n|---|---|---|\n")
 	names := map[string]bool{"none": true, "not_ours": true, "max": true}

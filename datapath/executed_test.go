@@ -265,7 +265,7 @@ func TestExecutedWork(t *testing.T) {
 	for row, calls := range work {
 		for what, n := range calls {
 			if limit := limits[row][what]; n > limit {
-				t.Errorf("%s: %s: %d, more than %d; if it must be, run go test ./datapath -run ExecutedWork -update",
+				t.Errorf("%s: %s: %d, more than %d; if intended, run go test ./datapath -run ExecutedWork -update",
 					row, what, n, limit)
 			}
 		}

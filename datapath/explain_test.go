@@ -60,17 +60,17 @@ func TestExplain(t *testing.T) {
 				"forwarded", fx.at("b1", 0), []string{"the MAC address of"}},
 			{"udp by dsr", func() {
 				fx.serve(func(s *lb.Service) { s.Method, s.Ports[0].Protocol = lb.MethodDSR, lb.UDP }, "b1")
-			}, vip, lb.UDP, "forward", "forwarded", fx.at("b1", 0), []string{"no flow is known"}},
+			}, vip, lb.UDP, "forward", "forwarded", fx.at("b1", 0), []string{"its flow is unknown"}},
 			{"gue behind a router", func() { fx.serve(tunnel(lb.EncapGUE), "far") }, vip, lb.TCP, "forward",
 				"forwarded", fx.at("far", 0),
 				[]string{"through a tunnel (gue)", "next hop " + fx.addr("router").String()}},
 			{"local", func() { fx.nodes(lb.TCP, "self") }, vip, lb.TCP, "forward", "forwarded", b1,
 				[]string{"on this node, with the client's address"}},
 			{"another node", func() { fx.nodes(lb.TCP, "b2") }, vip, lb.TCP, "forward", "forwarded", fx.at("b2", 0),
-				[]string{"no flow is kept here"}},
+				[]string{"this node stores no flow"}},
 			{"a datagram, other nodes may have its flow",
 				func() { fx.nodes(lb.UDP, "b2"); fx.nodes(lb.UDP, "self", "-b2") }, vip, lb.UDP, "forward", "forwarded",
-				fx.at("b2", 0), []string{"passed to nodes that may have it",
+				fx.at("b2", 0), []string{"passed to nodes that may know it",
 					"if the flow is unknown there, next to " + fx.addr("self").String()}},
 		} {
 			fx.reset()

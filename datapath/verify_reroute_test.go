@@ -62,7 +62,7 @@ func TestWayToServersIsLost(t *testing.T) {
 				x.becomes("", 3*time.Second)
 				start := time.Now()
 				fx.do(func() error { return tt.break_(fx) })
-				const want = "10.1.0.2 does not answer since its route changed from eth1 to 192.0.2.254 on eth0"
+				const want = "10.1.0.2 has not answered since its route changed from eth1 to 192.0.2.254 on eth0"
 				x.becomes(want, 3*time.Second)
 				t.Logf("noticed after %s", time.Since(start).Round(time.Millisecond))
 				e := fx.explainClient()
@@ -203,13 +203,13 @@ func TestOneUnreachedBackend(t *testing.T) {
 	fx.watch()
 	const no = "packets are not forwarded: no_route: "
 	text := v4["unknown"] + ":8080 of " + v4["vip"] + ":80/tcp: " + no + meaning("no_route")
-	fx.problems("packets of clients do not get to a server: " + text)
+	fx.problems("client packets do not reach a server: " + text)
 	x.is("")
 	way := &netlink.Route{Dst: prefix(v4["unknown"] + "/32"), Gw: prefix(v4["router"] + "/32").IP}
 	fx.do(func() error { return netlink.RouteAdd(way) })
 	fx.problems()
 	fx.do(func() error { return netlink.RouteDel(way) })
-	fx.problems("packets of clients do not get to a server: " + text)
+	fx.problems("client packets do not reach a server: " + text)
 	fx.service(lb.TCP, "b1")
 	fx.problems()
 	fx.service(lb.TCP, "unknown")

@@ -86,7 +86,7 @@ func TestLostRepliesOfAServerAreFound(t *testing.T) {
 		{"", func(netip.Addr) bool { return false }},
 	} {
 		w := after(tt.lost)
-		several := strings.Count(w, "clients continued after 0") > 1
+		several := strings.Count(w, "clients continued 0") > 1
 		must.True(t, (tt.want != "" || w == "") && strings.Contains(w, tt.want) && !several,
 			"findings %q; want %q", w, tt.want)
 	}
@@ -182,7 +182,7 @@ func TestShortageIsNoFault(t *testing.T) {
 	defer set(limit)
 	set(none)
 	watch()
-	fx.warns("packets cannot be verified: look at the network: ")
+	fx.warns("packets cannot be verified: read the network state: ")
 	x.is("")
 	set(limit)
 	watch()
@@ -217,7 +217,7 @@ func TestProgramsThatMayNotBeExamined(t *testing.T) {
 		fx.d.verifier.Changed(route.Changes{Links: true, Routes: true})
 		return unix.Capset(&header, &all[0])
 	})
-	const want = "eth0: whether programs of others that run before ours (id "
+	const want = "eth0: cannot verify without CAP_SYS_ADMIN whether other programs that run before ours (id "
 	w := strings.Join(lbtest.Texts(fx.d.Findings()), "; ")
 	must.True(t, strings.HasPrefix(w, want), "warnings %q; want %q", w, want)
 	x.is("")
@@ -229,7 +229,7 @@ func TestNoRouteToClientsIsWarnedOf(t *testing.T) {
 	fx, x := verified(t, ModeTC, false, func(o *Options) { o.Routers = true }, func(*fixture) {})
 	fx.service(lb.TCP, "b1")
 	fx.watch()
-	fx.warns("only clients on the links of this node get replies from " + v4["vip"] + ": there is no default route")
+	fx.warns("only clients on this node's links get replies from " + v4["vip"] + ", because there is no default route")
 	toRouter(fx)
 	fx.warns("")
 	x.is("")

@@ -49,7 +49,7 @@ func (g *Collector) writeState() error {
 func (g *Collector) stored() (n [2]uint32, err error) {
 	for i := range n {
 		if err := g.objects.SyStored.Lookup(uint32(i), &n[i]); err != nil {
-			return n, fmt.Errorf("read how many flows were stored: %w", err)
+			return n, fmt.Errorf("read the number of stored flows: %w", err)
 		}
 	}
 	return n, nil

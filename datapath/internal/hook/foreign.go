@@ -119,8 +119,8 @@ func (a *Hooks) Findings() (list []lb.Finding) {
 	for _, name := range slices.Sorted(maps.Keys(a.Foreign)) {
 		if ids := a.Foreign[name].hidden; len(ids) > 0 {
 			list = append(list, lb.FoundHiddenPrograms.About(name,
-				"%s: whether programs of others that run before ours (id %s) pass packets on is "+
-					"not verified: this needs CAP_SYS_ADMIN", name, strings.Trim(fmt.Sprint(ids), "[]")))
+				"%s: cannot verify without CAP_SYS_ADMIN whether other programs that run before ours (id %s) pass "+
+					"packets on", name, strings.Trim(fmt.Sprint(ids), "[]")))
 		}
 	}
 	return list

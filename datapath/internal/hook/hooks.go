@@ -105,7 +105,7 @@ func (a *Hooks) Attach(needed []int) error {
 	for _, name := range a.names {
 		nic, err := a.prepare(name)
 		if errors.As(err, new(netlink.LinkNotFoundError)) {
-			a.Log.Warn("interface not found; it will be attached when it exists", "interface", name)
+			a.Log.Warn("interface not found; it will be attached when it appears", "interface", name)
 			a.gone(name)
 			continue
 		}
@@ -164,7 +164,7 @@ func (a *Hooks) prepare(name string) (netlink.Link, error) {
 func (a *Hooks) forward(name string) error {
 	err := a.Sysctls.Forward(name)
 	if errors.Is(err, unix.EROFS) { // in a container; the reason no_forwarding counts packets that this affects
-		a.Log.Warn("forwarding not switched on", "interface", name, "err", err,
+		a.Log.Warn("forwarding not enabled", "interface", name, "err", err,
 			"fix", ForwardFix(name))
 		return nil
 	}
@@ -202,7 +202,7 @@ func (a *Hooks) exchange(nic netlink.Link) error {
 		if err := a.removeUplink(nic.Attrs().Index); err != nil {
 			return err
 		}
-		mode, fault = ModeTC, err.Error()+"; tc forwards alone"
+		mode, fault = ModeTC, err.Error()+"; only tc forwards"
 	}
 	a.index[name] = nic.Attrs().Index
 	now := InterfaceStatus{Name: name, Mode: mode, Hook: hook, Fault: fault}
@@ -269,7 +269,7 @@ func (a *Hooks) Follow(indexes []int) {
 		}
 		if err != nil {
 			if a.notFollowed[name] != err.Error() { // log a repeated error only once
-				a.Log.Error("interface that routes use not attached", "interface", name, "err", err)
+				a.Log.Error("interface used by routes not attached", "interface", name, "err", err)
 			}
 			a.notFollowed[name] = err.Error()
 			continue

@@ -26,7 +26,7 @@ func (ids programIDs) of(prog *ebpf.Program) (ebpf.ProgramID, error) {
 	}
 	id, ok := info.ID()
 	if !ok {
-		return 0, errors.New("the kernel returns no id of a program")
+		return 0, errors.New("the kernel returned no program id")
 	}
 	ids[prog] = id
 	return id, nil
@@ -153,7 +153,7 @@ func (a *Hooks) inspect(nic netlink.Link, s InterfaceStatus) error {
 		return errors.New("the entry in sy_uplinks was removed")
 	}
 	if up.Ifindex == uint32(nic.Attrs().Index) && !bytes.Equal(up.Mac[:], nic.Attrs().HardwareAddr) {
-		return errors.New("another MAC address is in sy_uplinks")
+		return errors.New("sy_uplinks has a different MAC address")
 	}
 	return nil
 }
@@ -187,7 +187,7 @@ func (a *Hooks) inspectTC(nic netlink.Link, hook string, directions ...Direction
 func (a *Hooks) runs(name string, index int, prog *ebpf.Program) error {
 	l := a.Held[name]
 	if l == nil {
-		return errors.New("there is no link")
+		return errors.New("the link is missing")
 	}
 	info, err := l.Info()
 	if err != nil {
@@ -200,7 +200,7 @@ func (a *Hooks) runs(name string, index int, prog *ebpf.Program) error {
 	case linkIndex(info) != index:
 		return errors.New("the link was detached")
 	case info.Program != id:
-		return fmt.Errorf("the link runs another program (id %d)", info.Program)
+		return fmt.Errorf("the link runs a different program (id %d)", info.Program)
 	}
 	return nil
 }
@@ -220,10 +220,10 @@ func (a *Hooks) RepairForwarding() {
 			continue
 		}
 		if err := a.Sysctls.Forward(name); err != nil {
-			a.Log.Debug("forwarding not switched on", "interface", name, "err", err)
+			a.Log.Debug("forwarding not enabled", "interface", name, "err", err)
 			continue
 		}
-		a.repaired("forwarding", "forwarding switched on again", "interface", name, "setting", missing)
+		a.repaired("forwarding", "forwarding enabled again", "interface", name, "setting", missing)
 	}
 	a.Sysctls.SaveAgain()
 }

@@ -171,7 +171,7 @@ func (a *Hooks) existing(name string) (netlink.Link, error) {
 	delete(a.Needed, name)
 	delete(a.Foreign, name)
 	a.Log.Warn("interface renamed; it forwards under its new name", "interface", name, "name", now,
-		"fix", "write the new name where the configuration has the old one")
+		"fix", "replace the old name in the configuration")
 	return renamed, nil
 }
 

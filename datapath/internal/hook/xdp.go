@@ -108,7 +108,7 @@ func (a *Hooks) setUplink(nic netlink.Link, xmit bool) error {
 	}
 	if other.Ifindex != 0 && other.Ifindex != uint32(index) {
 		if _, err := netlink.LinkByIndex(int(other.Ifindex)); err == nil {
-			a.Log.Warn("interface left to tc: another uplink has its place in sy_uplinks",
+			a.Log.Warn("interface uses only tc: another uplink has its entry in sy_uplinks",
 				"interface", nic.Attrs().Name, "index", index, "other", other.Ifindex)
 			return nil
 		}

@@ -117,7 +117,7 @@ const Tick = 250 * time.Millisecond
 func Shortage() error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
-		return fmt.Errorf("look at the network: %w", err)
+		return fmt.Errorf("read the network state: %w", err)
 	}
 	return unix.Close(fd)
 }

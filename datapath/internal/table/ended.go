@@ -34,7 +34,7 @@ func (s *Services) openEnded() error {
 		s.Ended[Target{k.Frontend, k.Backend}] = EndedFlows{before, bpf.Uptime()}
 	}
 	if err := all.Err(); err != nil {
-		return fmt.Errorf("read the flows that ended: %w", err)
+		return fmt.Errorf("read the ended flows: %w", err)
 	}
 	return nil
 }

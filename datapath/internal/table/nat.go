@@ -89,7 +89,7 @@ func (s *Services) Settle(halfOpen, datagrams time.Duration) {
 	}
 	for _, u := range s.putLocked(plans, 0, true, nil) {
 		if u.Err != nil {
-			s.log.Warn("earlier backends not removed", "frontend", u.Plan.Frontend, "err", u.Err)
+			s.log.Warn("previous backends not removed", "frontend", u.Plan.Frontend, "err", u.Err)
 		}
 	}
 }

@@ -58,8 +58,8 @@ func (r *room) admit(p *lb.FrontendPlan, f *frontend) error {
 		switch {
 		case grows <= 0, t.used+grows <= t.size-t.size/10, t.used+grows <= t.size && n < average:
 		default:
-			return fmt.Errorf("%w: no room: %d of %d %s are in use, the last tenth is for services with fewer than "+
-				"%d, and this one needs %d", lb.ErrRefused, t.used, t.size, t.what, average, n)
+			return fmt.Errorf("%w: not enough space: %d of %d %s are in use, the last tenth is reserved for services "+
+				"with fewer than %d, and this one needs %d", lb.ErrRefused, t.used, t.size, t.what, average, n)
 		}
 	}
 	return nil

@@ -206,7 +206,7 @@ func (s *Services) writeTable(u *Update) error {
 	if !u.isNew && !u.MethodChanged && !u.settled {
 		var err error
 		if was, err = s.Slots.Read(u.Frontend.Value); err != nil {
-			s.log.Warn("table of an earlier plan not read; flows in slots that get another backend may break",
+			s.log.Warn("previous table not read; flows in slots that get another backend may break",
 				"frontend", u.Plan.Frontend, "err", err)
 		}
 	}

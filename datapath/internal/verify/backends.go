@@ -92,9 +92,9 @@ func (v *Verifier) unreachedBackends() []lb.Finding {
 	case 0:
 		return nil
 	case 1:
-		found := lb.FoundServerUnreached.About(first.String(), "packets of clients do not get to a server: %s", text)
+		found := lb.FoundServerUnreached.About(first.String(), "client packets do not reach a server: %s", text)
 		return []lb.Finding{found}
 	}
-	return []lb.Finding{lb.FoundServerUnreached.About("", "packets of clients do not get to %d servers, such as %s",
+	return []lb.Finding{lb.FoundServerUnreached.About("", "client packets do not reach %d servers, such as %s",
 		len(hosts), text)}
 }

@@ -141,7 +141,7 @@ func (v *Verifier) LostClients(sample []lb.Question, now time.Time) string {
 	if text == "" {
 		return ""
 	}
-	return fmt.Sprintf("replies do not get to %d of %d sampled clients, such as %s",
+	return fmt.Sprintf("replies do not reach %d of %d sampled clients, such as %s",
 		len(v.warned.lostSince), len(all), text)
 }
 

@@ -130,7 +130,7 @@ func (v *Verifier) steps(q lb.Question, e lb.Explanation, x bpf.Explained) (step
 		say("%s is not the address of a service: the packet is passed to the stack", q.To.Addr())
 		return steps
 	case e.Reason == "no_frontend": // other reasons apply before the frontend lookup
-		say("%s is a VIP, and no service has %s", q.To.Addr(), frontend)
+		say("%s is a VIP, but no service has %s", q.To.Addr(), frontend)
 	}
 	if e.Action == "forward" {
 		v.sayFlow(say, verdict)
@@ -154,13 +154,13 @@ func (v *Verifier) sayFlow(say func(string, ...any), verdict bpf.Verdict) {
 		slices.Contains([]string{"none", "relay"}, v.Names.Commits[verdict.Commit])
 	switch {
 	case chained && verdict.Chain.Passed == 1:
-		say("this node delivers it, and the flow is unknown here: it is passed to nodes that may have it")
+		say("this node delivers it but does not know the flow, so it is passed to nodes that may know it")
 	case chained:
-		say("its hash selects the node that delivers it; no flow is kept here")
+		say("its hash selects the node that delivers it; this node stores no flow")
 	case v.isOfKnownFlow(verdict):
 		say("its flow is known")
 	default:
-		say("no flow is known: one is opened")
+		say("its flow is unknown, so a new one is opened")
 	}
 	if verdict.Affinity == 1 {
 		say("the client keeps its backend (affinity)")
@@ -174,7 +174,7 @@ func (v *Verifier) sayPath(say func(string, ...any), e lb.Explanation, verdict b
 		say("to %s on this node, with the client's address", e.Backend)
 		return
 	case e.Forward == lb.MethodNAT:
-		say("to %s, from %s and a port of snat_ports", e.Backend, bpf.FromAddr(verdict.T.Src))
+		say("to %s, from %s and a port in snat_ports", e.Backend, bpf.FromAddr(verdict.T.Src))
 	case e.Forward == lb.MethodDSR:
 		say("to the MAC address of %s, otherwise unchanged", to)
 	default:
@@ -215,12 +215,12 @@ func (v *Verifier) explainReply(q lb.Question, e *lb.Explanation, x bpf.Explaine
 			say("%s is down", s.Name)
 		}
 		if s.Fault == "" && !s.Down {
-			say("on %s the programs are in force (%s, %s)", s.Name, s.Mode, s.Hook)
+			say("on %s the programs are active (%s, %s)", s.Name, s.Mode, s.Hook)
 		}
 		if s.Fault == "" {
 			continue
 		}
-		say("on %s the programs are not all in force: %s", s.Name, s.Fault)
+		say("on %s not all programs are active: %s", s.Name, s.Fault)
 		if s.Mode == "" && s.Fault != hook.Absent {
 			broken = append(broken, fmt.Sprintf("%s: %s", s.Name, s.Fault))
 		}

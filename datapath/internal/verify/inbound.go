@@ -52,7 +52,7 @@ func (v *Verifier) configuredHop(client netip.Addr) bool {
 // are only warnings. No node's announcements can depend on them, because all other nodes select this one from the same
 // table.
 
-const InboundWarning = "packets that other nodes send here do not get to their backends: "
+const InboundWarning = "packets that other nodes send here do not reach their backends: "
 
 // inboundFault returns why packets that other nodes send here are not delivered, or "" if they are.
 func (v *Verifier) inboundFault(f lb.Frontend) string {

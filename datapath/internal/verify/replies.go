@@ -46,8 +46,8 @@ func (v *Verifier) readContinued(now time.Time) {
 		for _, t := range p.Targets {
 			r := recent[t.Addr]
 			if r.Flows >= someFlows && 2*r.Continued < r.Flows && 5*best.Continued >= 4*best.Flows {
-				w.unanswered = append(w.unanswered, fmt.Sprintf("of %d first packets of connections to %s of %s "+
-					"by %s, clients continued after %d (another server: %d of %d): do its replies get to the clients?",
+				w.unanswered = append(w.unanswered, fmt.Sprintf("of %d connections to %s of %s "+
+					"with %s, clients continued %d (another server: %d of %d); do its replies reach the clients?",
 					r.Flows, t.Addr, p.Service, p.Method, r.Continued, best.Continued, best.Flows))
 			}
 		}

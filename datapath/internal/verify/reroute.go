@@ -175,7 +175,7 @@ func (d *reroutes) fault(to netip.Addr, proto lb.Protocol, v view) string {
 	if age < responseTime || b.unable || proto != lb.TCP && age > faultFor {
 		return ""
 	}
-	text := fmt.Sprintf("%s does not answer since its route changed from %s to %s", to, v.step(x.From), v.step(x.To))
+	text := fmt.Sprintf("%s has not answered since its route changed from %s to %s", to, v.step(x.From), v.step(x.To))
 	if v.IsDown(x.From.NIC) {
 		text += fmt.Sprintf("; %s is down", v.Name(uint32(x.From.NIC)))
 	}

@@ -76,7 +76,7 @@ func (v *Verifier) noRoute() string {
 	if !vip.IsValid() {
 		return ""
 	}
-	return fmt.Sprintf("only clients on the links of this node get replies from %s: there is no default route", vip)
+	return fmt.Sprintf("only clients on this node's links get replies from %s, because there is no default route", vip)
 }
 
 // Findings returns states that lose or may lose packets although addresses are announced, and changes that Cleanup
