@@ -164,9 +164,10 @@ func TestHTTP(t *testing.T) {
 		{"node port, right service", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/service", Body: "default/web"},
 			"ok: HTTP 200"},
 		{"node port, other service", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/service", Body: "default/api"},
-			`HTTP 200, the response is about another service: "default/web"`},
+			`HTTP 200, the response is about a different service: "default/web"`},
 		{"node port, no JSON", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/?x", Body: "default/api"},
-			fmt.Sprintf(`HTTP 200, the response is about another service: "host=%s agent=steelyard-health q=x"`, at)},
+			fmt.Sprintf(`HTTP 200, the response is about a different service: "host=%s agent=steelyard-health q=x"`,
+				at)},
 	} {
 		t.Run(tt.name, func(t *testing.T) { wantProbe(t, lb.Check{Target: tt.at, Spec: tt.spec}, tt.want) })
 	}

@@ -150,7 +150,7 @@ func (c nodePortChecker) Probe(ctx context.Context) (Result, error) {
 		return Result{}, err
 	}
 	if got := serviceOf(body); c.Spec.Body != "" && got != c.Spec.Body {
-		return fail("HTTP %d, the response is about another service: %.100q", resp.StatusCode, got)
+		return fail("HTTP %d, the response is about a different service: %.100q", resp.StatusCode, got)
 	}
 	switch resp.StatusCode {
 	case http.StatusOK:

@@ -75,7 +75,7 @@ func (p *Prober) Findings() (list []lb.Finding) {
 	}
 	for _, cause := range slices.Sorted(maps.Keys(count)) {
 		list = append(list, lb.FoundChecksInconclusive.About("",
-			"%d health checks are inconclusive, and their backends keep their states: %s", count[cause], cause))
+			"%d health checks are inconclusive, and their backends keep their state: %s", count[cause], cause))
 	}
 	return list
 }

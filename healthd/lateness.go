@@ -7,7 +7,7 @@ import (
 )
 
 // errLate replaces the timeout of a probe if this node itself was late.
-var errLate = ownError{errors.New("this node lacks CPU: a response may have waited for it")}
+var errLate = ownError{errors.New("this node lacks CPU time, so a response may have been delayed")}
 
 // lateness measures how late the timers of one probe fire. If this node does not serve timers and sockets in time, a
 // missing response says nothing about the server.

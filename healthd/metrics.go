@@ -30,7 +30,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		}, []string{"service"}),
 		late: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "steelyard_health_probes_late_total",
-			Help: "Probes that started later than a tenth of their interval, because too many were running.",
+			Help: "Probes that started late by more than a tenth of their interval, because too many were running.",
 		}),
 	}
 	if r != nil {

@@ -234,7 +234,7 @@ func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.T
 		result = Result{Reason: reason(err, l.check.Spec.Timeout), Weight: -1, Err: cause(err)}
 	}
 	if answersItself() && errors.Is(result.Err, context.DeadlineExceeded) {
-		result.Reason += fmt.Sprintf(", but the server answers at its own address: is %s on its device lo?",
+		result.Reason += fmt.Sprintf(", but the server answers at its own address: is %s on its interface lo?",
 			l.check.VIP)
 	}
 	p.metrics.observe(service, time.Since(start), err == nil)
@@ -255,7 +255,7 @@ func (p *Prober) warnOfWeight(l *loop, weight int) {
 		return
 	}
 	l.warned = time.Now()
-	p.o.Log.Warn("backend reports another weight", "service", l.check.Key.Service,
+	p.o.Log.Warn("backend reports a new weight", "service", l.check.Key.Service,
 		"backend", l.check.Key.BackendName(), "was", was, "weight", weight)
 }
 

@@ -88,7 +88,7 @@ func (hangs) Probe(ctx context.Context) (Result, error) {
 // A server that responds at its own address, but not at the VIP, probably lacks the VIP.
 func TestServerWithoutTheVIP(t *testing.T) {
 	vip := netip.MustParseAddr("203.0.113.10")
-	const itself = ", but the server answers at its own address: is 203.0.113.10 on its device lo?"
+	const itself = ", but the server answers at its own address: is 203.0.113.10 on its interface lo?"
 	spec := lb.CheckSpec{Type: lb.CheckTCP, Interval: time.Hour, Timeout: time.Second, Rise: 1, Fall: 1}
 	for _, row := range []struct {
 		check lb.Check

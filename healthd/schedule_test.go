@@ -157,7 +157,7 @@ func TestWarningOfWeights(t *testing.T) {
 		} {
 			log.Reset()
 			p.warnOfWeight(l, tt.weight)
-			got := strings.Contains(log.String(), "another weight")
+			got := strings.Contains(log.String(), "a new weight")
 			must.True(t, got == tt.want, "%d after %d: logged %t %q", tt.weight, l.health.Weight, got, log.String())
 			l.health.Weight = tt.weight
 			time.Sleep(30 * time.Second)

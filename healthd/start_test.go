@@ -205,7 +205,7 @@ func TestLateProbeIsInconclusive(t *testing.T) {
 	stop()
 	must.True(t, h.State == lb.StateUnhealthy && h.Reason == "no response within 200ms" && server.probes >= 2,
 		"%s (%s) after %d probes; want unhealthy, after the first", h.State, h.Reason, server.probes)
-	want := "1 health checks are inconclusive, and their backends keep their states: " + errLate.Error()
+	want := "1 health checks are inconclusive, and their backends keep their state: " + errLate.Error()
 	must.True(t, len(server.found) == 1 && server.found[0] == want,
 		"problems after the first probe: %q; want %q", server.found, want)
 }

@@ -265,7 +265,7 @@ func TestGRPCUsesTLS(t *testing.T) {
 	spec := lb.CheckSpec{Type: lb.CheckGRPC, TLSServerName: "web.example"}
 	probeFor(t, lb.Check{Target: targetOf(l.Addr()), Spec: spec}, "no response")
 	if b := <-first; b != 22 { // handshake (RFC 8446 §5.1)
-		t.Errorf("the first byte is %d; want that of a TLS handshake", b)
+		t.Errorf("the first byte is %d; want a TLS handshake's", b)
 	}
 }
 

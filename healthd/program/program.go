@@ -94,7 +94,7 @@ func check(path string, info fs.FileInfo, isProgram bool, u User) error {
 		return fmt.Errorf("%s can be written by users other than root (mode %04o)", path, mode.Perm())
 	}
 	if stat.Uid != 0 && (os.Geteuid() == 0 || stat.Uid != u.UID) { // a non-root agent may use its own programs
-		return fmt.Errorf("%s belongs to user %d and not to root", path, stat.Uid)
+		return fmt.Errorf("%s belongs to user %d, not to root", path, stat.Uid)
 	}
 	var x fs.FileMode = 0o001
 	switch {

@@ -54,7 +54,7 @@ func TestFind(t *testing.T) {
 		"writable":            {file("w", 0o755, 0o757), nobody, "w/check can be written by users other than root"},
 		"writable directory":  {open, nobody, "open can be written by users other than root (mode 0777)"},
 		"sticky directory":    {file("sticky", 0o777|os.ModeSticky, 0o755), nobody, "sticky/check"},
-		"another owner":       {theirs, nobody, "theirs/check belongs to user 1000 and not to root"},
+		"another owner":       {theirs, nobody, "theirs/check belongs to user 1000, not to root"},
 		"group":               {group, nobody, "group can be written by users other than root (mode 0775)"},
 		"group root":          {file("groot", 0o775, 0o775), nobody, "groot/check"},
 		"of root only":        {file("rootfile", 0o755, 0o700), nobody, "user nobody cannot execute it: the mode of"},
