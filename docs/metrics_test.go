@@ -95,9 +95,9 @@ func metrics(t *testing.T) []metric {
 func TestMetricsAreDocumented(t *testing.T) {
 	var page strings.Builder
 	page.WriteString("# Metrics\n\n" +
-		"The answer to `GET /metrics` on the admin socket and on `admin.listen`, in the text format of Prometheus.\n" +
-		"The metrics of the Go runtime and of the process (`go_*`, `process_*`) are included.\n" +
-		"The values of the label `reason` are in [reasons.md](reasons.md).\n\n" +
+		"The agent serves these metrics at `GET /metrics` on the admin socket and on `admin.listen`, in Prometheus'\n" +
+		"text format. Metrics of the Go runtime and of the process (`go_*`, `process_*`) are included.\n" +
+		"[Reasons](reasons.md) lists the values of the label `reason`.\n\n" +
 		"| metric | type | labels | meaning |\n|---|---|---|---|\n")
 	for _, m := range metrics(t) {
 		labels := "none"

@@ -120,7 +120,7 @@ func TestNamedTestsExist(t *testing.T) {
 	for page, text := range named {
 		for _, name := range testName.FindAllString(text, -1) {
 			must.True(t, strings.Contains(tests.String(), "func "+name+"("),
-				"%s names %s, which is no test", page, name)
+				"%s names %s, which is not a test", page, name)
 		}
 	}
 }
@@ -129,10 +129,10 @@ func TestNamedTestsExist(t *testing.T) {
 func TestFindingsAreDocumented(t *testing.T) {
 	var page strings.Builder
 	page.WriteString("# Findings\n\n" +
-		"The findings that `steelyard status` can report. Each has a code, a severity, a text that names the object\n" +
-		"and the cause, and a remedy. The verdict is `DOWN` with a finding of severity `down`, `DEGRADED` with one\n" +
-		"of severity `degraded`, and `OK` otherwise. The log reports each change of the verdict as\n" +
-		"`verdict changed`, and `steelyard_findings{code,severity}` counts the findings.\n\n" +
+		"This page lists the findings that `steelyard status` can report. Each has a code, a severity, a text with\n" +
+		"the object and the cause, and a remedy. The verdict is `DOWN` if any finding has severity `down`,\n" +
+		"`DEGRADED` if any has severity `degraded`, and `OK` otherwise. The log reports each change of the\n" +
+		"verdict as `verdict changed`, and `steelyard_findings{code,severity}` counts the findings.\n\n" +
 		"| code | severity | meaning | remedy |\n|---|---|---|---|\n")
 	for _, k := range lb.FindingKinds {
 		fmt.Fprintf(&page, "| `%s` | %s | %s | %s |\n", k.Code, k.Severity, k.Meaning, k.Remedy)

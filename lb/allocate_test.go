@@ -268,7 +268,7 @@ func TestShare(t *testing.T) {
 		{sharer("e", "", 53), "[203.0.113.4]"},
 		{udp, "[203.0.113.1]"},
 		{ranged, "[203.0.113.2]"},
-		{byName, "203.0.113.1 belongs to b, and cannot be shared with it: both have port 443/tcp"},
+		{byName, "203.0.113.1 belongs to b, and cannot be shared with it because both have port 443/tcp"},
 		{other, "203.0.113.1 belongs to a"},
 		{sharer("f", "x", 80), "[203.0.113.5]"},
 		{manual, "[192.0.2.1]"},

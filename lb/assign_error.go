@@ -49,7 +49,7 @@ func (e *AssignError) Error() string {
 	case AddrInUse, NotSharedWith:
 		return fmt.Sprintf("%s belongs to %s", e.Addr, e.Service)
 	case PortInUse:
-		return fmt.Sprintf("%s belongs to %s, and cannot be shared with it: both have port %s",
+		return fmt.Sprintf("%s belongs to %s, and cannot be shared with it because both have port %s",
 			e.Addr, e.Service, e.Port.Name())
 	case FamilyNotRequested:
 		return fmt.Sprintf("%s is requested, but the service has no such family", e.Addr)

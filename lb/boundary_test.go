@@ -94,7 +94,7 @@ func TestPanicOfAPlan(t *testing.T) {
 		e.Delete("other0")
 		wantAnnounced(t, fx, append([]netip.Addr{vip1}, others[1:]...)...)
 		if p, _ := fx.Served(frontend(vip1)); p.Targets[0].Addr.Addr() != netip.MustParseAddr("10.0.0.1") {
-			t.Errorf("targets %v; want those of before", p.Targets)
+			t.Errorf("targets %v; want the previous ones", p.Targets)
 		}
 		on.Store(false)
 		e.Delete("bad")

@@ -41,7 +41,7 @@ func (c Change) String() string {
 	}
 	switch {
 	case c.Connections >= ConnectionsMax:
-		line += fmt.Sprintf("; ends %d connections or more", c.Connections)
+		line += fmt.Sprintf("; ends at least %d connections", c.Connections)
 	case c.Connections > 0:
 		line += "; ends " + plural(c.Connections, "connection")
 	}

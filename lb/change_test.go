@@ -90,7 +90,7 @@ func TestChangeWithConnections(t *testing.T) {
 	c := Change{Op: Removed, Object: "service web"}
 	for n, want := range map[int]string{
 		0: "- service web", 1: "- service web; ends 1 connection", 41: "- service web; ends 41 connections",
-		ConnectionsMax: "- service web; ends 100000 connections or more",
+		ConnectionsMax: "- service web; ends at least 100000 connections",
 	} {
 		c.Connections = n
 		must.True(t, c.String() == want, "%q; want %q", c, want)

@@ -312,7 +312,7 @@ func (e *Engine) serve(ctx context.Context, calls *sync.WaitGroup, now time.Time
 		e.mail.post(func() {
 			for f, err := range failed {
 				if !errors.Is(err, ErrRefused) {
-					e.o.Log.Error("frontend not in force", "frontend", f, "err", err)
+					e.o.Log.Error("frontend not active", "frontend", f, "err", err)
 				}
 			}
 			e.datapath.complete(delta, failed, time.Now())

@@ -39,7 +39,7 @@ func ParseQuestion(client, to string) (q Question, err error) {
 		}
 	}
 	if q.Client.Addr().Is4() != q.To.Addr().Is4() {
-		return q, fmt.Errorf("%s and %s are of different families", q.Client.Addr(), q.To.Addr())
+		return q, fmt.Errorf("%s and %s have different address families", q.Client.Addr(), q.To.Addr())
 	}
 	return q, nil
 }

@@ -27,12 +27,12 @@ func TestFirstHolderKeeps(t *testing.T) {
 		{"nothing", func(_, _ *Request) {}, "[] []"},
 		{"a port of the other one", func(first, _ *Request) {
 			first.Ports = append(first.Ports, Port{Port: 443, Protocol: TCP})
-		}, "[203.0.113.1 belongs to second, and cannot be shared with it: both have port 443/tcp] []"},
+		}, "[203.0.113.1 belongs to second, and cannot be shared with it because both have port 443/tcp] []"},
 		{"only a port of the other one", func(first, _ *Request) { first.Ports[0].Port = 443 },
-			"[203.0.113.1 belongs to second, and cannot be shared with it: both have port 443/tcp] []"},
+			"[203.0.113.1 belongs to second, and cannot be shared with it because both have port 443/tcp] []"},
 		{"the younger one, a port of the other one", func(_, second *Request) {
 			second.Ports = append(second.Ports, Port{Port: 80, Protocol: TCP})
-		}, "[] [203.0.113.1 belongs to first, and cannot be shared with it: both have port 80/tcp]"},
+		}, "[] [203.0.113.1 belongs to first, and cannot be shared with it because both have port 80/tcp]"},
 		{"another port", func(first, _ *Request) { first.Ports[0].Port = 81 }, "[] []"},
 		{"the key", func(first, _ *Request) { first.ShareKey = "y" }, "[] []"},
 		{"the address by name, no key", func(_, second *Request) {

@@ -79,6 +79,6 @@ func (e *Engine) withdraw(ctx context.Context) error {
 	if err := e.o.Announcer.Set(ctx, nil); err != nil {
 		return fmt.Errorf("withdraw every route: %w", err)
 	}
-	e.o.Log.Info("announcements ended")
+	e.o.Log.Info("announcements stopped")
 	return nil
 }

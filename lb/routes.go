@@ -375,7 +375,7 @@ func (r *routes) lowerPreference(addr vipKey) string {
 			return drained
 		}
 	}
-	return "it was so when it was announced"
+	return "it already had one when it was announced"
 }
 
 // reason says why addr must not be announced, or returns "" if it may.

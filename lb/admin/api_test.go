@@ -254,7 +254,8 @@ func TestServerAndClient(t *testing.T) {
 		must.Need(t, info.Node == "lb1", "answer %+v; want node lb1", info)
 		must.Equal(t, 0o660, must.Get(os.Stat(o.Socket))(t).Mode().Perm())
 		_, err := listenUnix(o.Socket)
-		must.True(t, err != nil && strings.Contains(err.Error(), "another agent runs there"), "second server: %v", err)
+		must.True(t, err != nil && strings.Contains(err.Error(), "another agent is running there"),
+			"second server: %v", err)
 		stop()
 	}
 }

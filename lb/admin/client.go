@@ -107,7 +107,7 @@ func (c *Client) Follow(ctx context.Context, path string, each func(data []byte)
 	if ctx.Err() != nil {
 		return nil
 	}
-	return cmp.Or(lines.Err(), errors.New("the agent has ended"))
+	return cmp.Or(lines.Err(), errors.New("the agent has stopped"))
 }
 
 func (c *Client) do(ctx context.Context, method, path string, body []byte, v any) error {

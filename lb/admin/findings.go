@@ -13,11 +13,11 @@ var (
 	descVerdict = prometheus.NewDesc("steelyard_verdict",
 		"The verdict of steelyard status: 0 for OK, 1 for DEGRADED, 2 for DOWN.", nil, nil)
 	descFindings = prometheus.NewDesc("steelyard_findings",
-		"Findings of steelyard status at present, by the codes of docs/findings.md.", []string{"code", "severity"}, nil)
+		"Current findings of steelyard status, by the codes of docs/findings.md.", []string{"code", "severity"}, nil)
 	descBuild = prometheus.NewDesc("steelyard_build_info",
 		"1, with the version of the agent.", []string{"version"}, nil)
 	descReload = prometheus.NewDesc("steelyard_config_last_reload_successful",
-		"0 if the last reload of the configuration was rejected, else 1.", nil, nil)
+		"0 if the last reload of the configuration was rejected, otherwise 1.", nil, nil)
 	descDrained = prometheus.NewDesc("steelyard_drained", "Frontends that an operator has drained.", nil, nil)
 )
 

@@ -37,7 +37,7 @@ func (s *Server) someFlows(w http.ResponseWriter, r *http.Request) {
 	case s.walking <- struct{}{}:
 		defer func() { <-s.walking }()
 	default:
-		writeBusy(w, "another request reads the flows")
+		writeBusy(w, "another request is reading the flows")
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), walkTime)

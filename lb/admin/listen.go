@@ -168,10 +168,10 @@ func listenUnix(path string) (net.Listener, error) {
 	}
 	if c, err := net.Dial("unix", path); err == nil {
 		c.Close()
-		return nil, fmt.Errorf("listen on %s: another agent runs there; stop it first", path)
+		return nil, fmt.Errorf("listen on %s: another agent is running there; stop it first", path)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("remove the API socket of an earlier run: %w", err)
+		return nil, fmt.Errorf("remove the API socket of a previous run: %w", err)
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {

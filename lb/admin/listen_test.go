@@ -114,7 +114,7 @@ func TestSocketIsMadeAgain(t *testing.T) {
 	other := must.Get(net.Listen("unix", o.Socket+".other"))(t)
 	must.Do(t, os.Rename(o.Socket+".other", o.Socket))
 	own := must.Get(os.Lstat(o.Socket))(t)
-	wait("the problem", func() bool { return is("another agent runs there") })
+	wait("the problem", func() bool { return is("another agent is running there") })
 	stop()
 	now, err := os.Lstat(o.Socket)
 	must.True(t, err == nil && os.SameFile(own, now), "the socket of the other agent is gone: %v", err)
@@ -125,7 +125,7 @@ func TestSocketThatCannotBeReplaced(t *testing.T) {
 	o := options(t)
 	must.Do(t, os.MkdirAll(filepath.Join(o.Socket, "file"), 0o755))
 	_, err := listenUnix(o.Socket)
-	must.True(t, err != nil && strings.HasPrefix(err.Error(), "remove the API socket of an earlier run: "),
+	must.True(t, err != nil && strings.HasPrefix(err.Error(), "remove the API socket of a previous run: "),
 		"a directory instead of the socket: %v", err)
 }
 

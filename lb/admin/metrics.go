@@ -27,11 +27,11 @@ var (
 	descFrontends = prometheus.NewDesc("steelyard_frontend_backends",
 		"Healthy backends of a frontend.", []string{"service", "vip", "port", "protocol"}, nil)
 	descServices = prometheus.NewDesc("steelyard_engine_services",
-		"Services that are configured.", nil, nil)
+		"Configured services.", nil, nil)
 	descAnnounced = prometheus.NewDesc("steelyard_announce_vip_announced",
-		"1 while a VIP is announced, else 0.", []string{"vip"}, nil)
+		"1 while a VIP is announced, otherwise 0.", []string{"vip"}, nil)
 	descSettled = prometheus.NewDesc("steelyard_engine_settled",
-		"1 once every source is complete and every check has a result, else 0.", nil, nil)
+		"1 once every source is complete and every check has a result, otherwise 0.", nil, nil)
 )
 
 // NewCallMetrics returns a collector without calls. It is separate from StateMetrics because the engine needs it.
@@ -47,10 +47,10 @@ func NewCallMetrics() *CallMetrics {
 		}, []string{"consumer"}),
 		changes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "steelyard_engine_change_duration_seconds",
-			Help: "Time from the report of a change (of a service, an endpoint, a check or the machine) until " +
+			Help: "Time from the report of a change (to a service, an endpoint, a check or the machine) until " +
 				"the kernel forwards accordingly (datapath), or its route is sent to (announced) or withdrawn from " +
-				"(withdrawn) all peers. The time to detect it comes before: for a failed backend, fall times the " +
-				"interval of its check.",
+				"(withdrawn) all peers. It excludes the time to detect the change: for a failed backend, fall times " +
+				"the interval of its check.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 16),
 		}, []string{"effect"}),
 	}

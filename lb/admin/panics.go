@@ -7,7 +7,7 @@ import (
 )
 
 var descPanics = prometheus.NewDesc("steelyard_panics_total",
-	"Panics in the handling of objects from outside, each of which lost one object only.", []string{"part"}, nil)
+	"Panics while handling objects from outside; each affected only one object.", []string{"part"}, nil)
 
 // PanicMetrics is a prometheus.Collector of a boundary's panics.
 type PanicMetrics struct{ boundary *lb.Boundary }

@@ -43,7 +43,7 @@ func inTurn(h http.Handler) http.Handler {
 		size := int64(a.body.Len())
 		defer unread.Add(-size)
 		if all := unread.Add(size); all > unreadMax && all > size && size > smallAnswer {
-			writeBusy(w, "too many answers are not read")
+			writeBusy(w, "too many unread responses")
 			return
 		}
 		w.WriteHeader(a.status)

@@ -58,7 +58,7 @@ func (i *Info) unsettled(now time.Time) (all []lb.Finding) {
 		}
 	}
 	if i.Cluster != nil && !i.Cluster.Away.IsZero() {
-		add(lb.FoundAPIServerAway.About("", "the API server is away since %s; its last known state is in force",
+		add(lb.FoundAPIServerAway.About("", "the API server has not answered since %s; its last known state is used",
 			i.Cluster.Away.Format(time.RFC3339)))
 	}
 	switch {
@@ -141,7 +141,7 @@ func silent(st lb.Status, now time.Time) []lb.Finding {
 	case 1:
 		return []lb.Finding{lb.FoundNoPackets.About("", "%s", first)}
 	}
-	return []lb.Finding{lb.FoundNoPackets.About("", "%s, and so for %d addresses in all", first, addresses)}
+	return []lb.Finding{lb.FoundNoPackets.About("", "%s; %d addresses are affected", first, addresses)}
 }
 
 // togetherTime is longer than the interval of most checks. Servers that fail within it probably have a common cause.

@@ -249,7 +249,7 @@ func (a *Agent) connect(
 	a.tasks = append(a.tasks, task{"addresses of the machine", sink.watch})
 	drains, err := openDrainStore(o.StateDir, a.engine, a.problems)
 	if err != nil {
-		a.problems.set("drains of the previous run not in force", err)
+		a.problems.set("drains of the previous run not restored", err)
 	}
 	var inCluster func() *admin.Cluster
 	var waiting func() []lb.ServiceStatus
@@ -311,8 +311,8 @@ func (a *Agent) connect(
 	a.tasks = append(a.tasks,
 		task{"datapath", dp.Run}, task{"verdict", verdict.run}, task{"rates", rates.run},
 		task{"health checks", prober.Run},
-		task{"results of health checks", func(ctx context.Context) error { return verdicts.run(ctx, prober) }},
-		task{"ends of the agent", trusted.run},
+		task{"health check results", func(ctx context.Context) error { return verdicts.run(ctx, prober) }},
+		task{"panics of the agent", trusted.run},
 		task{"drains to store", drains.kept.run}, task{"admin API", api.Run},
 		task{"events", func(ctx context.Context) error {
 			o.history.Run(ctx, o.problem("events not stored"))

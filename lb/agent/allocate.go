@@ -134,7 +134,7 @@ func (a *allocation) reload() (admin.Reloaded, error) {
 		pools, err = poolsOf(cfg)
 	}
 	if err != nil {
-		a.log.Error("configuration rejected; the running one stays in force", "config", a.file, "err", err)
+		a.log.Error("configuration rejected; the running one stays active", "config", a.file, "err", err)
 		return admin.Reloaded{}, err
 	}
 	a.level.Set(cfg.Log.Level)

@@ -153,7 +153,7 @@ type accepter interface {
 
 // notReceived says why nobody receives a route, given the enabled announcers, or returns "".
 func notReceived(r lb.RouteStatus, on map[lb.AnnouncerKind]lb.Announcer) string {
-	reason := "no announcer of it is on"
+	reason := "none of its announcers is enabled"
 	for kind, a := range on {
 		if len(r.By) > 0 && !slices.Contains(r.By, kind) {
 			continue

@@ -14,7 +14,7 @@ type assignedStore struct {
 // openFileSource returns the source of the file's services, and the task that stores their addresses. The services keep
 // the addresses of the previous run.
 func openFileSource(o Options) (*file.Source, task) {
-	kept := newKeeper("addresses not stored, services may get others from their pools at the next start", o.problems)
+	kept := newKeeper("addresses not stored; services may get others from their pools at the next start", o.problems)
 	s := assignedStore{state.New(o.KeepDir, "addresses", 1), kept}
 	var had file.Assigned
 	if _, err := s.file.Load(&had); err != nil {

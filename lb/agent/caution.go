@@ -48,7 +48,7 @@ type caution struct {
 }
 
 // cautionProblem is the name of the problem that is set while caution is on.
-const cautionProblem = "start without what came last"
+const cautionProblem = "start without the latest input"
 
 func openCaution(to lb.Sink, dir string, p *problems, log *slog.Logger) *caution {
 	c := &caution{
@@ -71,8 +71,8 @@ func openCaution(to lb.Sink, dir string, p *problems, log *slog.Logger) *caution
 	if _, err := c.trusted.Load(&c.proven); err != nil {
 		log.Warn("trusted services not read", "err", err)
 	}
-	p.set(cautionProblem, fmt.Errorf("%d agents in a row ended in a panic within %s; new and reconfigured "+
-		"Services stay as they are in the kernel, and reported weights do not count, for %s: see the log for the cause",
+	p.set(cautionProblem, fmt.Errorf("%d agents in a row panicked within %s; new and reconfigured "+
+		"Services stay unchanged in the kernel, and reported weights are ignored, for %s; the log has the cause",
 		n, steadyTime, steadyTime))
 	return c
 }
@@ -86,7 +86,7 @@ func panicked(dir string, log *slog.Logger) bool {
 		last := path + ".last"
 		err = os.Rename(path, last)
 		what, _, _ := strings.Cut(string(was), "\n")
-		log.Error("the last agent ended in a panic", "text", printable.Cut(what), "file", last)
+		log.Error("the last agent panicked", "text", printable.Cut(what), "file", last)
 	}
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		var f *os.File

@@ -135,7 +135,7 @@ func memberFamily(h host, found fail) config.Rule {
 		for i, a := range c.L2.Members {
 			if a.Is4() != own.Is4() {
 				report(r, fmt.Sprintf("l2.members[%d]", i), "write the "+family+" address of the member",
-					"%s has no effect: this node is a member by its %s address %s", a, family, own)
+					"%s has no effect: this node is a member through its %s address %s", a, family, own)
 			}
 		}
 	}

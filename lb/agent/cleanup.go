@@ -32,6 +32,6 @@ func CleanupCluster(ctx context.Context, kubeconfig, namespace string, w io.Writ
 	if err != nil {
 		return fmt.Errorf("clean up the cluster: %w", err)
 	}
-	_, err = fmt.Fprintf(w, "nothing of Steelyard is left in the Services of the cluster; %d objects were changed\n", n)
+	_, err = fmt.Fprintf(w, "Steelyard has been removed from the cluster's Services; %d objects were changed\n", n)
 	return err
 }

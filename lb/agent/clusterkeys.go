@@ -121,7 +121,7 @@ func (c *clusterKeys) task(set func(datapath.TunnelKeys) error) task {
 			c.save(k)
 			c.changed(k)
 			if stale := k.Seed != c.seed; c.stale.Swap(stale) != stale && stale {
-				c.log.Warn("the cluster has another hash seed; restart the agent to use it")
+				c.log.Warn("the cluster has a different hash seed; restart the agent to use it")
 			}
 			return nil
 		})
@@ -138,7 +138,7 @@ func (c *clusterKeys) findings() (all []lb.Finding) {
 	}
 	if c.stale.Load() {
 		all = append(all, lb.FoundHashSeed.About("",
-			"the cluster has another hash seed than this node; restart the agent"))
+			"the cluster's hash seed differs from this node's; restart the agent"))
 	}
 	return all
 }

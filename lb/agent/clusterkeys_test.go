@@ -123,7 +123,7 @@ func TestFollowsTheKeysOfTheCluster(t *testing.T) {
 		return k != nil && string(k.Send) == "the current key B"
 	})
 	eventually(t, "a problem in the status", func() bool {
-		return strings.Contains(strings.Join(lbtest.Texts(a.keys.findings()), "\n"), "another hash seed")
+		return strings.Contains(strings.Join(lbtest.Texts(a.keys.findings()), "\n"), "hash seed differs")
 	})
 	cancel()
 	if err := <-done; err != nil && !errors.Is(err, context.Canceled) {

@@ -129,7 +129,7 @@ func retryingDial(
 			case err == nil:
 				return conn, nil
 			case since.IsZero():
-				log.Warn("API server unreachable; its last known state stays in force", "address", address, "err", err)
+				log.Warn("API server unreachable; its last known state stays in use", "address", address, "err", err)
 				since = time.Now()
 			}
 			select {

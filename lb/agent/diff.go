@@ -35,7 +35,7 @@ func (l *reloader) diff(name string, text []byte) (then admin.Reloaded, err erro
 				NeedRestart: needRestart(l.running, cfg),
 			}
 			if err := guard(plan, cfg, l.text(), l.fromCluster(cfg), ""); err != nil {
-				then.Warnings = append(slices.Clip(then.Warnings), "a reload refuses this: "+err.Error())
+				then.Warnings = append(slices.Clip(then.Warnings), "a reload would refuse this: "+err.Error())
 			}
 		}
 	})

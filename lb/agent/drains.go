@@ -41,7 +41,7 @@ type drainer interface {
 func openDrainStore(dir string, e drainer, p *problems) (*drainStore, error) {
 	d := &drainStore{
 		path: filepath.Join(dir, "drained.json"), engine: e,
-		kept: newKeeper("drains not stored, a restart of the agent undoes the last change", p),
+		kept: newKeeper("drains not stored; a restart of the agent undoes the last change", p),
 	}
 	text, err := os.ReadFile(d.path)
 	if errors.Is(err, fs.ErrNotExist) {

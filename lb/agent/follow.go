@@ -64,13 +64,13 @@ func (m *mounted) run(ctx context.Context) error {
 func (m *mounted) describe(done admin.Reloaded, err error) (kind, reason, text string) {
 	switch {
 	case err != nil:
-		return core.EventTypeWarning, "ConfigurationRejected", "the one before stays in force: " + err.Error()
+		return core.EventTypeWarning, "ConfigurationRejected", "the previous configuration stays active: " + err.Error()
 	case len(done.NeedRestart) > 0:
-		return core.EventTypeWarning, "ConfigurationNeedsRestart", "in force except what is read at the start only (" +
-			strings.Join(done.NeedRestart, ", ") + "): kubectl rollout restart -n " + ownNamespace() +
+		return core.EventTypeWarning, "ConfigurationNeedsRestart", "active, except for sections that are read at the " +
+			"start (" + strings.Join(done.NeedRestart, ", ") + "): kubectl rollout restart -n " + ownNamespace() +
 			" daemonset/steelyard deployment/steelyard"
 	}
-	return core.EventTypeNormal, "ConfigurationReloaded", m.file + " is in force"
+	return core.EventTypeNormal, "ConfigurationReloaded", m.file + " is active"
 }
 
 // self returns the object that Events about this agent refer to. The manifest sets the variables.

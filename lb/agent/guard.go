@@ -40,7 +40,7 @@ func guard(plan *file.Plan, cfg *config.Config, before string, cluster losses, f
 	cut := !strings.HasSuffix(cfg.Text, "\n") && strings.HasSuffix(before, "\n")
 	switch n := len(gone); {
 	case n > 0 && cut:
-		problems = append(problems, fmt.Sprintf("the file ends without a newline, as one that was cut off, and lacks "+
+		problems = append(problems, fmt.Sprintf("the file does not end with a newline, as if truncated, and lacks "+
 			"%d of %d services: %s", n, plan.Before, names(gone)))
 	case n >= guardedFrom && 2*n > plan.Before:
 		problems = append(problems, fmt.Sprintf("%d of %d services would be removed: %s", n, plan.Before, names(gone)))
@@ -54,7 +54,7 @@ func guard(plan *file.Plan, cfg *config.Config, before string, cluster losses, f
 	if force == word || cfg.Force == word {
 		return nil
 	}
-	return fmt.Errorf("%s; if that is meant: steelyard reload --force %s, or force = %q at the top of the file",
+	return fmt.Errorf("%s; if this is intended: steelyard reload --force %s, or force = %q at the top of the file",
 		strings.Join(problems, "; "), word, word)
 }
 
@@ -123,7 +123,7 @@ func (l *reloader) permit(cfg *config.Config, force string) (*file.Plan, error) 
 func chooseStart(o Options, services *file.Source) (cfg *config.Config, refused, err error) {
 	last, found, err := historyOf(o).Last()
 	if err != nil {
-		o.Log.Warn("last file in force not read", "err", err)
+		o.Log.Warn("last active file not read", "err", err)
 	}
 	if !found || err != nil || last == o.Config.Text {
 		return o.Config, nil, services.Use(o.Config)
@@ -133,7 +133,7 @@ func chooseStart(o Options, services *file.Source) (cfg *config.Config, refused,
 		err = services.Use(before)
 	}
 	if err != nil { // written by another version, or its secrets are gone
-		o.Log.Warn("file not compared with the last one in force", "err", err)
+		o.Log.Warn("file not compared with the last active one", "err", err)
 		return o.Config, nil, services.Use(o.Config)
 	}
 	plan, err := services.Plan(o.Config)
@@ -141,7 +141,7 @@ func chooseStart(o Options, services *file.Source) (cfg *config.Config, refused,
 		return nil, nil, err
 	}
 	if err := guard(plan, o.Config, last, losses{}, ""); err != nil {
-		o.Log.Error("configuration rejected; the last one in force stays", "config", o.ConfigFile, "err", err)
+		o.Log.Error("configuration rejected; the last active one is used", "config", o.ConfigFile, "err", err)
 		return before, err, nil
 	}
 	services.Apply(plan)

@@ -36,7 +36,7 @@ func TestGuard(t *testing.T) {
 		{"more than half is removed", many(0, 20, 0), many(0, 9, 0), "11 of 20 services would be removed: s09, s10,"},
 		{"two of two", many(0, 2, 0), many(8, 9, 0), ""},
 		{"cut off", many(0, 20, 0), strings.TrimSpace(many(0, 19, 0)),
-			"ends without a newline, as one that was cut off, and lacks 1 of 20 services: s19;"},
+			"does not end with a newline, as if truncated, and lacks 1 of 20 services: s19;"},
 		{"an editor that ends no line", many(0, 20, 0), strings.TrimSpace(many(0, 21, 0)), ""},
 		{"it never ended its lines", strings.TrimSpace(many(0, 20, 0)), strings.TrimSpace(many(0, 19, 0)), ""},
 		{"two of twenty move", many(0, 20, 0), many(0, 18, 0) + many(18, 20, 20)[len("[l2]\n"):], ""},
@@ -50,7 +50,7 @@ func TestGuard(t *testing.T) {
 				must.Get(l.reload(""))(t)
 			}
 			then, err := l.diff("/x.toml", []byte(tt.to))
-			warned := strings.Contains(fmt.Sprint(then.Warnings), "a reload refuses this")
+			warned := strings.Contains(fmt.Sprint(then.Warnings), "a reload would refuse this")
 			must.True(t, err == nil && warned == (tt.want != ""), "diff: %v, warnings %q", err, then.Warnings)
 			writeConfig(t, l.file, tt.to)
 			_, err = l.reload("")

@@ -45,7 +45,7 @@ func (d describer) info() admin.Info {
 	for _, x := range d.datapath.Interfaces() {
 		state := admin.Interface{Name: x.Name, Mode: string(x.Mode), Hook: x.Hook, Err: x.Fault, Down: x.Down}
 		if x.Mode == "" && x.Fault == "" {
-			state.Err = "interface not found; it will be attached when it exists again"
+			state.Err = "interface not found; it will be attached when it reappears"
 		}
 		i.Interfaces = append(i.Interfaces, state)
 	}

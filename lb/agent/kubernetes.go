@@ -60,14 +60,14 @@ func (c *cluster) emitRoutes(
 	file := state.New(stateDir, "announced", 1)
 	var earlier []kube.AnnouncedRoute
 	if _, err := file.Load(&earlier); err != nil {
-		log.Warn("announced addresses of the previous run not read; Events will name them again", "err", err)
+		log.Warn("announced addresses of the previous run not read; Events will report them again", "err", err)
 		earlier = nil
 	}
 	events := kube.NewRouteEvents(kube.RouteEventsOptions{
 		Client: c.client, Node: node, Service: c.known, Judge: judge, Earlier: earlier,
 		Keep: func(all []kube.AnnouncedRoute) {
 			if err := file.Save(all); err != nil {
-				log.Warn("announced addresses not stored; after a restart Events will name them again", "err", err)
+				log.Warn("announced addresses not stored; after a restart Events will report them again", "err", err)
 			}
 		},
 	})

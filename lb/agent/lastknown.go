@@ -177,7 +177,7 @@ func (l *lastKnown) replay() {
 	}
 	l.stored = stored.Services
 	l.Sink.Complete(kube.Name)
-	l.log.Warn("the API server does not answer; its last known state is in force",
+	l.log.Warn("the API server does not answer; its last known state is used",
 		"services", len(stored.Services), "file", l.file.Path())
 }
 

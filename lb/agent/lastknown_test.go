@@ -213,7 +213,7 @@ check = "none"
 	a, _, err := newInMemory(t, text, func(o *Options) { o.KeepDir = dir })
 	must.Do(t, err)
 	defer a.close()
-	const problem = "addresses not stored, services may get others from their pools at the next start"
+	const problem = "addresses not stored; services may get others from their pools at the next start"
 	stored := func() bool {
 		return !slices.ContainsFunc(a.problems.findings(), func(f lb.Finding) bool { return f.Object == problem })
 	}

@@ -105,7 +105,7 @@ func openHistory(dir string, log *slog.Logger) (*events.History, *slog.Logger) {
 	h, err := events.Open(dir)
 	log = slog.New(h.Handler(log.Handler()))
 	if err != nil {
-		log.Warn("earlier events not read", "err", err)
+		log.Warn("previous events not read", "err", err)
 	}
 	return h, log
 }
@@ -152,7 +152,7 @@ func Left() (string, error) {
 	for i, vip := range left.VIPs {
 		vips[i] = vip.String()
 	}
-	text := fmt.Sprintf("the last agent's programs have kept forwarding for %s, without health checks, for about %s",
+	text := fmt.Sprintf("the last agent's programs have forwarded for %s without health checks for about %s",
 		cmp.Or(admin.List(vips), "no address"), left.Away.Round(time.Second))
 	for _, dir := range keptIn {
 		last, found, err := historyOf(Options{KeepDir: dir}).Last()

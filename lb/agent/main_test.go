@@ -108,7 +108,7 @@ func TestHangupBeforeTheStart(t *testing.T) {
 	for _, logged := range []string{"agent started", "configuration reloaded"} {
 		labtest.Until(t, stepTimeout, "the agent reads its file", func() error {
 			if !p.Running() {
-				return lab.Permanent(fmt.Errorf("it ended: %w", p.Wait(t.Context())))
+				return lab.Permanent(fmt.Errorf("it exited: %w", p.Wait(t.Context())))
 			}
 			f, err := os.OpenFile(file, os.O_WRONLY|syscall.O_NONBLOCK, 0) // ENXIO without a reader
 			if err != nil {

@@ -165,8 +165,8 @@ func (m *membership) findings() (all []lb.Finding) {
 		}
 		if !p.Alive && slices.Contains(m.configured, p.Address) && time.Since(p.Since) > memberGrace {
 			all = append(all, lb.FoundMemberAway.About(p.Address.String(),
-				"member %s of [l2] does not respond since %s: it is down, port %d is filtered (UDP or TCP), "+
-					"or it has another secret",
+				"member %s of [l2] has not responded since %s: it is down, port %d is filtered (UDP or TCP), "+
+					"or it has a different secret",
 				p.Address, p.Since.Format(time.RFC3339), m.port))
 		}
 	}

@@ -127,7 +127,7 @@ func TestMembersDoNotRespond(t *testing.T) {
 			time.Sleep(after)
 			got := lbtest.Texts(m.findings())
 			same := slices.EqualFunc(got, want, func(text, member string) bool {
-				return strings.HasPrefix(text, "member "+member+" of [l2] does not respond since ")
+				return strings.HasPrefix(text, "member "+member+" of [l2] has not responded since ")
 			})
 			must.True(t, same, "problems %q; want those of %s", got, want)
 		}
@@ -151,10 +151,10 @@ func TestMemberFamily(t *testing.T) {
 		{name: "the same family", members: `["192.0.2.12"]`},
 		{name: "IPv6 alone", members: `["2001:db8::12"]`, host: fakeHost{noV4: true}},
 		{name: "the other family", members: `["2001:db8::12"]`,
-			error: ":3: l2.members[0]: 2001:db8::12 has no effect: this node is a member by its IPv4 address " +
+			error: ":3: l2.members[0]: 2001:db8::12 has no effect: this node is a member through its IPv4 address " +
 				"192.0.2.1; write the IPv4 address of the member"},
 		{name: "the other family, IPv6 alone", members: `["192.0.2.12"]`, host: fakeHost{noV4: true},
-			error: ":3: l2.members[0]: 192.0.2.12 has no effect: this node is a member by its IPv6 address " +
+			error: ":3: l2.members[0]: 192.0.2.12 has no effect: this node is a member through its IPv6 address " +
 				"2001:db8::1; write the IPv6 address of the member"},
 		{name: "both", members: `["192.0.2.12", "2001:db8::12"]`,
 			warning: ":3: l2.members[1]: 2001:db8::12 has no effect"},
@@ -242,8 +242,9 @@ func TestMemberProblems(t *testing.T) {
 		must.Equal(t, nil, lbtest.Texts(m.findings()))
 		time.Sleep(memberGrace + time.Second)
 		list := lbtest.Texts(m.findings())
-		must.True(t, len(list) == 1 && strings.HasPrefix(list[0], "member 127.0.6.2 of [l2] does not respond since ") &&
-			strings.HasSuffix(list[0], ": it is down, port 7946 is filtered (UDP or TCP), or it has another secret"),
+		must.True(t, len(list) == 1 &&
+			strings.HasPrefix(list[0], "member 127.0.6.2 of [l2] has not responded since ") &&
+			strings.HasSuffix(list[0], "it is down, port 7946 is filtered (UDP or TCP), or it has a different secret"),
 			"problems %q", list)
 	})
 }

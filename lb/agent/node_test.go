@@ -315,7 +315,7 @@ router_id = "192.0.2.11"
 asn = 64512
 peers = [{ address = "127.0.0.1", asn = 64500 }]
 `+webTOML)
-	checkedNotAtStart(t, path, ":7: bgp.peers[0].address: 127.0.0.1 is the address of lo; write that of the router")
+	checkedNotAtStart(t, path, ":7: bgp.peers[0].address: 127.0.0.1 is the address of lo; write the router's address")
 }
 
 // The same applies to members of [l2] that this machine cannot reach.
@@ -328,7 +328,7 @@ interfaces = ["lo"]
 unencrypted = true
 members = ["2001:db8::12"]
 `)
-	checkedNotAtStart(t, path, ":7: l2.members[0]: 2001:db8::12 has no effect: this node is a member by")
+	checkedNotAtStart(t, path, ":7: l2.members[0]: 2001:db8::12 has no effect: this node is a member through")
 }
 
 // reloadFile is reload of a file.

@@ -256,7 +256,7 @@ func TestInfo(t *testing.T) {
 		NeedRestart: []string{"bgp"}, Drained: &drains, Cluster: cluster, L2: true,
 		Findings: []lb.Finding{lb.FoundConfiguration.About("", "w")}, Interfaces: []admin.Interface{
 			{Name: "eth0", Mode: "tc", Hook: "tcx"},
-			{Name: "eth1", Err: "interface not found; it will be attached when it exists again"},
+			{Name: "eth1", Err: "interface not found; it will be attached when it reappears"},
 		},
 	}
 	must.Equal(t, want, d.info())

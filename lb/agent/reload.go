@@ -61,7 +61,7 @@ func newReloader(o Options, services *file.Source, r *readiness) *reloader {
 	l := &reloader{
 		file: o.ConfigFile, version: o.Version, services: services,
 		running: &running, loaded: withoutServices(o.Config),
-		level: o.Level, log: o.Log, readiness: r, kept: o.problem("files in force are not kept"),
+		level: o.Level, log: o.Log, readiness: r, kept: o.problem("active files not stored"),
 		history: historyOf(o),
 	}
 	now := &loadState{at: time.Now(), text: o.Config.Text, warnings: o.Config.Warnings, empty: o.Config.Empty}
@@ -116,7 +116,7 @@ func (l *reloader) apply(force string) (admin.Reloaded, error) {
 	}
 	if err != nil {
 		l.reject(err, string(text))
-		l.log.Error("configuration rejected; the running one stays in force", "config", l.file, "err", err)
+		l.log.Error("configuration rejected; the running one stays active", "config", l.file, "err", err)
 		return admin.Reloaded{}, err
 	}
 	changes := l.changes(plan, cfg) // before their connections end
@@ -171,7 +171,7 @@ func (l *reloader) plan(cfg *config.Config) (*file.Plan, error) {
 }
 
 // sizeKept is the warning about a changed max_flows.
-const sizeKept = "[datapath] max_flows: the flow tables in the kernel keep their size over a restart; another size " +
+const sizeKept = "[datapath] max_flows: the flow tables in the kernel keep their size across a restart; a new size " +
 	"needs \"steelyard cleanup\" while no agent runs, which ends all connections: drain the node first"
 
 // refuseEmpty returns an error if an empty file replaces one that is not empty, because it would withdraw every

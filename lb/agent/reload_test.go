@@ -356,6 +356,6 @@ func TestRefusedReloadChangesNoService(t *testing.T) {
 	_, err := l.reload("")
 	must.Need(t, err != nil, "the reload is not refused")
 	if then, err := l.diff("", nil); err != nil || len(then.Changes) != 2 || !services.has("web") {
-		t.Errorf("diff: %v, %q; want that mail replaces web", err, lines(then.Changes))
+		t.Errorf("diff: %v, %q; want mail to replace web", err, lines(then.Changes))
 	}
 }

@@ -167,7 +167,7 @@ func TestRestartRefusesWhatCheckRefuses(t *testing.T) {
 		_, refused := Check(l.file, false)
 		must.Fail(t, refused, tt.want)
 		if err := a.restart(); err == nil || err.Error() != refused.Error() || len(a.restarts) > 0 {
-			t.Errorf("restart: %v; want that of check: %v", err, refused)
+			t.Errorf("restart: %v; want check's error: %v", err, refused)
 		}
 		done, err := l.reload("")
 		warned := strings.Contains(strings.Join(done.Warnings, "\n"), tt.want)

@@ -49,7 +49,7 @@ func (s *selection) chosen(cfg *config.Config) *config.Config {
 		}
 		selector, err := labels.Parse(p.NodeSelector)
 		if err != nil {
-			s.log.Error("peer left out", "node_selector", p.NodeSelector, "err", err)
+			s.log.Error("peer excluded", "node_selector", p.NodeSelector, "err", err)
 		}
 		return err != nil || s.labels == nil || !selector.Matches(s.labels)
 	})

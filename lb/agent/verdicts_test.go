@@ -202,7 +202,7 @@ func TestDrainThatCannotBeStored(t *testing.T) {
 	must.Need(t, err == nil && cmp.Diff(want, got) == "" && len(e.drains) == 1 && cmp.Diff(want, e.drains[0]) == "",
 		"%v, %v, engine %v; want %v in force", got, err, e.drains, want)
 	problem := []string{
-		"drains not stored, a restart of the agent undoes the last change: write " + path + ": file exists",
+		"drains not stored; a restart of the agent undoes the last change: write " + path + ": file exists",
 	}
 	must.Equal(t, problem, lbtest.Texts(p.findings()))
 	_, err = openDrainStore(dir, e, p)

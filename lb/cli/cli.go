@@ -147,23 +147,23 @@ func commands(e *env) []*ucli.Command {
 		{
 			Name: "check", Usage: "validate a configuration and report every error", ArgsUsage: "[FILE]",
 			Flags: with(configFlag(), outputFlag("text"), &ucli.BoolFlag{
-				Name: "elsewhere", Usage: "the file is for another machine: do not look at this one",
+				Name: "elsewhere", Usage: "the file is for another machine, so do not compare it with this one",
 			}),
 			Action: e.check,
 		},
 		{
 			Name: "reload", Usage: "make the running agent read its configuration again",
 			Flags: with(socketFlag(), &ucli.StringFlag{
-				Name: "force", Usage: "allow the one change for which an error printed this `WORD`",
+				Name: "force", Usage: "permit the change for which an error printed this `WORD`",
 			}),
 			Action: e.reload,
 		},
 		{
-			Name: "config", Usage: "the configuration in force", Action: func(c *ucli.Context) error {
+			Name: "config", Usage: "the active configuration", Action: func(c *ucli.Context) error {
 				return fmt.Errorf("%w: steelyard config show", errUsage)
 			},
 			Subcommands: []*ucli.Command{{
-				Name: "show", Usage: "print the file that is in force", Flags: with(socketFlag()), Action: e.configShow,
+				Name: "show", Usage: "print the active file", Flags: with(socketFlag()), Action: e.configShow,
 			}},
 		},
 		{
@@ -176,8 +176,8 @@ func commands(e *env) []*ucli.Command {
 		},
 		{Name: "demo", Usage: "run an example network in namespaces; needs root", Action: e.demo},
 		e.status(),
-		e.list("services", "frontends and whether they are announced", "/v1/services", servicesTable),
-		e.list("backends", "backends and the results of their checks", "/v1/backends", backendsTable),
+		e.list("services", "list frontends and whether they are announced", "/v1/services", servicesTable),
+		e.list("backends", "list backends and the results of their checks", "/v1/backends", backendsTable),
 		e.routes(),
 		e.peers(),
 		e.flows(),

@@ -149,7 +149,7 @@ func TestPrograms(t *testing.T) {
 		{"demo-router", 0, "", "demo-router\n"},
 		{"cleanup --cluster --kubeconfig k", 0, "cleanup k steelyard\n", ""},
 		{"allocate -c x.toml", 0, "", "allocate x.toml\n"},
-		{"cleanup", 0, "nothing of Steelyard is left in the kernel\n", "cleanup\n"},
+		{"cleanup", 0, "Steelyard has been removed from the kernel\n", "cleanup\n"},
 	} {
 		code, out, errOut := steelyard(t, strings.Fields(tt.args)...)
 		must.True(t, code == tt.code && out == tt.out && errOut == tt.err,

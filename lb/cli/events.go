@@ -21,7 +21,7 @@ import (
 // events returns a command that prints the history. Without an agent, it reads what the last one has stored.
 func (e *env) events() *ucli.Command {
 	return &ucli.Command{
-		Name: "events", Usage: "what has happened on this node, including before a restart",
+		Name: "events", Usage: "print what has happened on this node, including before a restart",
 		UsageText: "steelyard events --since 10m --kind health\nsteelyard events --service web -f",
 		Flags: []ucli.Flag{
 			&ucli.DurationFlag{Name: "since", Usage: "only the last `DURATION`, such as 10m"},
@@ -66,7 +66,7 @@ func (e *env) events() *ucli.Command {
 				if c.IsSet("since") {
 					f.Since = time.Now().Add(-c.Duration("since"))
 				}
-				fmt.Fprintln(e.err, "no agent is running; these are the events that the last one has stored")
+				fmt.Fprintln(e.err, "no agent is running; these are the events that the last one stored")
 				list, err = e.programs.Events(f)
 			}
 			for _, x := range list {

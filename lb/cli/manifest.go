@@ -105,7 +105,7 @@ func bgpLines(flag string) (string, error) {
 		}
 	}
 	if _, err := strconv.ParseUint(own, 10, 32); err != nil || len(peers) == 0 {
-		return "", fmt.Errorf("it needs asn=NUMBER and at least one peer=ADDRESS:ASN")
+		return "", fmt.Errorf("asn=NUMBER and at least one peer=ADDRESS:ASN are required")
 	}
 	return fmt.Sprintf("[bgp]\nasn = %s\npeers = [%s]\n\n", own, strings.Join(peers, ", ")), nil
 }

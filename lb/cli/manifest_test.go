@@ -32,7 +32,7 @@ func TestManifestConfiguration(t *testing.T) {
 		{"--l2", "addresses are announced with --l2 or --bgp, and --pool"},
 		{"--pool 192.0.2.0/28", "addresses are announced with --l2 or --bgp, and --pool"},
 		{"--l2 --pool 192.0.2.300", "192.0.2.300"},
-		{"--bgp peer=192.0.2.1:64500 --pool 192.0.2.0/28", "it needs asn=NUMBER"},
+		{"--bgp peer=192.0.2.1:64500 --pool 192.0.2.0/28", "asn=NUMBER and at least one"},
 		{"--bgp asn=1,peer=192.0.2.1 --pool 192.0.2.0/28", `"192.0.2.1" is not ADDRESS:ASN`},
 		{"--bgp asn=1,peer=192.0.2.1:x --pool 192.0.2.0/28", `"192.0.2.1:x" has no AS number`},
 		{"--bgp asn=1,as=2 --pool 192.0.2.0/28", `"as=2" is neither`},

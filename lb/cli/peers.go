@@ -19,7 +19,7 @@ import (
 func (e *env) peers() *ucli.Command {
 	cmd := e.list("peers", "BGP neighbours", "/v1/peers", peersTable)
 	cmd.Flags = append(cmd.Flags, &ucli.StringFlag{
-		Name: "peer", Usage: "what the session with the BGP peer `ADDRESS` has negotiated and exchanged",
+		Name: "peer", Usage: "print what the session with the BGP peer `ADDRESS` has negotiated and exchanged",
 	})
 	all := cmd.Action
 	cmd.Action = func(c *ucli.Context) error {
@@ -57,7 +57,7 @@ func peerDetails(w io.Writer, answer []byte) error {
 	}
 	for _, p := range all {
 		line("peer", "%v, AS %s", p.Peer, asnOf(p))
-		line("state", "%s for %s, sessions that ended: %d", p.State, ago(p.Since), p.Flaps)
+		line("state", "%s for %s, ended sessions: %d", p.State, ago(p.Since), p.Flaps)
 		if p.LastError != "" {
 			line("reason", "%s", p.LastError)
 		}
@@ -83,7 +83,7 @@ func sessionDetails(line func(name, format string, args ...any), p lb.PeerStatus
 	}
 	line("families", "%s", families)
 	line("hold time", "%s, keepalive %s", duration(s.Hold, "none"), duration(s.Keepalive, "none"))
-	line("routes kept", "%s by graceful restart, %s by long-lived graceful restart",
+	line("routes kept", "%s with graceful restart, %s with long-lived graceful restart",
 		duration(s.Restart, "not"), duration(s.LongLived, "not"))
 	line("sent", "%d messages, %d updates, the last %s ago; %d routes", s.Sent.Messages, s.Sent.Updates,
 		ago(s.Sent.Last), p.Routes)

@@ -40,7 +40,7 @@ func (e *env) cleanup(c *ucli.Context) error {
 	if err := e.programs.Cleanup(e.err); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintln(e.out, "nothing of Steelyard is left in the kernel")
+	_, err := fmt.Fprintln(e.out, "Steelyard has been removed from the kernel")
 	if c.Bool("wait") {
 		ctx, stop := signal.NotifyContext(c.Context, syscall.SIGTERM, syscall.SIGINT)
 		defer stop()

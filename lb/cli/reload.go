@@ -24,7 +24,7 @@ func (e *env) reload(c *ucli.Context) error {
 	path := "/v1/reload?" + url.Values{"force": {c.String("force")}}.Encode()
 	err := admin.NewClient(c.String("socket")).Post(c.Context, path, &now)
 	if err != nil {
-		return e.rejected(err, "the running configuration stays in force")
+		return e.rejected(err, "the running configuration stays active")
 	}
 	e.difference(now)
 	_, err = fmt.Fprintf(e.out, "reloaded: %s\n", now.Config)
@@ -118,8 +118,8 @@ func (e *env) restart(c *ucli.Context) error {
 	err := client.Post(c.Context, "/v1/restart", &struct{}{})
 	var refused *admin.RefusedError
 	if errors.As(err, &refused) && refused.Code == http.StatusNotFound {
-		return fmt.Errorf("the running agent (%s) is from an earlier release, which cannot replace itself: "+
-			"end it with \"kill -9\" (systemd: \"systemctl kill -s KILL steelyard\"), and start the new one unless "+
+		return fmt.Errorf("the running agent (%s) is from an earlier release that cannot replace itself: "+
+			"kill it with \"kill -9\" (systemd: \"systemctl kill -s KILL steelyard\"), and start the new one unless "+
 			"something else does; packets are still forwarded, and BGP peers with graceful restart keep the routes",
 			before.Version)
 	}

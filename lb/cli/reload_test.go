@@ -39,7 +39,7 @@ func TestReload(t *testing.T) {
 			}}, nil, 0, "- service web; ends 2 connections\n~ pool \ufffdp: x\nreloaded: /etc/x.toml\n", "",
 		},
 		{"refused", admin.Reloaded{}, errors.New("x.toml:1: first\nx.toml:2: second"), 1, "",
-			"x.toml:1: first\nx.toml:2: second\nrejected; the running configuration stays in force\n"},
+			"x.toml:1: first\nx.toml:2: second\nrejected; the running configuration stays active\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			socket := serve(t, lb.Status{}, func(o *admin.Options) {
@@ -142,7 +142,7 @@ func TestRestartOfAnEarlierRelease(t *testing.T) {
 	go h.Serve(l)
 	t.Cleanup(func() { h.Close() })
 	code, _, errOut := steelyard(t, "restart", "--socket", socket)
-	const want = "the running agent (v0.1) is from an earlier release, which cannot replace itself: end it"
+	const want = "the running agent (v0.1) is from an earlier release that cannot replace itself: kill it"
 	must.True(t, code == 1 && strings.Contains(errOut, want), "code %d, stderr %q; want %q", code, errOut, want)
 }
 

@@ -58,9 +58,9 @@ const peersTimeout = 30 * time.Second
 // status returns a list command with the flag --ready, which a rolling update waits for before it continues with the
 // next node.
 func (e *env) status() *ucli.Command {
-	cmd := e.list("status", "state of the agent", "/v1/status", statusTable)
+	cmd := e.list("status", "print the state of the agent", "/v1/status", statusTable)
 	cmd.Flags = append(cmd.Flags, &ucli.BoolFlag{
-		Name: "ready", Usage: "fail until the configuration is in force and BGP sessions are established",
+		Name: "ready", Usage: "fail until the configuration is active and BGP sessions are established",
 	}, &ucli.BoolFlag{
 		Name: "check", Usage: "exit with 0 for OK, 1 for DEGRADED, 2 for DOWN or without an agent",
 	})
@@ -118,7 +118,7 @@ func notReady(i admin.Info) error {
 
 // flows returns a list command with filters.
 func (e *env) flows() *ucli.Command {
-	cmd := e.list("flows", "entries of the flow table, by service, client, backend …", "", nil)
+	cmd := e.list("flows", "list entries of the flow table, by service, client, backend …", "", nil)
 	usage := map[string]string{
 		"service": "only flows of the service `NAME`",
 		"client":  "only from `ADDRESS` or prefix",
@@ -149,9 +149,9 @@ func (e *env) flows() *ucli.Command {
 
 // routes returns a list command that can show the routes of one BGP peer.
 func (e *env) routes() *ucli.Command {
-	cmd := e.list("routes", "addresses and whether they are announced", "", nil)
+	cmd := e.list("routes", "list addresses and whether they are announced", "", nil)
 	cmd.Flags = append(cmd.Flags, &ucli.StringFlag{
-		Name: "peer", Usage: "instead the routes sent to the BGP peer `ADDRESS`, with their attributes",
+		Name: "peer", Usage: "list the routes sent to the BGP peer `ADDRESS` instead, with their attributes",
 	})
 	cmd.Action = func(c *ucli.Context) error {
 		if !c.IsSet("peer") {
@@ -164,7 +164,7 @@ func (e *env) routes() *ucli.Command {
 
 // explain returns the command that shows how a packet is processed.
 func (e *env) explain() *ucli.Command {
-	cmd := e.list("explain", "the processing of a packet by the datapath, step by step", "", nil)
+	cmd := e.list("explain", "print how the datapath processes a packet, step by step", "", nil)
 	cmd.ArgsUsage = "CLIENT VIP:PORT[/tcp|udp|sctp]"
 	cmd.Action = func(c *ucli.Context) error {
 		if _, err := lb.ParseQuestion(c.Args().Get(0), c.Args().Get(1)); err != nil {
@@ -334,7 +334,7 @@ func statusTable(w io.Writer, answer []byte) error {
 	if c := i.Cluster; c != nil {
 		state := "connected"
 		if !c.Away.IsZero() {
-			state = "API server away for " + ago(c.Away)
+			state = "API server unreachable for " + ago(c.Away)
 		}
 		if c.Leader != "" { // not known if this agent assigns none
 			state += ", addresses are assigned by " + c.Leader

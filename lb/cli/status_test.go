@@ -202,7 +202,7 @@ func TestCleanupNeedsCluster(t *testing.T) {
 func TestPeerFlag(t *testing.T) {
 	socket := serve(t, lb.Status{})
 	for command, want := range map[string]string{
-		"peers": "peer 192.0.2.1, AS 64500 state active for -, sessions that ended: 0 reason connection refused",
+		"peers": "peer 192.0.2.1, AS 64500 state active for -, ended sessions: 0 reason connection refused",
 		"routes": "PREFIX NEXT HOP AS PATH MED LOCAL PREF COMMUNITIES BANDWIDTH SINCE " +
 			"203.0.113.10/32 192.0.2.2 64512 64512 0 - no-export,64512:1:2 3 Gbit/s -",
 	} {
@@ -236,12 +236,12 @@ func TestDetailsOfASession(t *testing.T) {
 		},
 	}
 	const full = `peer         fe80::1%eth0, AS 64500
-state        established for 1h30m, sessions that ended: 1
+state        established for 1h30m, ended sessions: 1
 router ID    192.0.2.1
 this node    fe80::2%eth0, AS 64512
 families     ipv4, ipv6; IPv6 next hops of IPv4 routes
 hold time    9s, keepalive 3s
-routes kept  30s by graceful restart, 1h0m0s by long-lived graceful restart
+routes kept  30s with graceful restart, 1h0m0s with long-lived graceful restart
 sent         40 messages, 4 updates, the last 2s ago; 3 routes
 received     39 messages, 1 updates, the last 1s ago; 2 routes, discarded
 bfd          up
@@ -254,7 +254,7 @@ error        1h31m ago: bfd session down
 	for want, p := range map[string]lb.PeerStatus{
 		full: p,
 		strings.NewReplacer("ipv4, ipv6; IPv6 next hops of IPv4 routes", "ipv4",
-			"9s, keepalive 3s", "none, keepalive none", "30s by", "not by", "1h0m0s by", "not by",
+			"9s, keepalive 3s", "none, keepalive none", "30s with", "not with", "1h0m0s with", "not with",
 			"bfd          up\n", "", "error        1h31m ago: bfd session down\n", "").Replace(full): plain,
 	} {
 		answer := must.Get(json.Marshal([]lb.PeerStatus{p}))(t)

@@ -50,7 +50,7 @@ var steps = []step{
 func Run(ctx context.Context, out io.Writer, self string, o Options) (err error) {
 	s := &show{screen: newScreen(out)}
 	start := time.Now()
-	s.line("%s", s.paint(bold, "steelyard demo: eight hosts and two switches, in namespaces of this machine; "+
+	s.line("%s", s.paint(bold, "steelyard demo: eight hosts and two switches, in namespaces on this machine; "+
 		"nothing outside them changes"))
 	if s.network, err = build(self); err != nil {
 		return err

@@ -38,7 +38,7 @@ func (s *show) agentKilled(ctx context.Context) (string, error) {
 	if err := echoed(ctx, conns); err != nil {
 		return "", err
 	}
-	s.observed("all of %d connections opened before still work", len(conns)*heldConns)
+	s.observed("all %d connections opened before still work", len(conns)*heldConns)
 	if err := agent.Start(); err != nil {
 		return "", err
 	}
@@ -56,7 +56,7 @@ func (s *show) agentKilled(ctx context.Context) (string, error) {
 	traffic.stop()
 	r := traffic.since(died)
 	if r.Err() != nil {
-		return "", fmt.Errorf("expected that no request fails while an agent is stopped or starts; observed: %w",
+		return "", fmt.Errorf("expected no request to fail while an agent stops or starts; observed: %w",
 			r.Err())
 	}
 	s.observed("the new agent adopted the state in the kernel: none of %d requests failed, no connection was lost",
@@ -101,7 +101,7 @@ func echoed(ctx context.Context, sets []*traffic.Conns) error {
 	defer cancel()
 	for _, c := range sets {
 		if lost := c.Exchange(ctx); len(lost) > 0 {
-			return fmt.Errorf("expected an echo on all of %d connections; observed: none on %d, one of them: %w",
+			return fmt.Errorf("expected an echo on all %d connections; observed: none on %d, for example: %w",
 				heldConns, len(lost), lost[0])
 		}
 	}
@@ -132,7 +132,7 @@ func (s *show) powerOff(ctx context.Context) (string, error) {
 	}
 	s.observed("%s", failures(r))
 	if len(r.Errors) > 0 {
-		s.note("the last one was made %s after the loss of power", short(lost))
+		s.note("the last one was sent %s after the loss of power", short(lost))
 	}
 	s.bars(r.Servers)
 	return "lb2 serves all; " + failures(r), nil
@@ -161,7 +161,7 @@ func (s *show) powerOn(ctx context.Context) (string, error) {
 	s.observed("%d of %d requests answered; forwarded by:", r.Answered(), r.Answered()+len(r.Errors))
 	s.bars(by)
 	if by["lb1"] == 0 {
-		return "", fmt.Errorf("expected that lb1 forwards again; observed: %v", by)
+		return "", fmt.Errorf("expected lb1 to forward again; observed: %v", by)
 	}
 	return fmt.Sprintf("lb1 announced again %s after power on and forwards", short(took)), nil
 }
@@ -192,11 +192,11 @@ func (s *show) maintenance(ctx context.Context) (string, error) {
 	}
 	r := traffic.since(asked)
 	if len(r.Errors) > inFlight {
-		return "", fmt.Errorf("expected that a planned stop fails no request except those in flight; observed: %w",
+		return "", fmt.Errorf("expected a planned stop to fail only requests in flight; observed: %w",
 			r.Err())
 	}
 	s.observed("%s", failures(r))
-	return fmt.Sprintf("withdrawn and ended in %s; %s", short(took), failures(r)), nil
+	return fmt.Sprintf("withdrawn and stopped in %s; %s", short(took), failures(r)), nil
 }
 
 // failures returns a text such as "2 of 250 requests failed".

@@ -95,7 +95,7 @@ func (s *show) balance(ctx context.Context) (string, error) {
 	before := s.forwarded()
 	r := s.request(ctx, each)
 	if r.Err() != nil {
-		return "", fmt.Errorf("expected that all of %d requests are answered; observed: %w", 2*each, r.Err())
+		return "", fmt.Errorf("expected all %d requests to be answered; observed: %w", 2*each, r.Err())
 	}
 	s.observed("%d of %d requests answered, half of them over IPv6", r.Answered(), 2*each)
 	s.bars(r.Servers)
@@ -205,9 +205,9 @@ func (s *show) allServersFail(ctx context.Context) (string, error) {
 	defer cancel()
 	_, err := s.clients[0].Get(ctx, url(vip4))
 	if err == nil {
-		return "", errors.New("expected that a request fails without a route; observed: a response")
+		return "", errors.New("expected a request to fail without a route; observed: a response")
 	}
-	s.observed("a client gets an error at once: %s", lastPart(err))
+	s.observed("a client gets an error immediately: %s", lastPart(err))
 	return fmt.Sprintf("the routes were withdrawn after %s", short(took)), nil
 }
 

@@ -169,7 +169,7 @@ func checkPerNode(s *core.Service, wanted []netip.Addr) error {
 		return fmt.Errorf(`%s is %.200q; write "true"`, perNode[0], text)
 	}
 	if isPerNode(s) && len(wanted) > 0 {
-		return fmt.Errorf("both %s and named addresses are requested; leave one out", perNode[0])
+		return fmt.Errorf("both %s and named addresses are requested; remove one", perNode[0])
 	}
 	return nil
 }
@@ -254,20 +254,20 @@ func (a *assigner) explain(s *core.Service, err error) error {
 		if len(a.pools) == 0 {
 			return errors.New(textNoPool)
 		}
-		return fmt.Errorf("no pool is for this Service: %s; name one with the annotation steelyard.dev/pool, or "+
+		return fmt.Errorf("no pool permits this Service: %s; name one with the annotation steelyard.dev/pool, or "+
 			"change the pools", a.whyNot(s))
 	case lb.NoFreeAddress:
 		return fmt.Errorf("%w; add addresses to a pool, or delete a Service that has one", err)
 	case lb.AddrNotAllowed:
 		return fmt.Errorf("%s is in the pool %q, which is %w", e.Addr, e.Pools[0], errNotAllowed)
 	case lb.AddrInUse:
-		return fmt.Errorf("%w; to share it, set the annotation steelyard.dev/share to one value on both", err)
+		return fmt.Errorf("%w; to share it, set the annotation steelyard.dev/share to the same value on both", err)
 	case lb.NotSharedWith:
-		return fmt.Errorf("%w, whose share key is for its own namespace; it can name the namespace %s in the "+
+		return fmt.Errorf("%w, whose share key is valid only in its namespace; it can name the namespace %s in the "+
 			"annotation %s, or the pool can set share_across_namespaces", err, s.Namespace, shareWith[0])
 	case lb.PortInUse:
 		protocol := strings.ToUpper(e.Port.Protocol.String())
-		return fmt.Errorf("%s belongs to %s, and cannot be shared with it: both have port %d/%s",
+		return fmt.Errorf("%s belongs to %s, and cannot be shared with it because both have port %d/%s",
 			e.Addr, e.Service, e.Port.Port, protocol)
 	case lb.FamilyNotRequested:
 		return fmt.Errorf("%s is requested, but the Service has no such family: see spec.ipFamilies", e.Addr)
@@ -299,7 +299,7 @@ func requested(s *core.Service) (addrs []netip.Addr, err error) {
 	text := annotation(s, wantAddresses)
 	if s.Spec.LoadBalancerIP != "" {
 		if text != "" {
-			return nil, errors.New("both spec.loadBalancerIP and an annotation ask for addresses; leave one out")
+			return nil, errors.New("both spec.loadBalancerIP and an annotation request addresses; remove one")
 		}
 		text = s.Spec.LoadBalancerIP
 	}

@@ -78,20 +78,20 @@ func TestAssign(t *testing.T) {
 		{svc("f", notes("steelyard.dev/pool", "none")),
 			`there is no pool "none"; pools: four, six, team, manual, late`},
 		{svc("f", notes("steelyard.dev/addresses", "203.0.113.1")),
-			"203.0.113.1 belongs to default/a, and cannot be shared with it: both have port 80/TCP"},
+			"203.0.113.1 belongs to default/a, and cannot be shared with it because both have port 80/TCP"},
 		{svc("f", func(s *core.Service) {
 			notes("steelyard.dev/addresses", "203.0.113.1")(s)
 			s.Spec.Ports[0].Port = 81
 		}),
 			"203.0.113.1 belongs to default/a; " +
-				"to share it, set the annotation steelyard.dev/share to one value on both"},
+				"to share it, set the annotation steelyard.dev/share to the same value on both"},
 		{svc("f", notes("steelyard.dev/addresses", "2001:db8::2")), fourFull},
 		{svc("f", notes("steelyard.dev/addresses", "me")), `"me" is requested, but is not an IP address`},
 		{svc("e", same), "[198.51.100.9]"}, // it requested the pool before, and keeps its address
 		{svc("g", port(1, notes("steelyard.dev/share", "x", "steelyard.dev/pool", "six"))), sixFull},
 		{svc("a", notes("steelyard.dev/share", "x")), "[203.0.113.1]"},
 		{svc("g", notes("steelyard.dev/share", "x", "steelyard.dev/addresses", "203.0.113.1")),
-			"203.0.113.1 belongs to default/a, and cannot be shared with it: both have port 80/TCP"},
+			"203.0.113.1 belongs to default/a, and cannot be shared with it because both have port 80/TCP"},
 		{svc("g", port(81, notes("steelyard.dev/share", "x"))), "[203.0.113.1]"},
 	} {
 		must.Row(t, fmt.Sprintf("%s with %v", tt.service.Name, tt.service.Annotations), tt.want, answer(a, tt.service))
@@ -201,7 +201,7 @@ func TestPoolsOfAService(t *testing.T) {
 	pool := poolFrom("four", "203.0.113.1", "203.0.113.1")
 	const selects = "has a service_selector that does not match"
 	none := func(why string) string {
-		return "no pool is for this Service: four " + why + "; name one with the annotation steelyard.dev/pool, " +
+		return "no pool permits this Service: four " + why + "; name one with the annotation steelyard.dev/pool, " +
 			"or change the pools"
 	}
 	const byName = `203.0.113.1 is in the pool "four", which is not for this Service: ` +

@@ -119,7 +119,7 @@ func (t *term) complain(s *core.Service, d decision) {
 	t.once(s, "UnknownAnnotation", text)
 	text = ""
 	if kept := t.assigner.excluded(s); d.warning == "" && len(kept) > 0 {
-		text = fmt.Sprintf("the pool of %s is no longer for this Service: see its class, namespaces and "+
+		text = fmt.Sprintf("the pool of %s no longer permits this Service: see its class, namespaces and "+
 			"service_selector; the Service keeps the address until its status.loadBalancer is emptied",
 			strings.Join(texts(kept), ", "))
 	}

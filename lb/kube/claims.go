@@ -153,7 +153,7 @@ func (s *Source) addressesFor(service *core.Service) (a addresses) {
 		case permitsExternal(s.o.Pools, service, addr):
 			add(addr, true)
 		default:
-			reason := fmt.Sprintf("refused: the pool %q does not permit %s as an externalIP of it", p.Name, addr)
+			reason := fmt.Sprintf("refused: the pool %q does not permit %s in spec.externalIPs", p.Name, addr)
 			a.refused = append(a.refused, lb.RefusedVIP{VIP: addr, Reason: reason})
 		}
 	}

@@ -115,7 +115,7 @@ func TestWhoHasAnAddress(t *testing.T) {
 	// Without the pool's permission externalIPs are refused. ExternalIPs in no pool are not ours.
 	f = newFixture(t, func(o *Options) { o.Pools = []Pool{poolOfOne(vip)} })
 	if got := f.addressesFor(svc("a", 1, external)); len(got.vips) > 0 || len(got.refused) != 1 {
-		t.Errorf("externalIPs without external_ips: %+v; want that it is refused", got)
+		t.Errorf("externalIPs without external_ips: %+v; want it refused", got)
 	}
 	f.o.Pools = []Pool{poolOfOne("203.0.113.11")}
 	got := f.addressesFor(svc("a", 1, external))

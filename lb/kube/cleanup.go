@@ -28,7 +28,7 @@ func Cleanup(ctx context.Context, client kubernetes.Interface, namespace string,
 			continue
 		}
 		if l.Spec.RenewTime != nil && !expired(l) {
-			return fmt.Errorf("%s assigns addresses; end it first: "+
+			return fmt.Errorf("%s assigns addresses; stop it first: "+
 				"kubectl delete --namespace %s daemonset,deployment steelyard",
 				holderOf(l), l.Namespace)
 		}

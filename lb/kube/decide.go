@@ -67,11 +67,11 @@ func (a *assigner) decide(s *core.Service, p pending, extended bool) decision {
 		return a.grant(s, p, asIs)
 	case !ours && (extended || !extends(s, addrs)):
 		asIs.reason = "ForeignAddress"
-		asIs.warning = fmt.Sprintf("status.loadBalancer was written by %s and is left as it is; without it "+
+		asIs.warning = fmt.Sprintf("status.loadBalancer was written by %s and is left unchanged; otherwise "+
 			"%v would be assigned; %s", strings.Join(managers(s, addressField), ", "), addrs, textOthers)
 	case kept.IsValid():
 		asIs.reason = reasonUnpooled
-		asIs.warning = unpooled(kept) + "to get another one, set the annotation steelyard.dev/pool"
+		asIs.warning = unpooled(kept) + "to get a different one, set the annotation steelyard.dev/pool"
 	default:
 		return a.grant(s, p, decision{addrs: texts(addrs), write: true, waits: a.waits(s, addrs)})
 	}
@@ -93,7 +93,7 @@ func (a *assigner) unpooled(s *core.Service, has []netip.Addr) (kept netip.Addr)
 }
 
 func unpooled(kept netip.Addr) string {
-	return fmt.Sprintf("%s is no longer in a pool; the Service keeps it, and it is not announced; ", kept)
+	return fmt.Sprintf("%s is no longer in a pool; the Service keeps it, but it is not announced; ", kept)
 }
 
 // extends reports whether writing addrs to a Service's status keeps every entry that others have written.

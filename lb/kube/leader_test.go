@@ -119,15 +119,15 @@ func TestReconcileStatus(t *testing.T) {
 	const failed = `there is no pool \"x\"; pools: public`
 	const assigned = "Normal IPAllocated assigned [203.0.113.1]"
 	const taken = "Warning AddressMoved 203.0.113.1 was taken from the Service: " +
-		"its type or its class is another one now"
+		"its type or class has changed"
 	const moved = assigned + "; Warning AddressMoved %s was taken from the Service, " +
-		"which has 203.0.113.1 now: it asks for "
-	fewer := fmt.Sprintf(moved, "203.0.113.2") + "other families or for another number of addresses"
-	byName := fmt.Sprintf(moved, "192.0.2.1") + "other ones by name"
+		"which has 203.0.113.1 now: it requests "
+	fewer := fmt.Sprintf(moved, "203.0.113.2") + "other families or a different number of addresses"
+	byName := fmt.Sprintf(moved, "192.0.2.1") + "others by name"
 	withdrawn := []string{clearBoth}
-	const noPoolAnyMore = "192.0.2.1 is no longer in a pool; the Service keeps it, and it is " +
-		"not announced; to get another one, set the annotation steelyard.dev/pool"
-	const left = "Warning ForeignAddress status.loadBalancer was written by other and is left as it is; without it " +
+	const noPoolAnyMore = "192.0.2.1 is no longer in a pool; the Service keeps it, but it is " +
+		"not announced; to get a different one, set the annotation steelyard.dev/pool"
+	const left = "Warning ForeignAddress status.loadBalancer was written by other and is left unchanged; otherwise " +
 		"[203.0.113.1] would be assigned; " + textOthers
 	first := func(s *core.Service) { s.Spec.LoadBalancerIP = "203.0.113.1" }
 	both := func(a, b func(*core.Service)) func(*core.Service) { return func(s *core.Service) { a(s); b(s) } }
@@ -163,7 +163,7 @@ func TestReconcileStatus(t *testing.T) {
 		}), []string{addFinalizer}, "", true},
 		{"cannot have any", noPool, condition("False", "AllocationFailed", failed),
 			`Warning AllocationFailed there is no pool "x"; pools: public`, false},
-		{"other class", otherClass(same), nil, `Warning NoAgentForClass no agent of Steelyard serves the class ` +
+		{"other class", otherClass(same), nil, `Warning NoAgentForClass no Steelyard agent serves the class ` +
 			"\"x/y\": see load_balancer_class in [kubernetes]", false},
 		{"class changed, and that one has it", otherClass(finalized(func(s *core.Service) {
 			given("198.51.100.1")(s)

@@ -46,7 +46,7 @@ const ledgerMax = 128 << 10
 const ledgerPending = "steelyard.dev/pending"
 
 // errDeposed is returned when another leader owns the ledger.
-var errDeposed = errors.New("another agent assigns addresses")
+var errDeposed = errors.New("another agent is assigning addresses")
 
 // errLedgerFull is returned when too many writes have an unknown outcome.
 var errLedgerFull = errors.New("too many writes with unknown outcome")

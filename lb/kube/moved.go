@@ -29,10 +29,10 @@ func (t *term) moved(s *core.Service, now []string, why string) {
 // whyMoved says why a Service's addresses changed. Only its own specification can take one away.
 func whyMoved(s *core.Service) string {
 	if s.Spec.LoadBalancerIP != "" || annotation(s, wantAddresses) != "" {
-		return "it asks for other ones by name"
+		return "it requests others by name"
 	}
 	if pool := annotation(s, wantPool); pool != "" {
-		return fmt.Sprintf("it asks for the pool %q", pool)
+		return fmt.Sprintf("it requests the pool %q", pool)
 	}
-	return "it asks for other families or for another number of addresses"
+	return "it requests other families or a different number of addresses"
 }

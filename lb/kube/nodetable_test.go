@@ -172,7 +172,7 @@ func TestNodesOfTheTable(t *testing.T) {
 			lists += count(a.Matches("list", "configmaps"))
 		}
 		if lists != 1 { // when 1,000 agents restart, each costs 1,000 requests
-			t.Errorf("%d lists of the table; want that of the watch alone", lists)
+			t.Errorf("%d lists of the table; want only the watch's", lists)
 		}
 		client.CoreV1().Nodes().Create(t.Context(), node("n3", "192.0.2.3"), meta.CreateOptions{})
 		step("n3 appears", "[192.0.2.1 192.0.2.2 192.0.2.3]")

@@ -178,7 +178,7 @@ func isSilent(n *core.Node, since time.Time) bool {
 // keep lowers the preference of a service whose endpoints are kept, and probes them. A failed probe ends an endpoint's
 // use.
 func (s *Source) keep(service *lb.Service) {
-	const text = "no endpoint is usable since the API server was away; the last ones are kept for panic_hold, %s"
+	const text = "no endpoint has been usable since the API server's outage; the last ones are kept for panic_hold, %s"
 	service.LowerPreference = cmp.Or(service.LowerPreference, fmt.Sprintf(text, s.o.PanicHold))
 	service.Check = lb.ProbeDirectly(service)
 	service.Check.Fall, service.Check.Presumed = 1, true

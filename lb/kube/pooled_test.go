@@ -134,13 +134,13 @@ func TestAddressMoved(t *testing.T) {
 	}{
 		{same, ""},
 		{func(s *core.Service) { s.Spec.LoadBalancerIP = "203.0.113.2" },
-			taken + ", which has 203.0.113.2 now: it asks for other ones by name"},
+			taken + ", which has 203.0.113.2 now: it requests others by name"},
 		{func(s *core.Service) { s.Annotations = map[string]string{wantPool[0]: "more"} },
-			taken + `, which has 198.51.100.1 now: it asks for the pool "more"`},
+			taken + `, which has 198.51.100.1 now: it requests the pool "more"`},
 		{func(s *core.Service) { s.Spec.IPFamilies = []core.IPFamily{core.IPv6Protocol} },
-			taken + ", which has 2001:db8::1 now: it asks for other families or for another number of addresses"},
+			taken + ", which has 2001:db8::1 now: it requests other families or a different number of addresses"},
 		{func(s *core.Service) { s.Spec.Type = core.ServiceTypeClusterIP },
-			taken + ": its type or its class is another one now"},
+			taken + ": its type or class has changed"},
 		{func(s *core.Service) { s.DeletionTimestamp = &meta.Time{} }, ""},
 	} {
 		s := wanting("web", func(s *core.Service) {

@@ -72,7 +72,7 @@ func TestExcludedServiceKeepsItsAddress(t *testing.T) {
 		must.Do(t, term.reconcile(t.Context(), webName))
 	}
 	must.Row(t, "patched", nil, patches(client))
-	const want = "Warning PoolExcludesService the pool of 203.0.113.1 is no longer for this Service: see its " +
+	const want = "Warning PoolExcludesService the pool of 203.0.113.1 no longer permits this Service: see its " +
 		"class, namespaces and service_selector; the Service keeps the address until its status.loadBalancer is emptied"
 	must.Row(t, "Events", []string{want}, drained(events))
 	must.Row(t, "a new one", "[203.0.113.2]", answer(term.assigner, wanting("new", same)))
@@ -146,15 +146,15 @@ func TestAddressWithoutPool(t *testing.T) {
 	team := poolOfOne("203.0.113.2")
 	team.Namespaces = []string{"team"}
 	s := wanting("web", given("203.0.113.1"))
-	const kept = "203.0.113.1 is no longer in a pool; the Service keeps it, and it is not announced; "
+	const kept = "203.0.113.1 is no longer in a pool; the Service keeps it, but it is not announced; "
 	for _, tt := range []struct {
 		pools []Pool
 		want  string
 	}{
-		{nil, kept + "the configuration of Steelyard has no [[pool]]"},
-		{[]Pool{team}, kept + "no pool is for this Service: 203.0.113.2 is for other namespaces; name one with the " +
+		{nil, kept + "Steelyard's configuration has no [[pool]]"},
+		{[]Pool{team}, kept + "no pool permits this Service: 203.0.113.2 is for other namespaces; name one with the " +
 			"annotation steelyard.dev/pool, or change the pools"},
-		{[]Pool{poolOfOne("203.0.113.3")}, kept + "to get another one, set the annotation steelyard.dev/pool"},
+		{[]Pool{poolOfOne("203.0.113.3")}, kept + "to get a different one, set the annotation steelyard.dev/pool"},
 	} {
 		d := newAssigner(nil, tt.pools).decide(s, pending{}, false)
 		must.True(t, d.reason == reasonUnpooled && d.warning == tt.want && !d.write &&
@@ -219,7 +219,7 @@ func TestClasses(t *testing.T) {
 	must.Equal(t, []string{
 		"a[203.0.113.1] Normal IPAllocated assigned [203.0.113.1]",
 		"b[203.0.113.9] Normal IPAllocated assigned [203.0.113.9]",
-		`c[] Warning NoAgentForClass no agent of Steelyard serves the class "z": ` +
+		`c[] Warning NoAgentForClass no Steelyard agent serves the class "z": ` +
 			"see load_balancer_class in [kubernetes]",
 		"c[]", "d[]",
 	}, got)

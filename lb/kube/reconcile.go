@@ -241,7 +241,7 @@ func (t *term) isCleared(s *core.Service) bool {
 	}
 	if gave {
 		t.events.Eventf(s, core.EventTypeWarning, "StatusCleared",
-			"somebody has removed the addresses from status.loadBalancer; they are written again in %s",
+			"something has removed the addresses from status.loadBalancer; they will be written again in %s",
 			left.Round(time.Second))
 	}
 	t.queue.AddAfter(key, left)
@@ -294,7 +294,7 @@ func (t *term) withdraw(ctx context.Context, s *core.Service) error {
 		t.queueOthers()
 	})
 	if status && s.DeletionTimestamp == nil {
-		t.moved(s, nil, "its type or its class is another one now")
+		t.moved(s, nil, "its type or class has changed")
 	}
 	if had {
 		t.o.Log.Info("address released", "service", nameOf(s))

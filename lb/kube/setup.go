@@ -21,11 +21,11 @@ import (
 const othersTime = time.Minute
 
 const (
-	textNoPool      = "the configuration of Steelyard has no [[pool]]"
-	textNoAnnouncer = "no node announces it: the configuration of Steelyard has neither [bgp] nor [l2]"
-	textOthers      = "two controllers assign addresses: switch one off, or give each a load balancer class"
-	textNoAgent     = "no agent of Steelyard serves %s: see load_balancer_class in [kubernetes]"
-	textNotReady    = "no node announces it: none of the %d pods of the DaemonSet is ready: see " +
+	textNoPool      = "Steelyard's configuration has no [[pool]]"
+	textNoAnnouncer = "no node announces it: Steelyard's configuration has neither [bgp] nor [l2]"
+	textOthers      = "two controllers assign addresses: disable one, or give each a load balancer class"
+	textNoAgent     = "no Steelyard agent serves %s: see load_balancer_class in [kubernetes]"
+	textNotReady    = "no node announces it: none of the DaemonSet's %d pods is ready; see " +
 		"kubectl -n %s describe pods; a node may lack a bpffs (mount -t bpf bpf /sys/fs/bpf)"
 	textExcluded = "no node announces it: %s the label " + labelExclude +
 		"; remove it from one, or set ignore_exclude_label = true in [kubernetes]"

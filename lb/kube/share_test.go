@@ -156,8 +156,8 @@ func TestRecord(t *testing.T) {
 func TestShareAcrossNamespaces(t *testing.T) {
 	const (
 		in      = "the address"
-		refused = "203.0.113.1 belongs to team/holder, whose share key is for its own namespace; it can name the " +
-			"namespace %s in the annotation steelyard.dev/share-with, or the pool can set share_across_namespaces"
+		refused = "203.0.113.1 belongs to team/holder, whose share key is valid only in its namespace; it can name " +
+			"the namespace %s in the annotation steelyard.dev/share-with, or the pool can set share_across_namespaces"
 	)
 	for _, tt := range []struct {
 		name, namespace string

@@ -194,7 +194,7 @@ func (k *KeyKeeper) First(ctx context.Context) (Keys, error) {
 }
 
 // ErrNoKeys means that there is no Secret and this node may not create it.
-var ErrNoKeys = errors.New("there is no Secret yet; the agent that assigns addresses creates it")
+var ErrNoKeys = errors.New("the Secret does not exist yet; the agent that assigns addresses creates it")
 
 // errKeysInvalid is the error for a Secret that someone has changed.
 var errKeysInvalid = errors.New("not valid")

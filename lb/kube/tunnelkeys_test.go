@@ -209,7 +209,7 @@ func TestKeysWithoutPermission(t *testing.T) {
 		n := newKeyNode(client, log, nil)
 		start := time.Now()
 		if _, err := n.First(t.Context()); !apierrors.IsForbidden(err) || time.Since(start) > 0 {
-			t.Errorf("%v after %s; want to go on at once", err, time.Since(start))
+			t.Errorf("%v after %s; want it to continue immediately", err, time.Since(start))
 		}
 		n.run(t)
 		defer n.stop()
@@ -279,14 +279,14 @@ func TestFirstKeysAreAskedForAgain(t *testing.T) {
 		secrets := client.CoreV1().Secrets("steelyard")
 		must.Get(secrets.Update(t.Context(), secret, meta.UpdateOptions{}))(t)
 		if k, err := n.First(t.Context()); err != nil || !k.equal(stored(t, client)) {
-			t.Errorf("%v; want that the empty Secret of the manifest is filled", err)
+			t.Errorf("%v; want the manifest's empty Secret filled", err)
 		}
 		secret = must.Get(secrets.Get(t.Context(), KeySecret, meta.GetOptions{}))(t)
 		secret.Data = map[string][]byte{"current": []byte("no key")}
 		must.Get(secrets.Update(t.Context(), secret, meta.UpdateOptions{}))(t)
 		start := time.Now()
 		if _, err := n.First(t.Context()); !errors.Is(err, errKeysInvalid) || time.Since(start) > 0 {
-			t.Errorf("%v after %s; want that the Secret is not valid, at once", err, time.Since(start))
+			t.Errorf("%v after %s; want an invalid Secret, immediately", err, time.Since(start))
 		}
 	})
 }

@@ -69,7 +69,7 @@ func NoPeers(
 		for i, p := range c.BGP.Peers {
 			if what := n.NoHost(p.Address.WithZone("")); what != "" && int(p.Port) == c.BGP.ListenPort {
 				key := config.KeyOf("bgp.peers", i, "address")
-				const hint = "write that of the router; for another daemon of this machine, change listen_port"
+				const hint = "write the router's address; for another daemon on this machine, change listen_port"
 				fail(r, key, hint, "%s is %s", p.Address, what)
 			}
 		}

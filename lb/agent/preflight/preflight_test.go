@@ -86,7 +86,7 @@ asn = 64500
 asn = 64500
 address = "192.0.2.11"
 `
-	const want = "f:8: bgp.peers[1].address: 192.0.2.11 is the address of eth0; write that of the router"
+	const want = "f:8: bgp.peers[1].address: 192.0.2.11 is the address of eth0; write the router's address"
 	_, err := config.Parse("f", []byte(fmt.Sprintf(text, "")), NoPeers(lan{}, (*config.Report).Errorf))
 	must.True(t, err != nil && strings.HasPrefix(err.Error(), want) && !strings.Contains(err.Error(), "\n"),
 		"%v; want %s", err, want)

@@ -26,11 +26,11 @@ func onLink(n Network, c *config.Config, r *config.Report) {
 		key = fmt.Sprintf("%s[%d]", config.KeyOf(list, i, key), k)
 		switch link := n.OnLink(a); {
 		case link != "" && c.L2 == nil && n.Taken(a) == "":
-			r.Warnf(key, "add [l2], or use an address of another prefix",
-				"hosts on %s resolve %s by ARP or NDP, and nothing answers", link, a)
+			r.Warnf(key, "add [l2], or use an address in another prefix",
+				"hosts on %s resolve %s by ARP or NDP, but nothing answers", link, a)
 		case link == "" && byL2Alone(c, a):
 			r.Warnf(key, "use an address of the link, unless routers have a route to it on that link",
-				"%s is in no prefix of this machine's links: no host asks for it by ARP or NDP", a)
+				"%s is in no prefix of this machine's links, so no host asks for it by ARP or NDP", a)
 		}
 	}
 	for i, s := range c.Services {
@@ -63,7 +63,7 @@ func sources(n Network, c *config.Config, r *config.Report) {
 	for i, p := range c.BGP.Peers {
 		if p.Source.IsValid() && !n.Own(p.Source.WithZone("")) {
 			r.Warnf(config.KeyOf("bgp.peers", i, "source"), "write an address of this node, or leave it out",
-				"no interface has %s: there is no session until one has", p.Source)
+				"no interface has %s, so there is no session until one does", p.Source)
 		}
 	}
 }
@@ -76,7 +76,7 @@ func ownBackends(n Network, c *config.Config, r *config.Report) {
 			if what := n.NoHost(b.Addr); what != "" {
 				key := fmt.Sprintf("%s[%d]", config.KeyOf("service", i, "backends"), k)
 				r.Warnf(key, "write the address of another host",
-					"%s is %s, and packets are forwarded to other hosts only", b.Addr, what)
+					"%s is %s, but packets are forwarded only to other hosts", b.Addr, what)
 			}
 		}
 	}

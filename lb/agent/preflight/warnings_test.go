@@ -27,13 +27,13 @@ func TestWarnings(t *testing.T) {
 			"[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.1\", asn = 64500, source = \"192.0.2.11\" }, " +
 				"{ address = \"192.0.2.2\", asn = 64500, source = \"192.0.2.99\" }]\n" +
 				strings.Replace(service, "192.0.2.10", "203.0.113.10", 1) + "backends = [\"10.0.0.1\"]\n",
-			"f:3: bgp.peers[1].source: no interface has 192.0.2.99: there is no session until one has; write an"},
+			"f:3: bgp.peers[1].source: no interface has 192.0.2.99, so there is no session until one does; write an"},
 		{"a backend that is this machine",
 			"[l2]\n" + service + "backends = [\"10.0.0.1\",\n\"192.0.2.11:8080\"]\n",
-			"f:7: service[0].backends[1] (service \"web\"): 192.0.2.11 is the address of eth0, and packets are " +
-				"forwarded to other hosts only; write the address of another host"},
+			"f:7: service[0].backends[1] (service \"web\"): 192.0.2.11 is the address of eth0, but packets are " +
+				"forwarded only to other hosts; write the address of another host"},
 		{"the same as a table", "[l2]\n" + service + "[[service.backends]]\naddress = \"192.0.2.11\"\n",
-			"f:6: service[0].backends[0] (service \"web\"): 192.0.2.11 is the address of eth0, and packets"},
+			"f:6: service[0].backends[0] (service \"web\"): 192.0.2.11 is the address of eth0, but packets"},
 		{"members that are this machine",
 			secret + "members = [\"192.0.2.11\"]\n" + service + "backends = [\"10.0.0.1\"]\n",
 			"f:3: l2.members: has no other member: 192.0.2.11 is the address of eth0; add the addresses of the other"},
@@ -54,13 +54,13 @@ func TestWarnings(t *testing.T) {
 			"f:6: service[0].address (service \"web\"): hosts on eth0 resolve 192.0.2.10 by ARP or NDP"},
 		{"an address on no link, by ARP",
 			"[l2]\n" + strings.Replace(service, "192.0.2.10", "203.0.113.10", 1) + "backends = [\"10.0.0.1\"]\n",
-			"f:4: service[0].address (service \"web\"): 203.0.113.10 is in no prefix of this machine's links: no host"},
+			"f:4: service[0].address (service \"web\"): 203.0.113.10 is in no prefix of this machine's links, so no"},
 		{"a pool on no link, by ARP alone",
 			secret + "[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.1\", asn = 64500 }]\n" +
 				"[[pool]]\nname = \"a\"\naddresses = [\"203.0.113.0/28\"]\n" +
 				"[[pool]]\nname = \"b\"\naddresses = [\"198.51.100.0/28\"]\nannounce = [\"l2\"]\n" +
 				strings.Replace(service, "192.0.2.10", "203.0.113.10", 1) + "backends = [\"10.0.0.1\"]\n",
-			"f:11: pool[1].addresses[0] (pool \"b\"): 198.51.100.0 is in no prefix of this machine's links: no host"},
+			"f:11: pool[1].addresses[0] (pool \"b\"): 198.51.100.0 is in no prefix of this machine's links, so no"},
 	} {
 		cfg, err := config.Parse("f", []byte(tt.text), Warnings(lan{}), Programs((*config.Report).Warnf))
 		if err != nil {
