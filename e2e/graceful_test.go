@@ -178,14 +178,14 @@ func TestGracefulShutdown(t *testing.T) {
 			must.Do(t, node("undrain")())
 			p.wait(t, p.r1, "192.0.2.2")
 			p.wait(t, p.r2, "10.1.0.1")
-			t.Run("SIGTERM", func(t *testing.T) { p.gives(t, terminate, "announcements ended", true) })
+			t.Run("SIGTERM", func(t *testing.T) { p.gives(t, terminate, "announcements stopped", true) })
 			if kind != peers.BIRD {
 				return
 			}
 			const now = `graceful_shutdown = "0s"`
 			p.agent = p.start(t, p.a, "192.0.2.2", 64511, "192.0.2.1", 64501, "10.2.1.2", "", now)
 			p.wait(t, p.r1, "192.0.2.2")
-			t.Run("at once", func(t *testing.T) { p.gives(t, terminate, "announcements ended", false) })
+			t.Run("at once", func(t *testing.T) { p.gives(t, terminate, "announcements stopped", false) })
 		})
 	}
 }

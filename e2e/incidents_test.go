@@ -260,7 +260,7 @@ func TestIncidents(t *testing.T) {
 		{name: "a server by dsr lacks the address", begin: func() { do(traffic.DisownVIP(server.Host, s.direct)) },
 			end:  func() { do(traffic.OwnVIP(server.Host, s.direct)) },
 			code: "backend-down", command: "status",
-			words: []string{server.V4.String() + ":80 of direct", "device lo"}},
+			words: []string{server.V4.String() + ":80 of direct", "interface lo"}},
 		{name: "another host answers ARP without claiming the address", symptom: "Times out",
 			begin: func() {
 				do(s.rival.AddAddress("eth0", labtest.HostRoute(s.lan)))
@@ -290,11 +290,11 @@ func TestIncidents(t *testing.T) {
 				run(t, b.Host, "nft delete table inet incident")
 				run(t, router, "nft delete table inet incident")
 			},
-			code: "no-session", command: "status", words: []string{"check filters of that port"}},
+			code: "no-session", command: "status", words: []string{"check filters for that port"}},
 		{name: "the router expects another AS", symptom: "Times out",
 			begin: func() { s.bird(t, fmt.Sprintf(" as %d;", labtest.ASN), " as 64999;") },
 			end:   func() { s.bird(t, " as 64999;", fmt.Sprintf(" as %d;", labtest.ASN)) },
-			code:  "no-session", command: "status", words: []string{"bad peer as", "expects another AS number"}},
+			code:  "no-session", command: "status", words: []string{"bad peer as", "expects an AS number other than"}},
 		{name: "only the router has a password", symptom: "Times out",
 			begin: func() { s.bird(t, "hold time", "password \"x\"; hold time") },
 			end:   func() { s.bird(t, "password \"x\"; hold time", "hold time") },
@@ -322,7 +322,7 @@ func TestIncidents(t *testing.T) {
 			end:   func() { release() },
 			code:  "capacity", command: "status", words: []string{"snat_exhausted", "web to"}},
 		{name: "the agent is killed", begin: s.agent.Kill, end: func() {},
-			command: "status", words: []string{"DOWN", "forwarding for", s.web.String(), "drop the routes in"}},
+			command: "status", words: []string{"DOWN", "forwarded for", s.web.String(), "drop the routes in"}},
 	} {
 		labtest.Until(t, lab.Ready, "clients are served before: "+x.name, func() error {
 			return errors.Join(s.served(t), labtest.ErrorIf(x.code != "" && s.reported(t, x) == nil, "still reported"))

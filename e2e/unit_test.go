@@ -64,7 +64,7 @@ func TestUnitCapabilitiesAreNeeded(t *testing.T) {
 		"CAP_SETUID":           "run /bin/true as user nobody: the agent lacks CAP_SETUID",
 		"CAP_SETGID":           "run /bin/true as user nobody: the agent lacks CAP_SETGID",
 		"CAP_KILL":             "run /bin/true as user nobody: the agent lacks CAP_KILL",
-		"CAP_SYS_NICE":         "bfd without real-time priority (CAP_SYS_NICE)",
+		"CAP_SYS_NICE":         "running BFD without real-time priority (CAP_SYS_NICE)",
 	}
 	all := unitCapabilities(t)
 	s, config := newUnitSite(t, "tc")

@@ -261,7 +261,7 @@ func (s *site) oneNotReached(t *testing.T) {
 	status("OK\n")
 	way := " blackhole " + s.Servers[0].V4.String()
 	must.Do(t, commands("ip route add"+way)(s.Balancers[0].Host))
-	status("DEGRADED: packets of clients do not get to a server: " + s.Servers[0].V4.String() + ":")
+	status("DEGRADED: client packets do not reach a server: " + s.Servers[0].V4.String() + ":")
 	hops, err := s.Topology.Router.NextHops(labtest.HostRoute(vip4))
 	must.True(t, err == nil && len(hops) > 0, "next hops %v, %v", hops, err)
 	must.Do(t, commands("ip route del"+way)(s.Balancers[0].Host))

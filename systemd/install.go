@@ -71,7 +71,7 @@ func Install(w io.Writer, root string) error {
 }
 
 // errRemains is why Uninstall refuses: the kernel would continue to forward, without a binary to clean up.
-var errRemains = errors.New(`programs of Steelyard are in the kernel, and forward also without the agent; ` +
+var errRemains = errors.New(`Steelyard's programs are in the kernel and forward even without the agent; ` +
 	`stop the agent and run "steelyard cleanup" first`)
 
 // Uninstall stops the service and removes the record of drains and the files from Install, except the configuration. It

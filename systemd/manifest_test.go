@@ -66,11 +66,11 @@ func TestManifestPods(t *testing.T) {
 		s := tt.pod.Containers[0].SecurityContext
 		switch {
 		case s.SeccompProfile == nil || s.SeccompProfile.Type != core.SeccompProfileTypeRuntimeDefault:
-			t.Errorf("%s: seccomp profile %v; want that of the container runtime", name, s.SeccompProfile)
+			t.Errorf("%s: seccomp profile %v; want the container runtime's", name, s.SeccompProfile)
 		case s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation || s.Privileged != nil && *s.Privileged:
-			t.Errorf("%s: privileges can be gained", name)
+			t.Errorf("%s: privilege escalation is allowed", name)
 		case s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem:
-			t.Errorf("%s: the root file system can be written", name)
+			t.Errorf("%s: the root file system is writable", name)
 		case !slices.Equal(s.Capabilities.Drop, []core.Capability{"ALL"}) || !slices.Equal(s.Capabilities.Add, tt.caps):
 			t.Errorf("%s: capabilities %+v; want only %v", name, s.Capabilities, tt.caps)
 		}
@@ -83,7 +83,7 @@ func TestManifestPods(t *testing.T) {
 	}
 	for _, v := range agent.Volumes {
 		if v.HostPath != nil && !strings.HasSuffix(v.HostPath.Path, "/steelyard") {
-			t.Errorf("the agent has %s of the node", v.HostPath.Path)
+			t.Errorf("the agent uses the node's %s", v.HostPath.Path)
 		}
 	}
 }
@@ -198,7 +198,7 @@ func TestCleanupManifest(t *testing.T) {
 	d := all["DaemonSet steelyard-cleanup"].(*apps.DaemonSet)
 	installed := objects(t)["Namespace steelyard"].(*core.Namespace)
 	if n, ok := all["Namespace "+d.Namespace].(*core.Namespace); !ok || !maps.Equal(n.Labels, installed.Labels) {
-		t.Errorf("its namespace is %+v; want that of the agents, which may be gone: %+v", n, installed)
+		t.Errorf("its namespace is %+v; want the agents' namespace, which may be gone: %+v", n, installed)
 	}
 	pod := d.Spec.Template.Spec
 	c := pod.Containers[0]

@@ -148,7 +148,7 @@ func TestInstall(t *testing.T) {
 	must.Equal(t, 0o644, must.Get(os.Stat(filepath.Join(root, unitPath)))(t).Mode().Perm())
 
 	if err := Uninstall(new(bytes.Buffer), root, remains(true)); err == nil || len(files(t, root)) != 3 {
-		t.Errorf("Uninstall beside programs in the kernel: %v, which leaves %q", err, files(t, root))
+		t.Errorf("Uninstall with programs in the kernel: %v, leaving %q", err, files(t, root))
 	}
 	for range 2 { // the second call finds nothing to remove
 		must.Do(t, Uninstall(new(bytes.Buffer), root, remains(false)))
@@ -206,7 +206,7 @@ func TestUnitLines(t *testing.T) {
 	for _, line := range lines {
 		key, command, _ := strings.Cut(line, "=")
 		if strings.HasPrefix(key, "Exec") && !strings.HasPrefix(command, "/"+binaryPath+" ") {
-			t.Errorf("%s runs another program than ours", line)
+			t.Errorf("%s runs a program other than ours", line)
 		}
 	}
 }

@@ -55,7 +55,7 @@ func run() error {
 	conns := connections.Options{Log: os.Stderr}
 	flag.IntVar(&conns.Rounds, "connrounds", 6, "connections: rounds")
 	ways := flag.String("ways", ".", "connections: regular expression of the `ways` to measure")
-	flag.DurationVar(&conns.Sustained, "sustained", time.Minute, "connections: duration of those with one backend")
+	flag.DurationVar(&conns.Sustained, "sustained", time.Minute, "connections: duration of tests with one backend")
 	rounds := flag.Int("convrounds", 5, "convergence: rounds")
 	large := cluster.Options{Log: os.Stderr}
 	flag.IntVar(&large.Nodes, "nodes", 1000, "cluster: nodes")

@@ -77,7 +77,7 @@ func forgedMetadata(t *testing.T, c *cluster) {
 	}
 	const label = `{"metadata":{"labels":{"service.kubernetes.io/service-proxy-name":"x"}}}`
 	merge, token := types.MergePatchType, c.apiOf(t, "steelyard-allocator")
-	labtest.Until(t, 20*time.Second, "the policy is in force", func() error {
+	labtest.Until(t, 20*time.Second, "the policy is active", func() error {
 		err := patch(token, merge, label, meta.DryRunAll)
 		return labtest.ErrorIf(!apierrors.IsForbidden(err), "error %v; want forbidden", err)
 	})

@@ -242,7 +242,7 @@ func (c *cluster) editConfiguration(t *testing.T, config string) {
 		"addresses = [\"198.51.100.0/28\", \"2001:db8:51::/124\"]\n"
 	before := c.containers(t)
 	c.configure(t, strings.Replace(config, `interval = "200ms"`, `interval = "250ms"`, 1)+lines)
-	c.waitEvent(t, "ConfigurationReloaded", "is in force", len(before))
+	c.waitEvent(t, "ConfigurationReloaded", "is active", len(before))
 	s := c.createService(t, "other-pool", func(s *core.Service) {
 		s.Annotations = map[string]string{"steelyard.dev/pool": "other"}
 	})

@@ -172,7 +172,7 @@ func partitionHeals(t *testing.T, c *cluster, pods ...*pod) {
 		}
 	}
 	must.Do(t, cut("add"))
-	told(c.Agents, true, "status", "the API server is away since")
+	told(c.Agents, true, "status", "the API server has not answered since")
 	time.Sleep(11 * time.Second) // shorter interruptions do not count
 	report(false, core.ConditionUnknown)
 	must.Do(t, cut("del"))
@@ -205,7 +205,7 @@ func coldBoot(t *testing.T, c *cluster, pods ...*pod) {
 	c.waitRouted(t, vips, 0, 1)
 	c.waitAnswered(t, vips...)
 	out, _ := a.CLI(t.Context(), "status")
-	must.True(t, strings.Contains(out, "the API server is away since"), "status does not tell:\n%s", out)
+	must.True(t, strings.Contains(out, "the API server has not answered since"), "status does not tell:\n%s", out)
 	must.Do(t, c.control.StartAPI(t.Context()))
 	c.waitRecovered(t, pods...)
 	c.waitRouted(t, vips, 0, 1)
@@ -221,7 +221,7 @@ func killedAlone(t *testing.T, c *cluster, vips []netip.Addr) {
 	a.Kill()
 	waitRequests(t, stream, 100)
 	must.Do(t, errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)))
-	labtest.Until(t, time.Minute, "the last known state is in force", func() error {
+	labtest.Until(t, time.Minute, "the last known state is used", func() error {
 		out, err := a.CLI(t.Context(), "backends")
 		return errors.Join(err, labtest.ErrorIf(strings.Count(out, "connected") < 2, "%s", out))
 	})

@@ -87,7 +87,7 @@ func (s *segmentCluster) spreadsLocal(t *testing.T) {
 	s.waitAnswered(t, addresses...)
 	spread := func(vip netip.Addr, pods []*pod) {
 		t.Helper()
-		labtest.Until(t, 10*time.Second, "the endpoints are in force", func() error {
+		labtest.Until(t, 10*time.Second, "the endpoints are active", func() error {
 			r := s.Load(t, vip, 40)
 			return labtest.ErrorIf(r.Err() != nil || len(r.Servers) != len(pods), "%s", r)
 		})
@@ -187,7 +187,7 @@ func TestAddressPerNodeOfACluster(t *testing.T) {
 	annotate("true")
 	s.m.VIPs = wait(2 * len(s.Agents))
 	if !slices.Equal(s.m.VIPs[:2], before[:2]) {
-		t.Errorf("addresses %v; want those of before first: %v", s.m.VIPs, before[:2])
+		t.Errorf("addresses %v; want the previous ones first: %v", s.m.VIPs, before[:2])
 	}
 	second := before[2:]
 	s.deleteService(t, "second")

@@ -186,7 +186,7 @@ func oneFamily(t *testing.T, c *cluster, pods ...*pod) {
 func refusedAddresses(t *testing.T, c *cluster, pods ...*pod) {
 	taken := c.startService(t, "first", func(*core.Service) {}, []int{0, 1, 2}, pods[0])[0].String()
 	for name, x := range map[string]struct{ request, want string }{
-		"taken":         {taken, "belongs to default/first, and cannot be shared with it: both have port"},
+		"taken":         {taken, "belongs to default/first, and cannot be shared with it because both have port"},
 		"not-in-a-pool": {"192.0.2.77", "192.0.2.77 is in no pool"},
 	} {
 		c.createService(t, name, func(s *core.Service) {

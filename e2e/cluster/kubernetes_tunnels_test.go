@@ -62,7 +62,7 @@ func keysRotate(t *testing.T, c *cluster, pods ...*pod) {
 		labtest.Until(t, 20*time.Second, "the keys are rotated", func() error {
 			now := c.keys(t)
 			if !bytes.Equal(now["previous"], was["current"]) || !bytes.Equal(now["seed"], was["seed"]) {
-				return errors.New("the earlier key is not the previous one, or the seed is another one")
+				return errors.New("the old key is not the previous one, or the seed differs")
 			}
 			return nil
 		})
@@ -246,7 +246,7 @@ func (c *cluster) waitFollowing(t *testing.T, agents ...*lab.Agent) {
 	for _, a := range agents {
 		labtest.Until(t, 3*time.Minute, "the agent follows the cluster", func() error {
 			out, err := a.CLI(t.Context(), "status")
-			return errors.Join(err, labtest.ErrorIf(strings.Contains(out, "the API server is away"), "%s", out))
+			return errors.Join(err, labtest.ErrorIf(strings.Contains(out, "API server has not answered"), "%s", out))
 		})
 	}
 }

@@ -59,9 +59,9 @@ func TestWrongStarts(t *testing.T) {
 	start(true, "")
 	c.createService(t, "no-pool", func(*core.Service) {})
 	c.createService(t, "no-agent", of("example.com/nobody"))
-	c.said(t, "no-pool", "the configuration of Steelyard has no [[pool]]")
-	c.said(t, "no-agent", `no agent of Steelyard serves the class "example.com/nobody"`)
-	status("the configuration of Steelyard has no [[pool]]")
+	c.said(t, "no-pool", "Steelyard's configuration has no [[pool]]")
+	c.said(t, "no-agent", `no Steelyard agent serves the class "example.com/nobody"`)
+	status("Steelyard's configuration has no [[pool]]")
 	status("example.com/nobody")
 
 	start(false, pool)
@@ -80,7 +80,7 @@ func TestWrongStarts(t *testing.T) {
 	sets := c.api.AppsV1().DaemonSets("steelyard")
 	must.Get(sets.Patch(t.Context(), "steelyard", types.MergePatchType,
 		[]byte(`{"status":{"desiredNumberScheduled":1,"currentNumberScheduled":1}}`), meta.PatchOptions{}, "status"))(t)
-	c.said(t, "excluded", "none of the 1 pods of the DaemonSet is ready")
+	c.said(t, "excluded", "none of the DaemonSet's 1 pods is ready")
 
 	// k3s' ServiceLB writes node addresses.
 	must.Get(c.api.CoreV1().Services("default").Patch(t.Context(), "excluded", types.MergePatchType,

@@ -117,7 +117,7 @@ func (a *Agent) end(ctx context.Context, within time.Duration, by syscall.Signal
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	if err := p.Wait(ctx); err != nil {
-		return fmt.Errorf("end the agent of host %s by %s: %w\n%s", a.Host, by, err, p.Log.Tail(10))
+		return fmt.Errorf("stop the agent of host %s with %s: %w\n%s", a.Host, by, err, p.Log.Tail(10))
 	}
 	return nil
 }

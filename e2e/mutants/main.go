@@ -34,7 +34,7 @@ import (
 func main() {
 	n := flag.Int("n", 60, "mutants per package")
 	seed := flag.Uint64("seed", uint64(time.Now().UnixNano())%1_000_000, "seed of the sample")
-	limit := flag.Duration("limit", 0, "time for the tests of one mutant (default: 5 times that without a change)")
+	limit := flag.Duration("limit", 0, "time for the tests of one mutant (default: 5 times the time without a change)")
 	flag.Parse()
 	r := runner{n: *n, seed: *seed, limit: *limit, out: os.Stdout}
 	if err := r.run(context.Background(), flag.Args()); err != nil {

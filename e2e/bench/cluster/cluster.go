@@ -280,7 +280,7 @@ func (b *bench) assign(ctx context.Context, r *Result) error {
 	}
 	_, err = lab.Until(ctx, 10*time.Minute, "every Service has an address", func() error {
 		if !p.Running() {
-			return lab.Permanent(fmt.Errorf("steelyard allocate ended: %s", p.Log.Tail(5)))
+			return lab.Permanent(fmt.Errorf("steelyard allocate exited: %s", p.Log.Tail(5)))
 		}
 		time.Sleep(200 * time.Millisecond) // listing all Services is expensive
 		o := meta.ListOptions{ResourceVersion: "0"}

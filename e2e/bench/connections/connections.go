@@ -76,11 +76,11 @@ func Run(o Options) (_ []Result, err error) {
 			continue
 		}
 		if _, err := exec.LookPath(w.needs); w.needs != "" && err != nil {
-			fmt.Fprintf(o.Log, "%s is left out: %v\n", w.name, err)
+			fmt.Fprintf(o.Log, "skipping %s: %v\n", w.name, err)
 			continue
 		}
 		if err := kube.Available(o.ControlPlane); w.name == kubeProxy && err != nil {
-			fmt.Fprintf(o.Log, "%s is left out: %v\n", w.name, err)
+			fmt.Fprintf(o.Log, "skipping %s: %v\n", w.name, err)
 			continue
 		}
 		fmt.Fprintf(o.Log, "prepare %s\n", w.name)

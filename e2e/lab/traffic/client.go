@@ -61,7 +61,7 @@ func (r Result) Err() error {
 	if len(r.Errors) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%d of %d requests failed, the first: %w", len(r.Errors), len(r.Errors)+r.Answered(), r.Errors[0])
+	return fmt.Errorf("%d of %d requests failed; the first: %w", len(r.Errors), len(r.Errors)+r.Answered(), r.Errors[0])
 }
 
 // String returns a text such as "s1 334, s2 333, s3 333, errors 0".
@@ -209,7 +209,7 @@ func (c Client) udp(ctx context.Context, to netip.AddrPort, text string, timeout
 	}
 	server, echo, _ := strings.Cut(string(b[:k]), " ")
 	if echo != text {
-		return "", fmt.Errorf("the response is to another datagram: %.100s", b[:k])
+		return "", fmt.Errorf("the response is to a different datagram: %.100s", b[:k])
 	}
 	return server, nil
 }

@@ -39,7 +39,7 @@ func (c Client) Connect(ctx context.Context, to netip.AddrPort, n int) (*Conns, 
 	}
 	if failed := all.Exchange(ctx); len(failed) > 0 {
 		all.Close()
-		return nil, fmt.Errorf("%d of %d connections failed at their first message, one of them: %w", len(failed), n,
+		return nil, fmt.Errorf("%d of %d connections failed at their first message, for example: %w", len(failed), n,
 			failed[0])
 	}
 	return all, nil
