@@ -68,6 +68,9 @@ var hostileRows = []row{
 			o.Own = []netip.Addr{netip.MustParseAddr("203.0.113.50"), netip.MustParseAddr("2001:db8:1::50")}
 		}},
 
+	{name: "decapsulated for an IPv4-mapped address of lo", state: web, in: tunnelForMapped,
+		did: "dropped", reason: "decap_not_local", option: acceptTunnels},
+
 	{name: "congestion in the tunnel", state: web, in: congested("loopback", 0xa9, 0xab), did: "passed",
 		reason: "decapsulated", check: hasTOS(0xab), option: acceptTunnels},
 	{name: "congestion in the tunnel and before", state: web, in: congested("loopback", 3, 3), did: "passed",

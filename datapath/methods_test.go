@@ -119,6 +119,14 @@ func tunnelOfOtherFamily(fx *fixture) dptest.Packet {
 	return p
 }
 
+// tunnelForMapped carries an IPv6 packet for the IPv4-mapped form of an address of lo.
+func tunnelForMapped(fx *fixture) dptest.Packet {
+	p, client, lo := tunnelFrom("router")(fx), fixture{v6: true}, fixture{}
+	to := netip.AddrPortFrom(netip.AddrFrom16(lo.addr("loopback").As16()), 2)
+	p.Payload = dptest.GUE(dptest.Packet{Src: client.at("client", 1), Dst: to, Proto: dptest.UDP})
+	return p
+}
+
 // reported is a tunnel whose path MTU was reported this long ago.
 func reported(ago time.Duration) func(*fixture) {
 	return func(fx *fixture) {

@@ -162,7 +162,7 @@ static __always_inline int decap_inner_dst(void *l3, void *end, __be16 type, str
 	if ((void *)(ip6 + 1) > end)
 		return 0;
 	__builtin_memcpy(dst, &ip6->dst, sizeof(*dst));
-	return 1;
+	return !addr_is_v4(dst); /* ::ffff:0:0/96 would be taken for IPv4, and the kernel would route it */
 }
 
 /* decap_dest classifies the destination of the decapsulated packet at l3. Accepted are an address that only lo has, as
