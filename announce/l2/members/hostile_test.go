@@ -171,6 +171,54 @@ func TestHighestIncarnation(t *testing.T) {
 	until(t, "the member is alive again", member)
 }
 
+// A member that claims other versions, and reports a wrong port or address of a peer that is about to start, does not
+// keep that peer from joining.
+func TestFalseVersionsAndPorts(t *testing.T) {
+	port := freePort(t)
+	a, _ := start(t, port, 1, 3, "key")
+	packets := must.Get(net.ListenUDP("udp", &net.UDPAddr{IP: node(2).AsSlice()}))(t)
+	defer packets.Close()
+	tell := func(n netip.Addr, addr []byte, port int, version byte) {
+		text := append([]byte{msgAlive}, object("Incarnation", 1, "Node", n.String(), "Addr", addr, "Port", port,
+			"Meta", []byte(`{"n":"x"}`), "Vsn", []byte{version, 5, version, 0, 0, 0})...)
+		p := append([]byte(label), sealedWith(t, []byte("key"), text, []byte(labelText), 1)...)
+		must.Get(packets.WriteTo(p, net.UDPAddrFromAddrPort(netip.AddrPortFrom(node(1), a.o.Port))))(t)
+	}
+	long := node(3).As16()
+	lie := func() {
+		tell(node(2), node(2).AsSlice(), int(port), 5)
+		tell(node(3), long[:], int(port), 2)
+		tell(node(3), node(3).AsSlice(), 1, 2)
+	}
+	until(t, "the member listens", func() bool { return listens(node(1), port) })
+	lie()
+	start(t, port, 3, 3, "key")
+	until(t, "the new member", func() bool { lie(); return slices.Contains(alive(a), "lb3") })
+}
+
+// False reports about a member fill neither its queue nor the state that members exchange.
+func TestFalseReportsAreBounded(t *testing.T) {
+	m := New(Options{Name: "lb1", Address: node(1), Port: 7946, Log: slog.New(slog.DiscardHandler)})
+	m.Publish(map[netip.Addr]Claim{vip: {Eligible: true}})
+	for i := range uint64(2 * queueMax) {
+		m.table.merge(report{member: node(1), epoch: m.table.own.epoch + i})
+	}
+	must.Row(t, "waiting messages", queueMax, m.queue.NumQueued())
+	many, peers := map[netip.Addr]entry{}, []netip.Addr{}
+	for i, a := 0, vip; i < claimsMax; i, a = i+1, a.Next() {
+		many[a] = entry{}
+	}
+	for i := range 20 {
+		peers = append(peers, node(2+i))
+	}
+	m.SetPeers(peers)
+	for _, p := range m.table.peers {
+		p.state = state{epoch: 1, claims: many}
+	}
+	size := len(m.table.whole())
+	must.True(t, size <= streamMax, "the state has %d bytes, and members read %d", size, streamMax)
+}
+
 // allocated returns the total number of bytes allocated so far.
 func allocated() uint64 {
 	var s runtime.MemStats

@@ -44,6 +44,10 @@ const (
 	leaveTimeout = 500 * time.Millisecond
 )
 
+// queueMax limits the messages that wait to be sent, because false reports about this node make it send all its claims
+// again. Members learn what is lost when they exchange their state.
+const queueMax = 4096
+
 // Members is this node's view of the other nodes.
 type Members struct {
 	o      Options
@@ -66,7 +70,10 @@ func New(o Options) *Members {
 	m.queue = &memberlist.TransmitLimitedQueue{
 		RetransmitMult: 4, NumNodes: func() int { return 1 + int(m.table.alive.Load()) },
 	}
-	m.table = newTable(o.Address.Unmap(), o.Name, func(b []byte) { m.queue.QueueBroadcast(message(b)) })
+	m.table = newTable(o.Address.Unmap(), o.Name, func(b []byte) {
+		m.queue.QueueBroadcast(message(b))
+		m.queue.Prune(queueMax)
+	})
 	return m
 }
 
@@ -294,9 +301,13 @@ func (d delegate) MergeRemoteState(b []byte, _ bool) {
 	})
 }
 
-// NotifyAlive implements memberlist.AliveDelegate: it rejects unconfigured peers.
+// NotifyAlive implements memberlist.AliveDelegate: it accepts only configured peers, with our port and versions.
+// memberlist would keep a wrong port that another member reports for half a minute after the peer contradicts it. While
+// a member claims other versions, no two members would exchange their state.
 func (d delegate) NotifyAlive(n *memberlist.Node) error {
+	const version = memberlist.ProtocolVersion2Compatible
 	a, ok := addressOf(n)
+	ok = ok && n.Port == d.o.Port && n.PMin <= version && n.PCur == version && n.PMax >= version && n.DMin|n.DCur == 0
 	if ok && (a == d.table.self || d.table.isPeer(a)) {
 		return nil
 	}
@@ -339,7 +350,6 @@ func (d delegate) set(n *memberlist.Node, alive bool) {
 // addressOf returns a member's address, or false if its name does not match.
 func addressOf(n *memberlist.Node) (netip.Addr, bool) {
 	a, ok := netip.AddrFromSlice(n.Addr)
-	a = a.Unmap()
 	return a, ok && a.String() == n.Name
 }
 

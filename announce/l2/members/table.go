@@ -310,8 +310,12 @@ func (t *table) whole() []byte {
 		if p.epoch == 0 {
 			continue
 		}
+		claims := p.claims
+		if len(b)+claimSize*len(claims) > streamMax/2 {
+			claims = nil // the epoch alone tells the member of false reports in its name
+		}
 		// The member may have had later changes, so these claims may be incomplete.
-		b = report{a, p.epoch, 0, false, p.claims}.append(b)
+		b = report{a, p.epoch, 0, false, claims}.append(b)
 	}
 	return b
 }
