@@ -13,7 +13,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// Each reader of an address or community that fails reports exactly one error.
+// If a reader of an address or a community fails, it reports exactly one error.
 func TestWrongAddressIsNotRead(t *testing.T) {
 	v4 := []any{"192.0.2.1", "2001:db8::1"}
 	for _, c := range []struct {

@@ -232,8 +232,8 @@ func delivered(fx *fixture) {
 	fx.run(fx.fromClient(dptest.TCP, dptest.ACK).Frame())
 }
 
-// The work per packet does not grow: the number of helper calls, most of which are map lookups, and the size of the
-// programs. testdata/executed.txt has the limits; -update writes the current values.
+// Neither the number of helper calls per packet (mostly map lookups) nor the size of the programs grows.
+// testdata/executed.txt has the limits; -update writes the current values.
 func TestExecutedWork(t *testing.T) {
 	t.Parallel()
 	labtest.Root(t)

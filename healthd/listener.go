@@ -44,7 +44,7 @@ func byRoot(at netip.AddrPort) error {
 
 const stateListen = "0A"
 
-// listenerIn returns the user of the socket that listens at an address, according to a table (proc_net_tcp(5)).
+// listenerIn returns the owner's user id of the socket that listens on an address, from a table such as /proc/net/tcp.
 func listenerIn(table string, at netip.AddrPort) (uid uint64, found bool) {
 	f, err := os.Open(table)
 	if err != nil {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* commit: the only writer. It runs once route has found that the packet can be sent, but before the packet is sent. The
- * reason is that a new flow needs its own source port, and claiming a port is a write that may fail. If it fails, the
- * verdict becomes a drop. */
+/* commit: the only step that writes flows and counters. It runs once route has found that the packet can be sent, but
+ * before it is sent, because a new flow must claim a source port. If that write fails, the verdict becomes a drop. */
 #pragma once
 #include "account.h"
 #include "dsr_commit.h"

@@ -71,7 +71,7 @@ static __always_inline int snat_to(struct server_key *k, const struct pkt *p, co
 	return b->local || !addr_is_zero(&b->snat[0]);
 }
 
-/* snat_verdict sets what a client's packets become, so that v->server is the key of the server's answers. */
+/* snat_verdict translates the addresses and ports of a client's packets to match v->server, the key of the answers. */
 static __always_inline void snat_verdict(struct verdict *v, const struct backend *b, __u32 backend)
 {
 	v->t.src = v->server.to;

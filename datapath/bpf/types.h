@@ -226,7 +226,7 @@ struct flow_key {
 /* A direct-return flow (DSR or tunnel). Only the client's direction passes here. */
 struct dsr_flow {
 	__u32 frontend, backend; /* ids */
-	__u64 seen; /* when a packet was last looked up, CLOCK_MONOTONIC_COARSE in ns */
+	__u64 seen; /* when a packet last looked up this flow, CLOCK_MONOTONIC_COARSE in ns */
 	__u8 state; /* enum flow_state */
 	__u8 method; /* enum method */
 	__u8 asked; /* 1: a SYN came at seen, and no packet since; with FLOW_CLOSING: the client continues half-closed */

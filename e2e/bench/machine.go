@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// machine describes the machine and the date of the measurement: CPU, kernel, date.
+// machine returns the CPU, the kernel and the date, which identify a measurement.
 func machine() (string, error) {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {

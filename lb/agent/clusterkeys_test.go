@@ -134,8 +134,8 @@ func TestFollowsTheKeysOfTheCluster(t *testing.T) {
 	}
 }
 
-// Changes made while the agent did not run are active when the datapath opens. The agent reads them through a watch
-// alone.
+// Changes made while the agent was not running are active when the datapath opens. The agent reads them only through
+// its watch.
 func TestStartsWithChangedKeys(t *testing.T) {
 	dir := t.TempDir()
 	startWith(t, apiServer(t, keysInCluster(keysOf(7, "A"))), dir)

@@ -110,9 +110,9 @@ var errReported = errors.New("see above")
 
 func newApp(e *env) *ucli.App {
 	app := &ucli.App{
-		Name: "steelyard", Usage: "announce, balance and check load-balancer addresses", HideVersion: true,
-		EnableBashCompletion: true, Flags: []ucli.Flag{&ucli.BoolFlag{Name: "version", Usage: "print the version"}},
-		Writer: e.out, ErrWriter: e.err,
+		Name: "steelyard", Usage: "announce addresses, balance their traffic, and check their servers",
+		HideVersion: true, EnableBashCompletion: true, Writer: e.out, ErrWriter: e.err,
+		Flags:          []ucli.Flag{&ucli.BoolFlag{Name: "version", Usage: "print the version"}},
 		OnUsageError:   usageError,
 		ExitErrHandler: func(*ucli.Context, error) {}, // Main returns the exit code
 		Action: func(c *ucli.Context) error {
@@ -154,7 +154,7 @@ func commands(e *env) []*ucli.Command {
 		{
 			Name: "reload", Usage: "make the running agent read its configuration again",
 			Flags: with(socketFlag(), &ucli.StringFlag{
-				Name: "force", Usage: "permit the change for which an error printed this `WORD`",
+				Name: "force", Usage: "permit the refused change whose error contains this `WORD`",
 			}),
 			Action: e.reload,
 		},

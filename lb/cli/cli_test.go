@@ -82,8 +82,8 @@ func TestExitCodes(t *testing.T) {
 	}{
 		{"version", []string{"version"}, 0, version + "\ncommit ", ""},
 		{"version as a flag", []string{"--version"}, 0, version + "\ncommit ", ""},
-		{"help", []string{"help"}, 0, "announce, balance and check", ""},
-		{"no command", nil, 0, "announce, balance and check", ""},
+		{"help", []string{"help"}, 0, "announce addresses, balance their traffic", ""},
+		{"no command", nil, 0, "announce addresses, balance their traffic", ""},
 		{"unknown command", []string{"frobnicate"}, 2, "", `no command "frobnicate"`},
 		{"nearly a command", []string{"statsu"}, 2, "", `no command "statsu". Did you mean "status"?`},
 		{"unknown flag", []string{"check", "--fast"}, 2, "", "flag provided but not defined: -fast"},

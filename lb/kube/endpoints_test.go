@@ -48,8 +48,8 @@ func TestEndpointsOfHosts(t *testing.T) {
 	}
 }
 
-// UDP flows to endpoints that do not serve end while others serve, in the whole cluster and under any policy, and no
-// node asks the nodes of such endpoints for flows (pkg/proxy/conntrack/cleanup.go).
+// If any endpoint in the cluster serves, UDP flows to endpoints that do not serve are ended, whatever the policy, and
+// no node asks nodes that have only such endpoints for flows (pkg/proxy/conntrack/cleanup.go).
 func TestDatagramsLeaveEndpointsThatDoNotServe(t *testing.T) {
 	top := topology{node: "n1", nodes: map[string]netip.Addr{
 		"n1": netip.MustParseAddr("192.0.2.1"), "n2": netip.MustParseAddr("192.0.2.2"),

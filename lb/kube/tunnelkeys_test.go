@@ -324,7 +324,7 @@ func verbs(client *fake.Clientset) string {
 	return strings.Join(all, " ")
 }
 
-// A node with keys of an earlier run reads the Secret through the watch that it has anyway.
+// A node with keys from a previous run reads the Secret through the watch it opens anyway, with no other request.
 func TestResume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := newKeyCluster()

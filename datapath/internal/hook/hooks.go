@@ -105,7 +105,7 @@ func (a *Hooks) Attach(needed []int) error {
 	for _, name := range a.names {
 		nic, err := a.prepare(name)
 		if errors.As(err, new(netlink.LinkNotFoundError)) {
-			a.Log.Warn("interface not found; it will be attached when it appears", "interface", name)
+			a.Log.Warn("interface not found; programs will be attached when it appears", "interface", name)
 			a.gone(name)
 			continue
 		}

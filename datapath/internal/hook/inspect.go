@@ -11,7 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// This file compares the programs on the interfaces with the expected ones, and attaches them again.
+// This file compares the programs on the interfaces with the expected ones, and attaches ours where they are
+// missing.
 
 // programIDs caches the kernel's ids of our programs.
 type programIDs map[*ebpf.Program]ebpf.ProgramID
@@ -81,7 +82,7 @@ func (a *Hooks) Repair(changed bool, made []byte) (faults []string) {
 // gone records that an interface does not exist.
 func (a *Hooks) gone(name string) {
 	if a.index[name] != 0 || a.status[name].Name == "" {
-		a.Log.Warn("interface deleted", "interface", name)
+		a.Log.Warn("interface does not exist", "interface", name)
 		if err := a.detach(name); err != nil {
 			a.Log.Error("programs not detached", "interface", name, "err", err)
 		}
