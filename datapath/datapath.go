@@ -143,7 +143,7 @@ func (d *Datapath) open(t *pin.Transaction) (err error) {
 	}
 	d.verifier = verify.New(verify.Deps{
 		Objects: d.objects, Services: d.services, Tunnels: d.tunnels, Flows: d.flows, Hooks: d.hooks,
-		Counters: d.chunks.BackendCounters, Names: d.names, Meaning: meaning, Log: d.log,
+		Chunks: d.chunks, Names: d.names, Meaning: meaning, Log: d.log,
 	}, o)
 	return d.hooks.Attach(o.Needed(new(route.Cache), d.services.Interfaces(nil)))
 }

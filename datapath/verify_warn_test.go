@@ -57,38 +57,52 @@ func TestExhaustedCapacityIsWarnedOf(t *testing.T) {
 	must.Row(t, "warnings later", "", look())
 }
 
-// A DSR server whose clients do not continue is named until they do, unless no server's clients do.
+// A server whose clients do not continue is named until they do. If no server's clients do, the port is named, unless
+// as many continue as before: then the others are a flood of SYNs.
 func TestLostRepliesOfAServerAreFound(t *testing.T) {
 	t.Parallel()
-	fx := shared(t, hookXDP, false, nil)
-	fx.byTunnel(func(s *lb.Service) { s.Algorithm = lb.AlgorithmMaglev })
-	now, flow := time.Now(), 0
-	look := fx.looks(&now)
-	look()
-	after := func(lost func(server netip.Addr) bool) string {
-		for range 60 {
-			flow++
-			if !lost(fx.went(fx.on(flow, dptest.TCP, dptest.SYN))) {
+	for _, method := range []lb.Method{lb.MethodTunnel, lb.MethodNAT} {
+		fx := shared(t, hookXDP, false, nil)
+		fx.byTunnel(func(s *lb.Service) { s.Algorithm, s.Method = lb.AlgorithmMaglev, method })
+		now, flow := time.Now(), 0
+		look := fx.looks(&now)
+		look()
+		after := func(flows int, lost func(n int, server netip.Addr) bool) string {
+			for n := range flows {
+				flow++
+				if lost(n, fx.went(fx.on(flow, dptest.TCP, dptest.SYN))) {
+					continue
+				}
+				if method == lb.MethodNAT {
+					fx.run(fx.reply(dptest.SYN | dptest.ACK).Frame())
+				}
 				fx.went(fx.on(flow, dptest.TCP, dptest.ACK))
 			}
+			now = now.Add(verify.RepliesEvery)
+			return look()
 		}
-		now = now.Add(verify.RepliesEvery)
-		return look()
-	}
-	b1 := fx.went(fx.on(0, dptest.TCP, dptest.SYN))
-	for _, tt := range []struct {
-		want string
-		lost func(netip.Addr) bool
-	}{
-		{"", func(netip.Addr) bool { return false }},
-		{b1.String() + ":", func(to netip.Addr) bool { return to == b1 }},
-		{"", func(netip.Addr) bool { return true }}, // a flood of SYNs
-		{"", func(netip.Addr) bool { return false }},
-	} {
-		w := after(tt.lost)
-		several := strings.Count(w, "clients continued 0") > 1
-		must.True(t, (tt.want != "" || w == "") && strings.Contains(w, tt.want) && !several,
-			"findings %q; want %q", w, tt.want)
+		b1 := fx.went(fx.on(0, dptest.TCP, dptest.SYN))
+		none := func(int, netip.Addr) bool { return false }
+		all := func(int, netip.Addr) bool { return true }
+		for n, tt := range []struct {
+			want  string
+			flows int
+			lost  func(int, netip.Addr) bool
+		}{
+			{"", 60, none},
+			{b1.String() + ":", 60, func(_ int, to netip.Addr) bool { return to == b1 }},
+			{"", 60, none},
+			{fx.at("vip", 80).String() + "/tcp of web, clients continued 0 (before: 60 of 60)", 60, all},
+			{"clients continued 30 (before: 60 of 60)", 60, func(n int, _ netip.Addr) bool { return n%2 == 0 }},
+			{"", 240, func(n int, _ netip.Addr) bool { return n%4 > 0 }}, // a flood
+			{"", 5, all},
+			{"", 60, none},
+		} {
+			w := after(tt.flows, tt.lost)
+			several := strings.Count(w, "clients continued") > 1
+			must.True(t, (tt.want != "" || w == "") && strings.Contains(w, tt.want) && !several,
+				"%s, step %d: findings %q; want %q", method, n, w, tt.want)
+		}
 	}
 }
 

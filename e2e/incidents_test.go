@@ -247,6 +247,14 @@ func TestIncidents(t *testing.T) {
 		x.end()
 	}
 	for _, x := range []incident{
+		{name: "the router drops the answers", symptom: "Times out",
+			begin: func() {
+				run(t, router, "nft add table inet incident")
+				run(t, router, "nft add chain inet incident on { type filter hook forward priority 0 ; }")
+				run(t, router, fmt.Sprintf("nft add rule inet incident on ip saddr %s drop", s.lan))
+			},
+			end:  func() { run(t, router, "nft delete table inet incident") },
+			code: "unanswered", command: "status", words: []string{s.lan.String() + ":80/tcp of lan"}},
 		{name: "a server's process is killed", begin: func() { do(s.site.web[0].Stop()) },
 			end:  func() { do(s.site.web[0].Start()) },
 			code: "backend-down", command: "backends", words: []string{server.V4.String(), "connection refused"}},

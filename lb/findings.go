@@ -49,9 +49,16 @@ var (
 			"client is only a warning.",
 		"Compare with `ip route get CLIENT`.")
 	FoundServerReplies = kind("server-replies", SeverityDegraded,
-		"Clients of a server with `dsr` or `tunnel` do not continue after their first packet, but clients of other "+
-			"servers do. The server's replies are probably lost; its answers to checks take another path.",
-		"On that server, compare `ip route get CLIENT` with another server's; then look for filters on the path.")
+		"More than a third of a server's clients do not continue after their first packet, but clients of another "+
+			"server do. A filter or limit stops them but not the checks, or the replies are lost.",
+		"On that server, compare `ip route get CLIENT` with another server's, and look for filters and limits "+
+			"(`nft list ruleset`), then on the path. With `nat`, clients use this node's address and `snat_ports`.")
+	FoundUnanswered = kind("unanswered", SeverityDegraded,
+		"More than a third of a port's clients do not continue after their first packet, and fewer do than before. "+
+			"No server answers them, or the answers are lost behind this node. A flood of SYNs while traffic falls "+
+			"looks the same.",
+		"`steelyard explain CLIENT VIP:PORT` names the next hops: look for filters there, on the servers and on this "+
+			"node (`nft list ruleset`, `tc filter show`).")
 	FoundServerUnreached = kind("server-unreached", SeverityDegraded,
 		"Clients' packets do not reach a server that is in use: it has no check, or its checks take another path.",
 		"The text has the cause; `steelyard explain CLIENT VIP:PORT` shows the steps.")

@@ -34,6 +34,17 @@ static __always_inline void verdict_count(const struct pkt *p, const struct verd
 		traffic_add(backend_traffic(v->backend), p, v, is_new);
 }
 
+/* flow_continued counts a flow that the server's answer has reached. */
+static __always_inline void flow_continued(const struct verdict *v)
+{
+	struct traffic *f = frontend_traffic(v->frontend), *b = backend_traffic(v->backend);
+
+	if (f)
+		f->continued++;
+	if (b)
+		b->continued++;
+}
+
 /* backend_load_add changes the number of open flows of a backend by n. */
 static __always_inline void backend_load_add(__u32 backend, int n)
 {

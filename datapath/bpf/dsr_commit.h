@@ -65,7 +65,6 @@ static __always_inline void dsr_follow(const struct pkt *p, const struct verdict
 static __always_inline void dsr_write(const struct pkt *p, const struct verdict *v, __u64 now)
 {
 	struct dsr_flow *f;
-	struct traffic *t;
 
 	switch (v->commit) {
 	case COMMIT_DSR_MARK:
@@ -79,9 +78,7 @@ static __always_inline void dsr_write(const struct pkt *p, const struct verdict 
 	case COMMIT_DSR_STORE:
 	case COMMIT_DSR_CONFIRM:
 		dsr_store(&sy_dsr_flows, p, v, FLOW_ESTABLISHED, now);
-		t = backend_traffic(v->backend);
-		if (t)
-			t->continued++;
+		flow_continued(v);
 		if (bpf_map_delete_elem(&sy_dsr_halfopen, &p->key)) /* the load did not count the flow when it opened */
 			backend_load_add(v->backend, 1);
 		dsr_set_pending(v, 0);

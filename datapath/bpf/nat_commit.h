@@ -163,6 +163,7 @@ static __always_inline void nat_confirm(struct scratch *scratch, const struct fl
 			verdict_refuse(p, v, REASON_FLOWS_FULL);
 		return;
 	}
+	flow_continued(v);
 	snat_set_use(v, SNAT_ESTABLISHED);
 	bpf_map_delete_elem(&sy_halfopen_servers, &v->server);
 	bpf_map_delete_elem(&sy_halfopen_clients, &v->client);
@@ -300,6 +301,7 @@ static __always_inline void nat_write(struct scratch *scratch, struct flow *f)
 	other = nat_other(p, v);
 	switch (v->commit) {
 	case COMMIT_ANSWER: /* UDP */
+		flow_continued(v);
 		f->answered = 1;
 		f->seen = v->now;
 		if (other)

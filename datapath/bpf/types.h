@@ -238,7 +238,7 @@ struct traffic {
 	__u64 packets, bytes; /* both directions, as received */
 	__u64 flows; /* flows opened; the number selects the slot with ALGORITHM_ROUND_ROBIN */
 	__u64 replies; /* servers' packets, included in packets */
-	__u64 continued; /* direct-return flows whose client sent more than the first packet; backends only */
+	__u64 continued; /* flows whose client sent more than the first packet; UDP by NAT: whose server replied */
 };
 
 /* The only list of reasons. Metrics, tests and documents take the names from here. Each comment says who must act and

@@ -14,8 +14,8 @@ import (
 type Traffic struct {
 	Packets, Bytes, Flows uint64
 	Replies               uint64 // servers' packets, included in Packets
-	// Continued is the number of dsr and tunnel flows whose client sent more than the first packet. Only backends have
-	// it.
+	// Continued is the number of flows whose client sent more than the first packet, and of UDP flows by nat whose
+	// server replied.
 	Continued uint64
 }
 
@@ -88,12 +88,12 @@ func (s *Services) Names() (
 	return frontends, service, backends
 }
 
-// Direct returns the active plans whose servers answer clients directly.
-func (s *Services) Direct() (plans []*lb.FrontendPlan) {
+// Balanced returns the active plans whose targets are servers, and not nodes.
+func (s *Services) Balanced() (plans []*lb.FrontendPlan) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	for _, f := range s.Frontends {
-		if p := f.Plan; p != nil && p.Method != lb.MethodNAT && !p.NodeForwarding.Enabled {
+		if p := f.Plan; p != nil && !p.NodeForwarding.Enabled && !p.Decap {
 			plans = append(plans, p)
 		}
 	}

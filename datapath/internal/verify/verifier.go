@@ -87,7 +87,7 @@ type Deps struct {
 	Tunnels  *table.Tunnels
 	Flows    *flow.Collector
 	Hooks    *hook.Hooks
-	Counters *table.Chunked // traffic of backends
+	Chunks   *table.Chunks // has the traffic of frontends and backends
 	Names    bpf.Names
 	Meaning  func(reason string) string // a reason's text: what happened, and what to do
 	Log      *slog.Logger

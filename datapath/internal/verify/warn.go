@@ -8,7 +8,6 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
-	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -28,9 +27,7 @@ type warnings struct {
 	drops     map[string]uint64
 	exhausted map[string]*exhaustion // recently exhausted capacities, by reason
 
-	continuedAt time.Time                        // when dsr and tunnel servers were last compared
-	continued   map[netip.AddrPort]table.Traffic // their counters then
-	unanswered  []string                         // texts about servers whose replies are probably lost
+	continued continued
 }
 
 // run runs sy_explain on a frame. It returns false if that fails, because a shortage on this node says nothing about an
@@ -93,7 +90,8 @@ func (v *Verifier) Findings() []lb.Finding {
 	add(lb.FoundUnverified, v.warned.blind, "packets cannot be verified: ")
 	add(lb.FoundPinsLost, v.warned.unpinned, "the next start of the agent ends all connections: ")
 	add(lb.FoundNoDefaultRoute, v.warned.noRoute, "")
-	all = slices.Concat(all, v.capacities(), lb.FoundServerReplies.Each(v.warned.unanswered))
+	all = slices.Concat(all, v.capacities(), lb.FoundUnanswered.Each(v.warned.continued.portFaults),
+		lb.FoundServerReplies.Each(v.warned.continued.serverFaults))
 	if c := v.warned.lost; c.confirmed {
 		f := lb.FoundRepliesLost.About("", "%s", c.fault)
 		if len(v.warned.lostSince) < 2 {
