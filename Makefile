@@ -71,7 +71,7 @@ RUN_TESTS := e2e/test.sh
 test-tools: go-version
 	@go build -o .cache/gotestsum gotest.tools/gotestsum && go build -o .cache/testsum ./e2e/testsum
 
-# Flavours of Debian's kernel, each in its own machine, all at once.
+# Flavours of Debian's kernel, each in its own machine.
 FLAVOURS ?= amd64 6.12-amd64
 test-kernels: root test-tools ## run tests on Debian's kernels, in virtual machines (root); ROWS=all, FLAVOURS="amd64"
 	sh e2e/deps.sh kernels

@@ -7,7 +7,8 @@
 static __always_inline int gc_remove_from(void *clients, void *servers, const struct gc_item *item, int udp,
 					  __u32 ended, __u32 since)
 {
-	struct server_flow *s = bpf_map_lookup_elem(servers, &item->key);
+	struct server_key k = item->key; /* Linux 6.1 wants a key on the stack */
+	struct server_flow *s = bpf_map_lookup_elem(servers, &k);
 
 	if (!s || s->backend != item->backend || s->f.generation != item->generation ||
 	    (!ended && s->f.seen != item->seen))
@@ -15,13 +16,13 @@ static __always_inline int gc_remove_from(void *clients, void *servers, const st
 	struct client_key client = s->client;
 	struct client_flow *c = bpf_map_lookup_elem(clients, &client);
 
-	if (c && c->backend == s->backend && c->sport == item->key.dport && c->dport == item->key.sport &&
-	    addr_equal(c->source.w, item->key.to.w)) {
+	if (c && c->backend == s->backend && c->sport == k.dport && c->dport == k.sport &&
+	    addr_equal(c->source.w, k.to.w)) {
 		if (!ended && udp && (__s32)(c->f.seen - since) > 0)
 			return 0;
 		bpf_map_delete_elem(clients, &client);
 	}
-	return !bpf_map_delete_elem(servers, &item->key);
+	return !bpf_map_delete_elem(servers, &k);
 }
 
 /* gc_remove is not inlined, so that the verifier checks it once, and not for each item. */

@@ -1,5 +1,5 @@
 #!/bin/bash
-# run.sh FLAVOUR...: boots kernels of Debian in virtual machines, all at once, with Debian's systemd as process 1, and runs
+# run.sh FLAVOUR...: boots kernels of Debian in virtual machines, with Debian's systemd as process 1, and runs
 # tests there (the file "tests"). Their events, in the format of "go test -json", are in .cache/kernels/events.json; the
 # consoles are in .cache/kernels/FLAVOUR/console.log. It needs root, for the overlay of all files, and the packages of
 # "e2e/deps.sh kernels".
@@ -83,14 +83,12 @@ sed -n 's/^\([a-z][^ ]*\) .*/\1/p' e2e/kernels/tests | sort -u | while read -r p
 	go test -c -tags kernels -o "$binaries/$package.test" "./$package"
 done
 
-status=0 machines=
-for flavour in "$@"; do
+status=0
+for flavour in "$@"; do # one after the other: units have time limits
 	kernel "$flavour"
 	echo "$(basename "$all/$flavour"/linux/boot/vmlinuz-*), $accel"
-	boot "$flavour" &
-	machines="$machines $!"
+	boot "$flavour" || status=$?
 done
-for machine in $machines; do wait "$machine" || status=$?; done
 
 for flavour in "$@"; do
 	cache=$all/$flavour n=0
