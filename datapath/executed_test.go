@@ -184,8 +184,7 @@ var executedRows = []struct {
 	{"to a backend here", "sy_xdp", true, delivered, fromClientWith(dptest.ACK)},
 	{"to a backend here", "sy_tc_in", true, delivered, fromClientWith(dptest.ACK)},
 	{"from a backend here", "sy_tc_out", true, delivered, func(fx *fixture) dptest.Packet {
-		return dptest.Packet{Src: fx.at("b1", 8080), Dst: fx.at("client", 40000), Proto: dptest.TCP,
-			Flags: dptest.ACK}
+		return dptest.Packet{Src: fx.at("b1", 8080), Dst: fx.at("client", 40000), Proto: dptest.TCP, Flags: dptest.ACK}
 	}},
 	{"to this node", "sy_xdp", true, delivered, toSelf},
 	{"to this node", "sy_tc_in", true, delivered, toSelf},
@@ -310,21 +309,19 @@ func readWork(t *testing.T) map[string]map[string]int {
 	return out
 }
 
-// The verifier refuses a program after a million steps, and other kernels need 20 percent more than this one.
+// The verifier refuses a program after a million steps. Linux 6.1 takes twice as many as 6.12.
 func TestVerifierBudget(t *testing.T) {
 	t.Parallel()
-	const limit, limitOfAll = 400_000, 1_000_000
+	const limit = 400_000
 	for _, delivers := range []bool{false, true} {
 		fx := newFixture(t, hookXDP, false, func(o *Options) { o.Delivers = delivers })
-		o, sum := fx.d.objects, uint32(0)
+		o := fx.d.objects
 		for _, p := range []*ebpf.Program{o.SyExplain, o.SyGc, o.SyTcDecap, o.SyTcIn, o.SyTcOut, o.SyXdp} {
 			info := must.Get(p.Info())(t)
 			steps, ok := info.VerifiedInstructions()
 			must.True(t, ok && steps <= limit, "%s, delivers %v: the verifier takes %d steps; want at most %d",
 				info.Name, delivers, steps, limit)
 			t.Logf("%s, delivers %v: %d steps", info.Name, delivers, steps)
-			sum += steps
 		}
-		must.True(t, sum <= limitOfAll, "delivers %v: %d steps; want at most %d", delivers, sum, limitOfAll)
 	}
 }

@@ -28,10 +28,8 @@ var hostileRows = []row{
 		did: "dropped", reason: "source_is_local"},
 	{name: "from this node, no flow", state: web, in: from(tcp(dptest.ACK), "self", 40000),
 		did: "dropped", reason: "source_is_local"},
-	{name: "ping from a VIP", state: web, in: from(icmp(8, 128), "vip", 0),
-		did: "dropped", reason: "source_is_local"},
-	{name: "no such port, from a VIP", state: web, in: from(udp, "vip", 7),
-		did: "dropped", reason: "source_is_local"},
+	{name: "ping from a VIP", state: web, in: from(icmp(8, 128), "vip", 0), did: "dropped", reason: "source_is_local"},
+	{name: "no such port, from a VIP", state: web, in: from(udp, "vip", 7), did: "dropped", reason: "source_is_local"},
 
 	{name: "from the unspecified address", state: web, in: martian("0.0.0.0", "::"),
 		did: "dropped", reason: "malformed"},

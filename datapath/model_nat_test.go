@@ -31,8 +31,7 @@ func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) predictio
 		to := way{ours, server, s.proto}
 		half := m.half[to.back()]
 		rests := m.servers[to.back()]
-		used := rests != nil && !m.gives(rests, s) ||
-			half != nil && half.state != bpf.FlowClosed && rest < snatTries-2
+		used := rests != nil && !m.gives(rests, s) || half != nil && half.state != bpf.FlowClosed && rest < snatTries-2
 		if ours.Addr() != m.fx.addr("self") || ours.Port() < 61000 || used {
 			return to, fmt.Errorf("opened from %s", ours)
 		}

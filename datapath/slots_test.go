@@ -55,8 +55,7 @@ func TestArraysGrowOnce(t *testing.T) {
 		delta.Put = append(delta.Put, lb.Build(sizedService(i, 10, false), nil, lb.Drains{}).Frontends...)
 	}
 	fx.apply(delta)
-	must.Need(t, slots.Len() >= 2*slotsPerChunk/table.LineWords,
-		"%d lines; want several chunks of them", slots.Len())
+	must.Need(t, slots.Len() >= 2*slotsPerChunk/table.LineWords, "%d lines; want several chunks of them", slots.Len())
 	all := fx.d.chunks
 	for _, c := range []*table.Chunked{all.Slots, all.Backends, all.FrontendCounters, all.BackendCounters} {
 		must.True(t, c.Grown == 1, "%s grew %d times for one delta; want once", c.Name(), c.Grown)

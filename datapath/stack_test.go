@@ -37,8 +37,7 @@ func TestStackHasRoom(t *testing.T) {
 	for name, prog := range c.Programs {
 		used, path := deepest(t, spec.Programs[name].Instructions, prog.VerifierLog)
 		t.Logf("%s: %d bytes: %s", name, used, path)
-		must.True(t, used <= limit-room,
-			"%s: %d bytes of stack in %s; want at most %d", name, used, path, limit-room)
+		must.True(t, used <= limit-room, "%s: %d bytes of stack in %s; want at most %d", name, used, path, limit-room)
 	}
 }
 

@@ -77,8 +77,7 @@ func TestCarries(t *testing.T) {
 		c4, c6 bool
 	}{
 		{"both", session{has4: true, has6: true, nextHops: nextHops{addr4: v4, addr6: v6}}, true, true},
-		{"both over IPv6", session{has4: true, has6: true, nextHops: nextHops{addr6: v6, addr4: v4}},
-			true, true},
+		{"both over IPv6", session{has4: true, has6: true, nextHops: nextHops{addr6: v6, addr4: v4}}, true, true},
 		{"IPv4 negotiated", session{has4: true, nextHops: nextHops{addr4: v4, addr6: v6}}, true, false},
 		{"IPv6 negotiated", session{has6: true, nextHops: nextHops{addr4: v4, addr6: v6}}, false, true},
 		{"no IPv6 next hop", session{has4: true, has6: true, nextHops: nextHops{addr4: v4}}, true, false},

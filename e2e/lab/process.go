@@ -15,7 +15,7 @@ import (
 )
 
 // StopGrace is the time between a process's SIGTERM and SIGKILL.
-const StopGrace = 5 * time.Second
+const StopGrace = 30 * time.Second
 
 // Command is a program to start on a host.
 type Command struct {

@@ -118,8 +118,7 @@ func TestReconcileStatus(t *testing.T) {
 	}
 	const failed = `there is no pool \"x\"; pools: public`
 	const assigned = "Normal IPAllocated assigned [203.0.113.1]"
-	const taken = "Warning AddressMoved 203.0.113.1 was taken from the Service: " +
-		"its type or class has changed"
+	const taken = "Warning AddressMoved 203.0.113.1 was taken from the Service: " + "its type or class has changed"
 	const moved = assigned + "; Warning AddressMoved %s was taken from the Service, " +
 		"which has 203.0.113.1 now: it requests "
 	fewer := fmt.Sprintf(moved, "203.0.113.2") + "other families or a different number of addresses"

@@ -139,8 +139,7 @@ func TestAddressMoved(t *testing.T) {
 			taken + `, which has 198.51.100.1 now: it requests the pool "more"`},
 		{func(s *core.Service) { s.Spec.IPFamilies = []core.IPFamily{core.IPv6Protocol} },
 			taken + ", which has 2001:db8::1 now: it requests other families or a different number of addresses"},
-		{func(s *core.Service) { s.Spec.Type = core.ServiceTypeClusterIP },
-			taken + ": its type or class has changed"},
+		{func(s *core.Service) { s.Spec.Type = core.ServiceTypeClusterIP }, taken + ": its type or class has changed"},
 		{func(s *core.Service) { s.DeletionTimestamp = &meta.Time{} }, ""},
 	} {
 		s := wanting("web", func(s *core.Service) {
