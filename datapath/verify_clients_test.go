@@ -22,7 +22,7 @@ import (
 // warns waits until the only warning contains this text or, with "", until there is none.
 func (fx *fixture) warns(want string) {
 	fx.t.Helper()
-	labtest.Until(fx.t, 3*time.Second, "warning: "+want, func() error {
+	labtest.Until(fx.t, time.Minute, "warning: "+want, func() error {
 		got := lbtest.Texts(fx.d.Findings())
 		isWanted := want == "" && len(got) == 0 || want != "" && len(got) == 1 && strings.Contains(got[0], want)
 		return wrong(!isWanted, "%q", got)
