@@ -347,7 +347,11 @@ func (en *entry) stateOf(vip netip.Addr, p ServicePort) (State, string) {
 	if en.plan == nil {
 		return StateUnknown, "waiting for the first health checks"
 	}
-	switch reason := en.plan.VIPs[slices.Index(s.VIPs, vip)].Reason; reason {
+	i := slices.IndexFunc(en.plan.VIPs, func(p VIPPlan) bool { return p.VIP == vip })
+	if i < 0 { // the plan is for the previous addresses
+		return StateUnknown, "its addresses have just changed"
+	}
+	switch reason := en.plan.VIPs[i].Reason; reason {
 	case "":
 	case drained:
 		return StateDraining, reason

@@ -204,3 +204,20 @@ func TestQueriesEndWithTheirContext(t *testing.T) {
 	_, err = e.Status(ctx)
 	must.True(t, errors.Is(err, context.Canceled), "Status: %v; want canceled", err)
 }
+
+// The status of a service whose addresses have just changed is complete, although its plan is for the previous ones.
+func TestStatusDuringAChangeOfAddresses(t *testing.T) {
+	inEngine(t, lbtest.New(), func(t *testing.T, e *lb.Engine) {
+		for _, vips := range [][]netip.Addr{{vip1}, {vip2, vip1}} { // the second is handled together with the query
+			synctest.Wait()
+			s := service("web", vips, "10.0.0.1")
+			s.Check = lb.CheckSpec{Type: lb.CheckNone}
+			e.Put(s)
+			if len(vips) == 1 {
+				synctest.Wait()
+			}
+		}
+		st := must.Get(e.StatusOf(t.Context(), vip1))(t)
+		must.True(t, len(st.Services) == 1, "services %+v", st.Services)
+	})
+}
