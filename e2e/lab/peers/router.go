@@ -23,7 +23,7 @@ const (
 // RouterKinds are the supported routing daemons.
 var RouterKinds = []RouterKind{BIRD, FRR}
 
-// If the daemon is missing, Installed returns an error with the name of the package to install.
+// Installed returns an error with the name of the package to install if the daemon is missing.
 func (k RouterKind) Installed() error {
 	programs := map[RouterKind][]string{BIRD: {"bird", "birdc"}, FRR: {"zebra", "bgpd", "vtysh"}}
 	packages := map[RouterKind]string{BIRD: "bird2", FRR: "frr"}
