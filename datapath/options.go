@@ -58,7 +58,7 @@ type Options struct {
 	FollowRoutes bool
 	// Keep lists more interfaces that have the programs whenever they exist: those on which other hosts resolve VIPs.
 	Keep []string
-	// Reach lists addresses, such as those of routers. The interfaces towards them have the programs as well.
+	// Reach lists more addresses, such as routers. The programs are also attached to the interfaces that lead to them.
 	Reach []netip.Addr
 	// Routers says that routers know the VIPs, so packets also arrive from clients that are not on this node's links.
 	Routers   bool

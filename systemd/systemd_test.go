@@ -213,7 +213,7 @@ func TestUnitLines(t *testing.T) {
 
 func TestUnitIsValid(t *testing.T) {
 	analyze := need(t, "systemd-analyze", "systemd")
-	// The unit's paths are those of an installed system. systemd-analyze verify requires that the program exists.
+	// The unit has the paths of an installed system. systemd-analyze verify requires that the program exists.
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "steelyard")
 	must.Do(t, os.WriteFile(bin, []byte("#!/bin/sh\n"), 0o755))

@@ -280,8 +280,7 @@ static __always_inline enum claim snat_claimable(const struct pkt *p, const stru
 
 /* snat_choose sets a new flow's backend, its source in v->server, what its packets become, and how it claims the
  * source. It tries the choices starting at from. If none is free, it takes one whose server accepts the SYN in
- * TIME_WAIT, and otherwise the oldest among those of half-open flows. So in a flood a real client has time to
- * confirm. */
+ * TIME_WAIT, or else evicts the oldest half-open flow, so that a real client has time to confirm in a flood. */
 __noinline int snat_choose(struct frontend *fe, __u32 backend, __u32 from)
 {
 	struct scratch *scratch = scratch_get();

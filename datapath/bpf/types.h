@@ -238,7 +238,7 @@ struct traffic {
 	__u64 packets, bytes; /* both directions, as received */
 	__u64 flows; /* flows opened; the number selects the slot with ALGORITHM_ROUND_ROBIN */
 	__u64 replies; /* servers' packets, included in packets */
-	__u64 continued; /* flows whose client sent more than the first packet; UDP by NAT: whose server replied */
+	__u64 continued; /* flows whose client sent more than the first packet; UDP with nat: whose server replied */
 };
 
 /* The only list of reasons. Metrics, tests and documents take the names from here. Each comment says who must act and
@@ -283,7 +283,7 @@ enum reason {
 	REASON_FLOWS_FULL,
 	/* operator: some 200 tries found no free source port; use dsr or a tunnel, widen snat_ports, or add backends */
 	REASON_SNAT_EXHAUSTED,
-	/* operator: the service has used its share of UDP flows, perhaps in a flood; use a tunnel, or raise max_flows */
+	/* operator: the port has used its share of UDP flows, perhaps in a flood; use a tunnel, or raise max_flows */
 	REASON_UDP_SHARE_FULL,
 	/* operator: the kernel has no route to the destination; add one */
 	REASON_NO_ROUTE,

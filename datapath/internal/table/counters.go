@@ -14,8 +14,8 @@ import (
 type Traffic struct {
 	Packets, Bytes, Flows uint64
 	Replies               uint64 // servers' packets, included in Packets
-	// Continued is the number of flows whose client sent more than the first packet, and of UDP flows by nat whose
-	// server replied.
+	// Continued is the number of flows whose client sent more than the first packet. A UDP flow with nat counts once
+	// its server has replied.
 	Continued uint64
 }
 

@@ -51,7 +51,7 @@ func (v *Verifier) explainFull(q lb.Question, e *lb.Explanation, verdict bpf.Ver
 }
 
 // ExplainFrame runs sy_explain on a frame of at least explainRoom bytes and the size of the result. A mark in the frame
-// distinguishes its result from those of network packets.
+// distinguishes its result from the results of network packets.
 func (v *Verifier) ExplainFrame(frame []byte) (x bpf.Explained, err error) {
 	run := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame))}
 	var result uint32 = bpf.XDPAborted

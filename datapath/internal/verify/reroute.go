@@ -106,7 +106,7 @@ func (b *rerouteProbe) responded() bool {
 	return slices.ContainsFunc(b.probes, func(probes []int) bool { return slices.ContainsFunc(probes, HasResponded) })
 }
 
-// closeProbes closes all probes except those of the last keep rounds.
+// closeProbes closes all probes but the last keep rounds.
 func (b *rerouteProbe) closeProbes(keep int) {
 	for len(b.probes) > keep {
 		for _, fd := range b.probes[0] {
