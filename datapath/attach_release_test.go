@@ -138,7 +138,7 @@ func TestInterfaceIsRenamed(t *testing.T) {
 				before := fx.linkIDs()
 				for _, names := range [][2]string{{"eth0", "wan.0"}, {"wan.0", "eth0"}} {
 					fx.onNIC(names[0], func(nic netlink.Link) error { return netlink.LinkSetName(nic, names[1]) })
-					labtest.Until(t, 5*time.Second, "programs are on "+names[1], func() error {
+					labtest.Until(t, "programs are on "+names[1], func() error {
 						list := fx.d.Interfaces()
 						ok := len(list) == 1 && list[0].Name == names[1] && list[0].Mode != "" && list[0].Fault == ""
 						return wrong(!ok || x.of(fx.addr("vip")) != "", "%+v, fault %q", list, x.of(fx.addr("vip")))
@@ -273,7 +273,7 @@ func TestSteadyChangesPostponeNothing(t *testing.T) {
 	fx := newFixture(t, hookTC, false, nil)
 	fx.service(lb.TCP, "b1")
 	fx.watch()
-	labtest.Until(t, 10*time.Second, "the first look at the network", func() error {
+	labtest.Until(t, "the first look at the network", func() error {
 		return wrong(fx.d.verifier.Pause() == 0, "none yet")
 	})
 	must.Run(t, func(ctx context.Context) error {
@@ -290,7 +290,7 @@ func TestSteadyChangesPostponeNothing(t *testing.T) {
 	second := netip.MustParsePrefix("192.0.2.2/24")
 	must.Do(t, fx.host.AddAddress("eth0", second))
 	flow := 0
-	labtest.Until(t, 20*time.Second, "flows come from the new address", func() error {
+	labtest.Until(t, "flows come from the new address", func() error {
 		flow++
 		from := fx.run(fx.on(flow, dptest.TCP, dptest.SYN).Frame()).out.Src
 		return wrong(from.Addr() != second.Addr(), "from %s", from)

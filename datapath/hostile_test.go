@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
@@ -50,7 +49,7 @@ func TestFramesForOthersAreLeftAlone(t *testing.T) {
 		must.Row(t, "to the uplink", "sent", did(dptest.MAC, tcp(dptest.SYN)(fx)))
 		fx.watch()
 		fx.onNIC("eth0", func(nic netlink.Link) error { return netlink.LinkSetHardwareAddr(nic, other) })
-		labtest.Until(t, 10*time.Second, "the new address is known", func() error {
+		labtest.Until(t, "the new address is known", func() error {
 			p := icmp(8, 128)(fx) // changing the address removes all neighbours
 			p.To = other
 			got, _ := fx.first(p.Frame())
@@ -308,7 +307,7 @@ func TestVLANTags(t *testing.T) {
 		fx.secondNIC()
 		fx.service(lb.TCP, "inside")
 		send(43)
-		labtest.Until(t, 10*time.Second, "the frame is dropped", func() error {
+		labtest.Until(t, "the frame is dropped", func() error {
 			return wrong(fx.counts()[Verdict{"drop", "vlan_tagged"}] != 1, "%v", fx.counts())
 		})
 	}

@@ -8,7 +8,6 @@ import (
 	"reflect"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
@@ -166,13 +165,13 @@ func TestRoomIsMadeAheadOfChanges(t *testing.T) {
 		free := s.Words.Len()*table.LineWords - s.Space.Top
 		return wrong(free < table.SpareWords, "for %d words", free)
 	}
-	labtest.Until(t, 5*time.Second, "there is room at the start", room)
+	labtest.Until(t, "there is room at the start", room)
 	var delta lb.Delta
 	for i := range 100 {
 		delta.Put = append(delta.Put, lb.Build(sizedService(i, 10, true), nil, lb.Drains{}).Frontends...)
 	}
 	fx.apply(delta)
-	labtest.Until(t, 5*time.Second, "there is room again", room)
+	labtest.Until(t, "there is room again", room)
 }
 
 // The seed determines the flows' servers. Nobody without the seed can compute which flows go to the same server (D23).

@@ -189,7 +189,7 @@ func TestFaultOfTheNodeIsReportedWithTheFirstBackend(t *testing.T) {
 // problems waits until these are the only findings.
 func (fx *fixture) problems(want ...string) {
 	fx.t.Helper()
-	labtest.Until(fx.t, 10*time.Second, "the problems are reported", func() error {
+	labtest.Until(fx.t, "the problems are reported", func() error {
 		got := lbtest.Texts(fx.d.Findings())
 		return wrong(!slices.Equal(got, want), "%q; want %q", got, want)
 	})

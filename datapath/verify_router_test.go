@@ -34,7 +34,7 @@ func TestDeadRouter(t *testing.T) {
 	vip := fx.addr("vip")
 	const want = "192.0.2.99, the next hop of replies, does not answer"
 	fx.do(func() error { return netlink.RouteReplace(via("down")) })
-	labtest.Until(t, 10*time.Second, "it is reported, while packets are sent", func() error {
+	labtest.Until(t, "it is reported, while packets are sent", func() error {
 		fx.send("11.1.1.1:9")
 		return wrong(x.of(vip) != want, "fault %q", x.of(vip))
 	})
@@ -57,7 +57,7 @@ func TestDeadRouterOfServers(t *testing.T) {
 	fx.service(lb.TCP, "far")
 	fx.watch()
 	want := "192.0.2.99, the next hop towards " + v4["far"] + ", does not answer"
-	labtest.Until(t, 10*time.Second, "it is reported, while packets are sent", func() error {
+	labtest.Until(t, "it is reported, while packets are sent", func() error {
 		fx.send(v4["far"] + ":9")
 		f := x.of(fx.addr("vip"))
 		return wrong(f != want, "fault %q", f)
@@ -154,7 +154,7 @@ func behindRouter(t *testing.T, isV6 bool) (fx *fixture, x *faults, router netip
 	})
 	fx.service(lb.TCP, "b1")
 	fx.watch()
-	labtest.Until(t, 10*time.Second, "the router answers", func() error {
+	labtest.Until(t, "the router answers", func() error {
 		n := fx.neighbourEntry(router.Addr())
 		return wrong(n.State != netlink.NUD_REACHABLE, "state %#x", n.State)
 	})
@@ -198,7 +198,7 @@ func TestDroppedAnswersHaveAReason(t *testing.T) {
 	fx, x, router := behindRouter(t, false)
 	fx.do(func() error { return dptest.AttachXDP("eth0", dptest.XDPDrop) })
 	v := fx.d.verifier
-	labtest.Until(t, 10*time.Second, "the router does not answer", func() error {
+	labtest.Until(t, "the router does not answer", func() error {
 		v.Mu.Lock()
 		defer v.Mu.Unlock()
 		for at, a := range v.Routers.Known {
@@ -230,7 +230,7 @@ func TestServerGetsAnotherMAC(t *testing.T) {
 				return errors.Join(err, netlink.LinkSetHardwareAddr(nic, mac))
 			}))
 			start := time.Now()
-			labtest.Until(t, time.Minute, "its address is known", func() error {
+			labtest.Until(t, "its address is known", func() error {
 				n := fx.neighbourEntry(at.Addr())
 				return wrong(n.HardwareAddr.String() != mac.String(), "%s", n.HardwareAddr)
 			})

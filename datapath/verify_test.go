@@ -71,7 +71,7 @@ func (x *faults) staysAway(d time.Duration) {
 // becomes waits until the VIP's fault contains this text or, with "", until there is none.
 func (x *faults) becomes(want string, within time.Duration) {
 	x.fx.t.Helper()
-	labtest.Until(x.fx.t, within, "the fault is "+want, func() error {
+	labtest.Within(x.fx.t, within, "the fault is "+want, func() error {
 		got := x.of(x.fx.addr("vip"))
 		return wrong((got == "") != (want == "") || !strings.Contains(got, want), "fault %q", got)
 	})
@@ -199,7 +199,7 @@ func TestRepairs(t *testing.T) {
 			pins := len(fx.pinned())
 			fx.do(func() error { return tt.change(fx) })
 			must.Need(t, fx.repaired() != nil || len(fx.pinned()) != pins || fx.repairs() > 0, "no effect")
-			labtest.Until(t, noticed, "it is repaired", func() error {
+			labtest.Within(t, noticed, "it is repaired", func() error {
 				return errors.Join(fx.repaired(), wrong(len(fx.pinned()) != pins, "pins are missing"))
 			})
 			must.True(t, fx.repairs() > 0, "no repair is counted")
@@ -217,8 +217,8 @@ func TestChainIsRepaired(t *testing.T) {
 	fx.watch()
 	must.Do(t, fx.d.objects.SyProgs.Delete(uint32(0)))
 	var id uint32
-	labtest.Until(t, noticed, "it is restored", func() error { return fx.d.objects.SyProgs.Lookup(uint32(0), &id) })
-	labtest.Until(t, noticed, "the repair is counted", func() error { return wrong(fx.repairs() != 1, "not once") })
+	labtest.Within(t, noticed, "it is restored", func() error { return fx.d.objects.SyProgs.Lookup(uint32(0), &id) })
+	labtest.Within(t, noticed, "the repair is counted", func() error { return wrong(fx.repairs() != 1, "not once") })
 }
 
 func ip(f func(nic netlink.Link) error) func(*fixture) error {
@@ -336,7 +336,7 @@ func TestInterfacesFollowRoutes(t *testing.T) {
 		x.is("no_route")
 		fx.watch()
 		fx.secondNIC()
-		labtest.Until(t, 3*time.Second, "it is attached, and the fault is withdrawn", func() error {
+		labtest.Within(t, 3*time.Second, "it is attached, and the fault is withdrawn", func() error {
 			return errors.Join(wrong(!maps.Equal(names(fx), want), "%v", names(fx)),
 				wrong(x.of(fx.addr("vip")) != "", "%s", x.of(fx.addr("vip"))))
 		})
@@ -365,7 +365,7 @@ func TestARoundOfManyFaultsIsShort(t *testing.T) {
 // appears waits until the VIP has a fault.
 func (x *faults) appears() {
 	x.fx.t.Helper()
-	labtest.Until(x.fx.t, 10*time.Second, "there is a fault", func() error {
+	labtest.Until(x.fx.t, "there is a fault", func() error {
 		return wrong(x.of(x.fx.addr("vip")) == "", "no fault")
 	})
 }

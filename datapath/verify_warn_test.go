@@ -303,14 +303,14 @@ func TestFaultsOfTheNodeFollowChanges(t *testing.T) {
 		}
 		return errors.Join(errs...)
 	}
-	labtest.Until(t, noticed, "it is reported", func() error { return reported(down, down, "") })
+	labtest.Within(t, noticed, "it is reported", func() error { return reported(down, down, "") })
 	fx.apply(lb.Delta{Put: plans[2:], Delete: []lb.Frontend{plans[1].Frontend}})
 	must.Row(t, "the fault when Apply returns", down, x.of(plans[2].VIP))
-	labtest.Until(t, 5*time.Second, "the removed one has no fault", func() error {
+	labtest.Until(t, "the removed one has no fault", func() error {
 		return errors.Join(reported(down, "", down), wrong(fx.d.verifier.Faults() != 2, "%d", fx.d.verifier.Faults()))
 	})
 	fx.do(func() error { return ip(netlink.LinkSetUp)(fx) })
-	labtest.Until(t, 5*time.Second, "the faults of the frontends themselves are reported again", func() error {
+	labtest.Until(t, "the faults of the frontends themselves are reported again", func() error {
 		return wrong(x.of(plans[0].VIP) == down || x.of(plans[0].VIP) == "" || x.of(plans[0].VIP) != x.of(plans[2].VIP),
 			"%q, %q", x.of(plans[0].VIP), x.of(plans[2].VIP))
 	})

@@ -45,11 +45,11 @@ func (s *site) addressBecomesOwn(t *testing.T) {
 	s.checkAnswered(t, 20)
 	must.Do(t, b.AddAddress("eth0", labtest.HostRoute(vip4)))
 	const reason = "refused: 203.0.113.10 is the address of eth0"
-	labtest.Until(t, lab.Ready, "the address is refused", func() error { return shows(t, a, reason, "routes") })
+	labtest.Until(t, "the address is refused", func() error { return shows(t, a, reason, "routes") })
 	must.Get(s.Topology.Router.WaitNextHops(t.Context(), lab.Ready, labtest.HostRoute(vip4)))(t)
 	own := must.Get(traffic.ServeHTTP(b.Host, "the balancer", netip.AddrPortFrom(vip4, 7000)))(t)
 	must.Do(t, s.Topology.Router.AddRoute(labtest.HostRoute(vip4), b.V4))
-	labtest.Until(t, lab.Ready, "the machine itself answers there", func() error {
+	labtest.Until(t, "the machine itself answers there", func() error {
 		got, err := s.Client().Get(t.Context(), fmt.Sprintf("http://%s:7000/", vip4))
 		return errors.Join(err, labtest.ErrorIf(got.Server != own.Name, "%s answered", got.Server))
 	})
@@ -76,7 +76,7 @@ func (s *site) uplinkRecreated(t *testing.T, mode string) {
 	attached := func(want string) func() error {
 		return func() error { return shows(t, s.Agents[0], want, "status") }
 	}
-	labtest.Until(t, lab.Ready, "status shows that it does not exist", attached("interface not found"))
+	labtest.Until(t, "status shows that it does not exist", attached("interface not found"))
 	near := []netip.Prefix{netip.PrefixFrom(balancer.V4, 30), netip.PrefixFrom(balancer.V6, 64)}
 	far := []netip.Prefix{netip.PrefixFrom(balancer.Gateway4, 30), netip.PrefixFrom(balancer.Gateway6, 64)}
 	err := s.Link(
@@ -85,7 +85,7 @@ func (s *site) uplinkRecreated(t *testing.T, mode string) {
 		lab.LinkOptions{SoftwareChecksums: mode == "xdp"})
 	must.Do(t, errors.Join(err, balancer.AddRoute(lab.Default, balancer.Gateway4),
 		balancer.AddRoute(lab.Default6, balancer.Gateway6)))
-	labtest.Until(t, lab.Ready, "it is attached again", attached(mode+" (tcx)"))
+	labtest.Until(t, "it is attached again", attached(mode+" (tcx)"))
 	s.waitRoutes(t, s.Balancers...)
 	s.waitAnswered(t)
 }
@@ -149,7 +149,7 @@ func (s *site) restartsByCommand(t *testing.T) {
 	must.True(t, now == pid, "process %d became %d", pid, now)
 	a.Kill()
 	must.Do(t, a.Start())
-	labtest.Until(t, lab.Ready, "the agent starts", func() error { // before its first lines, Go ignores the signal
+	labtest.Until(t, "the agent starts", func() error { // before its first lines, Go ignores the signal
 		return labtest.ErrorIf(!a.Process().Log.Contains("interface attached"), "not yet")
 	})
 	must.Do(t, a.EndForRestart(t.Context(), lab.Ready)) // during startup
@@ -182,7 +182,7 @@ func (s *site) survivesRestart(t *testing.T, end, start func(*lab.Agent) error) 
 	must.Do(t, s.Agents[0].WaitReady(t.Context(), lab.Ready))
 	b := s.Balancers[0]
 	must.Do(t, s.Daemon.WaitEstablished(t.Context(), lab.Ready, b.V4, b.V6))
-	labtest.Until(t, lab.Ready, "the new agent has announced", func() error {
+	labtest.Until(t, "the new agent has announced", func() error {
 		return labtest.ErrorIf(!s.Agents[0].Process().Log.Contains("route announced"), "not yet")
 	})
 	s.checkAnswered(t, 200)

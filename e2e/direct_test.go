@@ -68,7 +68,7 @@ func newDirectSite(t *testing.T, shape lab.Shape, m method, active int) *site {
 	s.waitRoutes(t, s.Balancers...)
 	n := len(s.directService(m, active).Backends)
 	for _, a := range s.Agents {
-		labtest.Until(t, lab.Ready, "all servers are healthy", func() error {
+		labtest.Until(t, "all servers are healthy", func() error {
 			healthy, others := backends(t, a, "healthy", n), backends(t, a, "unhealthy", 0)
 			return errors.Join(healthy, others, backends(t, a, "unknown", 0))
 		})
@@ -193,7 +193,7 @@ func (s *site) keepsConnections(t *testing.T, m method) {
 			must.Do(t, errors.Join(a.Configure(s.Config[i].TOML()), a.Reload()))
 		}
 		for _, vip := range vips {
-			labtest.Until(t, lab.Ready, fmt.Sprintf("%d servers get requests", active), func() error {
+			labtest.Until(t, fmt.Sprintf("%d servers get requests", active), func() error {
 				r := s.Load(t, vip, 60)
 				return labtest.ErrorIf(r.Err() != nil || len(r.Servers) != active, "%s, %w", r, r.Err())
 			})
@@ -211,7 +211,7 @@ func (s *site) keepsConnections(t *testing.T, m method) {
 	}
 	established()
 	for _, a := range s.Agents {
-		labtest.Until(t, lab.Ready, "none is unhealthy", func() error { return backends(t, a, "unhealthy", 0) })
+		labtest.Until(t, "none is unhealthy", func() error { return backends(t, a, "unhealthy", 0) })
 	}
 }
 
@@ -235,16 +235,16 @@ func (s *site) checksThePath(t *testing.T, m method) {
 	broken := s.Servers[2]
 	healthy := len(s.directService(m, 3).Backends)
 	for _, a := range s.Agents {
-		labtest.Until(t, lab.Ready, "all are healthy", func() error { return backends(t, a, "healthy", healthy) })
+		labtest.Until(t, "all are healthy", func() error { return backends(t, a, "healthy", healthy) })
 	}
 	for _, vip := range vips {
 		must.Do(t, traffic.DisownVIP(broken.Host, vip))
 	}
 	for _, a := range s.Agents {
-		labtest.Until(t, lab.Ready, "it fails", func() error { return backends(t, a, "unhealthy", healthy/3) })
+		labtest.Until(t, "it fails", func() error { return backends(t, a, "unhealthy", healthy/3) })
 	}
 	for _, vip := range vips {
-		labtest.Until(t, lab.Ready, "the datapath has removed the server", func() error {
+		labtest.Until(t, "the datapath has removed the server", func() error {
 			r := s.Load(t, vip, 200)
 			return labtest.ErrorIf(r.Err() != nil || len(r.Servers) != 2, "%s, %w", r, r.Err())
 		})
@@ -270,7 +270,7 @@ func (s *site) rotatesKeys(t *testing.T) {
 			before := loadedAt(t, a)
 			writeTunnelKeys(t, nodes[i], keys...)
 			must.Do(t, a.Reload())
-			labtest.Until(t, lab.Ready, "the configuration is reloaded", func() error {
+			labtest.Until(t, "the configuration is reloaded", func() error {
 				return labtest.ErrorIf(loadedAt(t, a) == before, "not yet")
 			})
 		}
@@ -283,7 +283,7 @@ func (s *site) rotatesKeys(t *testing.T) {
 	}
 	reload(s.receivers, s.Servers, keyA)
 	for _, a := range s.Agents {
-		labtest.Until(t, lab.Ready, "no check gets through", func() error { return backends(t, a, "healthy", 0) })
+		labtest.Until(t, "no check gets through", func() error { return backends(t, a, "healthy", 0) })
 	}
 	reload(s.receivers, s.Servers, keyB)
 	s.waitRoutes(t, s.Balancers...)

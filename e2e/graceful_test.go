@@ -198,7 +198,7 @@ func (p *pair) gives(t *testing.T, up func() error, logged string, lossless bool
 	must.Do(t, up())
 	p.wait(t, p.r1, "10.1.0.2")
 	t.Logf("the router has chosen the other balancer after %v", time.Since(began))
-	labtest.Until(t, lab.Ready, "the route is withdrawn", func() error {
+	labtest.Until(t, "the route is withdrawn", func() error {
 		return labtest.ErrorIf(!p.agent.Process().Log.Contains(logged), "not yet")
 	})
 	time.Sleep(500 * time.Millisecond)

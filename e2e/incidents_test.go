@@ -190,9 +190,9 @@ func (s *incidents) reported(t *testing.T, x incident) error {
 func TestIncidents(t *testing.T) {
 	t.Parallel()
 	s := newIncidents(t)
-	labtest.Until(t, lab.Ready, "clients are served", func() error { return s.served(t) })
+	labtest.Until(t, "clients are served", func() error { return s.served(t) })
 	s.load(t)
-	labtest.Until(t, lab.Ready, "the usual rate is known", func() error {
+	labtest.Until(t, "the usual rate is known", func() error {
 		var services []lb.ServiceStatus
 		err := s.agent.Get(t.Context(), "/v1/services", &services)
 		return errors.Join(err, labtest.ErrorIf(!slices.ContainsFunc(services, func(x lb.ServiceStatus) bool {
@@ -332,7 +332,7 @@ func TestIncidents(t *testing.T) {
 		{name: "the agent is killed", begin: s.agent.Kill, end: func() {},
 			command: "status", words: []string{"DOWN", "forwarded for", s.web.String(), "drop the routes in"}},
 	} {
-		labtest.Until(t, lab.Ready, "clients are served before: "+x.name, func() error {
+		labtest.Until(t, "clients are served before: "+x.name, func() error {
 			return errors.Join(s.served(t), labtest.ErrorIf(x.code != "" && s.reported(t, x) == nil, "still reported"))
 		})
 		x.begin()

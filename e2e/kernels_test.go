@@ -152,7 +152,7 @@ func linuxReceiver(t *testing.T, n lab.Node, tunnel string) lab.Node {
 
 func (s *site) waitHealthy(t *testing.T, n int) {
 	t.Helper()
-	labtest.Until(t, 15*time.Second, fmt.Sprintf("%d backends are healthy", n),
+	labtest.Until(t, fmt.Sprintf("%d backends are healthy", n),
 		func() error { return backends(t, s.Agents[0], "healthy", n) })
 }
 

@@ -125,7 +125,7 @@ func TestMembersJoinedSegment(t *testing.T) {
 	for _, port := range []string{m.Port(far), m.Servers[1].Port} {
 		run(m.Switch, "ip", "link", "set", port, "master", "far")
 	}
-	labtest.Until(t, 30*time.Second, "the far member has all addresses", func() error {
+	labtest.Until(t, "the far member has all addresses", func() error {
 		routes, err := labtest.RoutesOf(t, far)
 		if err != nil {
 			return err
@@ -146,7 +146,7 @@ func TestMembersJoinedSegment(t *testing.T) {
 	}
 	mac := strings.Fields(link)[2]
 	moved := 0
-	labtest.Until(t, 20*time.Second, "the router has the MAC address of the owner", func() error {
+	labtest.Until(t, "the router has the MAC address of the owner", func() error {
 		for _, vip := range m.VIPs {
 			if owners[vip] != far {
 				continue
@@ -176,7 +176,7 @@ func TestMembersSeparated(t *testing.T) {
 	}
 	since := time.Now()
 	nft(`table inet cut { chain in { type filter hook input priority 0; th dport 7946 drop; th sport 7946 drop; }; }`)
-	labtest.Until(t, 30*time.Second, "the members say that they do not reach each other", func() error {
+	labtest.Until(t, "the members say that they do not reach each other", func() error {
 		for i, a := range m.Agents {
 			routes, err := labtest.RoutesOf(t, a)
 			if err != nil {
@@ -236,7 +236,7 @@ func TestAnnouncesByARPAndNDP(t *testing.T) {
 			}
 			a := labtest.Agent(t, b.Host, binary, c)
 			for _, vip := range vips {
-				labtest.Until(t, lab.Ready, "the VIP replies to ping", func() error {
+				labtest.Until(t, "the VIP replies to ping", func() error {
 					return s.Client().Ping(t.Context(), vip)
 				})
 				r := s.Load(t, vip, 1000)
@@ -278,7 +278,7 @@ func TestTwoMachinesWithOneAddress(t *testing.T) {
 		return list
 	}
 	for _, vip := range vips {
-		labtest.Until(t, lab.Ready, "one machine has the address, and the other one does not", func() error {
+		labtest.Until(t, "one machine has the address, and the other one does not", func() error {
 			first, second := announced(agents[0]), announced(agents[1])
 			if slices.Contains(first, vip) == slices.Contains(second, vip) || len(first)+len(second) != len(vips) {
 				return fmt.Errorf("announced are %v and %v", first, second)
@@ -291,12 +291,12 @@ func TestTwoMachinesWithOneAddress(t *testing.T) {
 		owner, other = other, owner
 	}
 	owner.Kill()
-	labtest.Until(t, lab.Ready, "the other machine takes over", func() error {
+	labtest.Until(t, "the other machine takes over", func() error {
 		got := announced(other)
 		return labtest.ErrorIf(len(got) != len(vips), "announced are %v", got)
 	})
 	for _, vip := range vips {
-		labtest.Until(t, lab.Ready, "requests are answered", func() error {
+		labtest.Until(t, "requests are answered", func() error {
 			_, err := s.Client().Get(t.Context(), labtest.URL(vip))
 			return err
 		})

@@ -101,7 +101,7 @@ func (s *panicSite) request(t *testing.T, vip netip.Addr, port uint16) error {
 // panicked waits until the part has had another panic and the status names the object.
 func (s *panicSite) panicked(t *testing.T, part, was, object string) {
 	t.Helper()
-	labtest.Until(t, lab.Ready, "a panic of "+part, func() error {
+	labtest.Until(t, "a panic of "+part, func() error {
 		if n := labtest.Panics(t, s.agent, part); n == was {
 			return fmt.Errorf("steelyard_panics_total is %s", n)
 		}
@@ -131,7 +131,7 @@ func TestPanicOfOneObject(t *testing.T) {
 			s.fault(t, "")
 			ports++
 			s.configure(t, ports)
-			labtest.Until(t, lab.Ready, "the service is handled again", func() error {
+			labtest.Until(t, "the service is handled again", func() error {
 				return s.request(t, addressOf(broken), uint16(ports))
 			})
 			s.healed(t, part)
@@ -177,7 +177,7 @@ func (s *panicSite) prints(t *testing.T, again string) {
 	if command == "" {
 		return
 	}
-	labtest.Until(t, lab.Ready, again, func() error {
+	labtest.Until(t, again, func() error {
 		out, err := s.agent.CLI(t.Context(), command)
 		prints := strings.Contains(strings.Join(strings.Fields(out), " "), words)
 		return errors.Join(err, labtest.ErrorIf(!prints, "it prints\n%s", out))
@@ -187,7 +187,7 @@ func (s *panicSite) prints(t *testing.T, again string) {
 // healed waits until a part has had no panic for longer than any of its objects takes to recur.
 func (s *panicSite) healed(t *testing.T, part string) {
 	t.Helper()
-	labtest.Until(t, lab.Ready, part+" panics no more", func() error {
+	labtest.Until(t, part+" panics no more", func() error {
 		was := labtest.Panics(t, s.agent, part)
 		time.Sleep(2 * time.Second)
 		return labtest.ErrorIf(labtest.Panics(t, s.agent, part) != was, "another panic")
@@ -220,7 +220,7 @@ func TestVerdictFollowsClients(t *testing.T) {
 
 	verdict := func(metric int, want ...string) {
 		t.Helper()
-		labtest.Until(t, lab.Ready, want[0], func() error {
+		labtest.Until(t, want[0], func() error {
 			out, err := agent.CLI(t.Context(), "status", "--check")
 			first, _, _ := strings.Cut(out, "\n")
 			lacks := func(text string) bool { return !strings.Contains(first, text) }
@@ -233,7 +233,7 @@ func TestVerdictFollowsClients(t *testing.T) {
 	}
 	logged := func(code string) {
 		t.Helper()
-		labtest.Until(t, lab.Ready, "the log names "+code, func() error {
+		labtest.Until(t, "the log names "+code, func() error {
 			log := &agent.Process().Log
 			return labtest.ErrorIf(!log.Contains(`msg="verdict changed" component=agent verdict=DEGRADED was=`) ||
 				!log.Contains(" code="+code+" "), "not yet")

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
@@ -36,7 +35,7 @@ func TestSystemd(t *testing.T) {
 const steelyardToml = "/etc/steelyard/steelyard.toml"
 
 func startedAtBoot(t *testing.T) {
-	labtest.Until(t, time.Minute, "the unit has started", func() error {
+	labtest.Until(t, "the unit has started", func() error {
 		if n := property(t, "steelyard", "NRestarts"); n != "0" {
 			return lab.Permanent(fmt.Errorf("%s restarts; want none", n))
 		}
@@ -76,7 +75,7 @@ func restartedByWatchdog(t *testing.T) {
 	must.True(t, by == "10", "a restart is told by signal %s; want 10, SIGUSR1", by)
 	pid, restarts := number(t, "steelyard", "MainPID"), number(t, "steelyard", "NRestarts")
 	must.Do(t, syscall.Kill(pid, syscall.SIGSTOP))
-	labtest.Until(t, 2*time.Minute, "systemd has restarted the agent", func() error {
+	labtest.Until(t, "systemd has restarted the agent", func() error {
 		n, state := number(t, "steelyard", "NRestarts"), property(t, "steelyard", "ActiveState")
 		return labtest.ErrorIf(n != restarts+1 || state != "active", "%d restarts, %s", n, state)
 	})
@@ -110,7 +109,7 @@ func uninstalled(t *testing.T) {
 // waitRoute waits until the router has a route to a VIP, or none if want is false.
 func waitRoute(t *testing.T, vip string, want bool) {
 	t.Helper()
-	labtest.Until(t, time.Minute, fmt.Sprintf("the router has a route to %s: %t", vip, want), func() error {
+	labtest.Until(t, fmt.Sprintf("the router has a route to %s: %t", vip, want), func() error {
 		out := command(t, "ip", "-n", "router", "route", "show", vip)
 		return labtest.ErrorIf((out != "") != want, "%q", out)
 	})

@@ -78,7 +78,7 @@ func (s *site) reloads(t *testing.T) {
 		must.Do(t, errors.Join(a.Configure(s.Config[i].TOML()), a.Reload()))
 	}
 	for _, vip := range vips {
-		labtest.Until(t, 10*time.Second, "the new server gets requests", func() error {
+		labtest.Until(t, "the new server gets requests", func() error {
 			r := s.Load(t, vip, 60)
 			if r.Err() != nil {
 				return lab.Permanent(r.Err())
@@ -95,7 +95,7 @@ func (s *site) rejectsInvalidFile(t *testing.T) {
 	a, text := s.Agents[0], s.Config[0].TOML()
 	invalid := strings.Replace(text, `"web"`, `"web"`+"\nprots = 1", 1)
 	must.Do(t, errors.Join(a.Configure(invalid), a.Reload()))
-	labtest.Until(t, 5*time.Second, "status has the reason", func() error {
+	labtest.Until(t, "status has the reason", func() error {
 		out, err := a.CLI(t.Context(), "status")
 		return labtest.ErrorIf(err != nil || !strings.Contains(out, "no such key; did you mean ports?"),
 			"%v\n%s", err, out)
@@ -104,7 +104,7 @@ func (s *site) rejectsInvalidFile(t *testing.T) {
 	_, err := a.CLI(t.Context(), "check", "-c", lab.AgentConfigPath)
 	must.True(t, err != nil, "check accepts the invalid file")
 	must.Do(t, errors.Join(a.Configure(text), a.Reload()))
-	labtest.Until(t, 5*time.Second, "status has no error", func() error {
+	labtest.Until(t, "status has no error", func() error {
 		out, err := a.CLI(t.Context(), "status")
 		return labtest.ErrorIf(err != nil || strings.Contains(out, "refused"), "%v\n%s", err, out)
 	})
@@ -119,10 +119,10 @@ func (s *site) serverFails(t *testing.T) {
 	off := time.Now()
 	must.Do(t, failed.PowerOff())
 	for _, a := range s.Agents {
-		labtest.Until(t, 5*time.Second, "the check has failed", func() error { return backends(t, a, "unhealthy", 2) })
+		labtest.Until(t, "the check has failed", func() error { return backends(t, a, "unhealthy", 2) })
 	}
 	left := time.Since(off)
-	labtest.Until(t, 5*time.Second, "requests have been answered since then", func() error {
+	labtest.Until(t, "requests have been answered since then", func() error {
 		r := stream.Between(time.Now().Add(-300*time.Millisecond), time.Time{})
 		return labtest.ErrorIf(r.Answered() < 20, "%s", r.String())
 	})
@@ -139,7 +139,7 @@ func (s *site) serverFails(t *testing.T) {
 		"%d of %d connections of the failed server ended, after %s", len(errs), onIt, took)
 	must.Do(t, failed.PowerOn())
 	for _, a := range s.Agents {
-		labtest.Until(t, 15*time.Second, "it is healthy again", func() error { return backends(t, a, "healthy", 6) })
+		labtest.Until(t, "it is healthy again", func() error { return backends(t, a, "healthy", 6) })
 	}
 }
 
@@ -178,7 +178,7 @@ func (s *site) allServersFail(t *testing.T) {
 func (s *site) waitAnswered(t *testing.T) {
 	t.Helper()
 	for _, vip := range vips {
-		labtest.Until(t, 10*time.Second, "every request is answered", func() error { return s.Load(t, vip, 200).Err() })
+		labtest.Until(t, "every request is answered", func() error { return s.Load(t, vip, 200).Err() })
 	}
 }
 

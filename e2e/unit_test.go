@@ -75,7 +75,7 @@ func TestUnitCapabilitiesAreNeeded(t *testing.T) {
 			must.Do(t, err)
 			defer agent.Kill()
 			if problem := degrades[missing]; problem != "" {
-				labtest.Until(t, lab.Ready, "a problem in the status or the log", func() error {
+				labtest.Until(t, "a problem in the status or the log", func() error {
 					out, err := agent.CLI(t.Context(), "status")
 					out += agent.Process().Log.FailureTail(1000)
 					return errors.Join(err, labtest.ErrorIf(!strings.Contains(out, problem), "%s", out))

@@ -196,7 +196,7 @@ func TestVandals(t *testing.T) {
 					must.Do(t, v.do(balancer.Host))
 					s.neverDead(t, v.withdrawn, cmp.Or(v.within, noticed))
 					must.Do(t, v.undo(balancer.Host))
-					labtest.Until(t, 20*time.Second, "requests are answered again", func() error { return s.try(t) })
+					labtest.Until(t, "requests are answered again", func() error { return s.try(t) })
 				})
 			}
 			t.Run("one of the servers is not reached", s.oneNotReached)
@@ -227,7 +227,7 @@ func (s *site) neverDead(t *testing.T, withdrawn bool, within time.Duration) {
 	if !withdrawn {
 		time.Sleep(time.Second) // what a change stops may continue for a moment
 	}
-	labtest.Until(t, within, "it is withdrawn, or answers", func() error {
+	labtest.Within(t, within, "it is withdrawn, or answers", func() error {
 		hops, err := s.Topology.Router.NextHops(labtest.HostRoute(vip4))
 		if err != nil {
 			return lab.Permanent(err)
@@ -252,7 +252,7 @@ func (s *site) neverDead(t *testing.T, withdrawn bool, within time.Duration) {
 func (s *site) oneNotReached(t *testing.T) {
 	status := func(want string) {
 		t.Helper()
-		labtest.Until(t, 20*time.Second, "the status is "+want, func() error {
+		labtest.Until(t, "the status is "+want, func() error {
 			out, err := s.Agents[0].CLI(t.Context(), "status")
 			return errors.Join(err, labtest.ErrorIf(!strings.HasPrefix(out, want), "%s", out))
 		})
@@ -272,6 +272,6 @@ func (s *site) noPeer(t *testing.T) {
 	b := s.Balancers[0]
 	cut := commands("ip route add blackhole "+b.Gateway4.String(), "ip -6 route add blackhole "+b.Gateway6.String())
 	must.Do(t, cut(b.Host))
-	labtest.Until(t, 20*time.Second, "the address is offered",
+	labtest.Until(t, "the address is offered",
 		func() error { return shows(t, s.Agents[0], "offered", "routes") })
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // timeout limits the time until a neighbour sees a change.
-const timeout = 20 * time.Second
+const timeout = time.Minute
 
 type Announcer interface {
 	lb.Announcer

@@ -53,7 +53,7 @@ func TestDevices(t *testing.T) {
 	var up []time.Time // when the sessions with the first router came up
 	are := func(first, second bfd.State, problem string) {
 		t.Helper()
-		labtest.Until(t, 20*time.Second, fmt.Sprintf("%v and %v, %q", first, second, problem), func() error {
+		labtest.Until(t, fmt.Sprintf("%v and %v, %q", first, second, problem), func() error {
 			up = nil
 			for i, s := range m.Sessions() {
 				want, because := first, ""
@@ -114,13 +114,13 @@ func TestChangeWhileUp(t *testing.T) {
 		change(syscall.SIGUSR1, slowInterval, slowMultiplier)
 		// With the previous parameters, both sides would detect a failure within a second.
 		signalAll(t, syscall.SIGSTOP, p.daemon)
-		took := labtest.Until(t, 20*time.Second, "the monitor notices", func() error {
+		took := labtest.Until(t, "the monitor notices", func() error {
 			return labtest.ErrorIf(!child.Log.Contains("bfd session down"), "log:\n%s", child.Log.Tail(20))
 		})
 		must.True(t, took >= 3*time.Second, "the monitor has noticed the router after %v", took)
 		t.Logf("%s frozen: noticed after %v", kind, took)
 		signalAll(t, syscall.SIGCONT, p.daemon)
-		labtest.Until(t, 20*time.Second, "the router notices that it was frozen", func() error {
+		labtest.Until(t, "the router notices that it was frozen", func() error {
 			return labtest.ErrorIf(!p.ended(t, before), "the session has not ended there")
 		})
 		p.sees(t, "192.0.2.2", "up")
@@ -151,7 +151,7 @@ func (p pair) hears(t *testing.T, interval time.Duration, multiplier int) {
 	}
 	pattern := regexp.MustCompile(want)
 	what := fmt.Sprintf("%s hears of %v × %d", p.daemon.Kind, interval, multiplier)
-	labtest.Until(t, 20*time.Second, what, func() error {
+	labtest.Until(t, what, func() error {
 		out, err := p.daemon.Show(t.Context(), command)
 		return errors.Join(err, labtest.ErrorIf(!pattern.MatchString(out), "want %s:\n%s", want, out))
 	})
@@ -231,7 +231,7 @@ func TestForeignPackets(t *testing.T) {
 		name := fmt.Sprintf("%v on %q from %v with TTL %d", n.Addr, n.Device, test.from, test.ttl)
 		m, stop := monitor(t, node, bfd.Options{Log: slog.New(slog.DiscardHandler)}, n)
 		packet := bfd.Packet{State: bfd.Down, Multiplier: 255, MyDiscriminator: 7, DesiredMinTx: time.Second}
-		labtest.Until(t, 10*time.Second, name, func() error {
+		labtest.Until(t, name, func() error {
 			if err := sendFrom(t, test.from, test.neighbor, test.ttl, packet.Append(nil)); err != nil {
 				return err
 			}

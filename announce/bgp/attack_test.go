@@ -233,7 +233,7 @@ func TestFullTable(t *testing.T) {
 			must.Get(c.Write(m))(t)
 		}
 	}
-	labtest.Until(t, timeout, "all are counted and reported", func() error {
+	labtest.Until(t, "all are counted and reported", func() error {
 		p := s.Peers()[0]
 		if p.Received != routes || !strings.Contains(p.LastError, "more than max_received = 1000 routes") {
 			return fmt.Errorf("peer %+v", p)

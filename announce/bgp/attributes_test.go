@@ -24,7 +24,7 @@ import (
 func (r *router) awaitPaths(t testing.TB, n int) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}
-	labtest.Until(t, timeout, "the routes arrive", func() error {
+	labtest.Until(t, "the routes arrive", func() error {
 		clear(all)
 		for prefix, p := range r.paths(t) {
 			attrs, err := apiutil.GetNativePathAttributes(p)
@@ -81,7 +81,7 @@ func TestAttributes(t *testing.T) {
 			must.Equal(t, sets(want), sets(got))
 			// A new weight changes the community; the route stays.
 			setWeights(t, s, 5, 1)
-			labtest.Until(t, timeout, "the new weight arrives", func() error {
+			labtest.Until(t, "the new weight arrives", func() error {
 				got := r.awaitPaths(t, 2)["203.0.113.10/32"]
 				return labtest.ErrorIf(!slices.Contains(got, bandwidth(5*125e6)), "attributes %v", got)
 			})
@@ -126,14 +126,14 @@ func TestSentRoutes(t *testing.T) {
 	c.setWeighted(lb.Announcement{VIP: vip4, Weight: 3}, lb.Announcement{VIP: vip6, LowerPreference: true})
 	await := func(r *peers.Router, command string, words ...string) {
 		t.Helper()
-		labtest.Until(t, timeout, fmt.Sprintf("%q in %q", words, command), func() error {
+		labtest.Until(t, fmt.Sprintf("%q in %q", words, command), func() error {
 			out, err := r.Show(t.Context(), command)
 			return errors.Join(err, lacks(out, words))
 		})
 	}
 	check := func(peer netip.Addr, want ...lb.SentRoute) {
 		t.Helper()
-		labtest.Until(t, timeout, "the routes are listed", func() error {
+		labtest.Until(t, "the routes are listed", func() error {
 			if d := cmp.Diff(want, c.sent(peer), cmpopts.IgnoreFields(lb.SentRoute{}, "At"),
 				cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
 				cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmpopts.EquateEmpty()); d != "" {
@@ -209,7 +209,7 @@ func TestSessionDetails(t *testing.T) {
 // wantCounted compares our message counters with FRR's.
 func wantCounted(t *testing.T, c *child, r *peers.Router, peer, neighbor netip.Addr) {
 	t.Helper()
-	labtest.Until(t, timeout, "FRR has the same counters", func() error {
+	labtest.Until(t, "FRR has the same counters", func() error {
 		out, err := r.Show(t.Context(), "show bgp neighbors "+neighbor.String()+" json")
 		if err != nil {
 			return err

@@ -43,7 +43,7 @@ func TestBFD(t *testing.T) {
 		c := must.Get(r.Host.Dial(t.Context(), "udp", netip.AddrPortFrom(b.ours[0][0], 3784).String()))(t)
 		must.Get(c.Write([]byte("no packet of BFD")))(t)
 		must.Do(t, c.Close())
-		labtest.Until(t, timeout, "the packet is counted", func() error {
+		labtest.Until(t, "the packet is counted", func() error {
 			a, err := s.call(request{})
 			return labtest.ErrorIf(err != nil || a.Discarded["dropped by the kernel"] == 0, "%v, %v", a.Discarded, err)
 		})

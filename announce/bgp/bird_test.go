@@ -53,7 +53,7 @@ protocol bgp speaker {
 		}
 	})
 	b := &bird{t, h, &p.Log}
-	labtest.Until(t, 10*time.Second, "bird is up", func() error { _, err := b.birdc("show status"); return err })
+	labtest.Until(t, "bird is up", func() error { _, err := b.birdc("show status"); return err })
 	return b
 }
 
@@ -66,7 +66,7 @@ func (b *bird) birdc(command string) (string, error) {
 func (b *bird) await(command string, words ...string) string {
 	b.t.Helper()
 	var out string
-	labtest.Until(b.t, timeout, fmt.Sprintf("%q in %q", words, command), func() error {
+	labtest.Until(b.t, fmt.Sprintf("%q in %q", words, command), func() error {
 		var err error
 		out, err = b.birdc(command)
 		return errors.Join(err, lacks(out, words))

@@ -189,7 +189,7 @@ func (c *child) start() {
 
 func (c *child) awaitUp() {
 	c.t.Helper()
-	labtest.Until(c.t, 10*time.Second, "the speaker is up", func() error { _, err := c.call(request{}); return err })
+	labtest.Until(c.t, "the speaker is up", func() error { _, err := c.call(request{}); return err })
 }
 
 func (c *child) run() {
@@ -254,7 +254,7 @@ func (c *child) peer(addr netip.Addr) lb.PeerStatus {
 // until waits until a peer's status is ok, and returns it.
 func (c *child) until(peer netip.Addr, what string, ok func(lb.PeerStatus) bool) (p lb.PeerStatus) {
 	c.t.Helper()
-	labtest.Until(c.t, timeout, what, func() error {
+	labtest.Until(c.t, what, func() error {
 		a, err := c.call(request{})
 		i := slices.IndexFunc(a.Peers, func(p lb.PeerStatus) bool { return p.Peer == peer })
 		if err != nil || i < 0 {

@@ -101,7 +101,7 @@ func TestAttributesOfPeersAndPools(t *testing.T) {
 	r.await(to4, "BGP.med: 20")
 	o.Peers[0].Attributes, o.Peers[0].Prepend, o.Pools = bgp.Attributes{}, 0, nil
 	c.configure(o)
-	labtest.Until(t, timeout, "no further attribute", func() error {
+	labtest.Until(t, "no further attribute", func() error {
 		out, err := r.birdc(to4)
 		return labtest.ErrorIf(err != nil || strings.Contains(out, "med") || strings.Contains(out, "64512 64512") ||
 			strings.Contains(out, "(64512,3)") || strings.Contains(out, "(64512,2)"), "%v %s", err, out)
@@ -135,7 +135,7 @@ func TestConfigureLocalSide(t *testing.T) {
 	r.await("show route all for 203.0.113.10", "BGP.as_path: 64999\n")
 	o.ListenPort = 1790
 	c.configure(o)
-	labtest.Until(t, timeout, "only the new port is open", func() error {
+	labtest.Until(t, "only the new port is open", func() error {
 		for port, want := range map[string]bool{"179": false, "1790": true} {
 			conn, err := h.Dial(context.Background(), "tcp", "192.0.2.2:"+port)
 			if err == nil {

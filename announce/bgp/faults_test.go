@@ -18,7 +18,7 @@ import (
 func wantReason(t *testing.T, c *child, peer netip.Addr, words ...string) lb.PeerStatus {
 	t.Helper()
 	var p lb.PeerStatus
-	labtest.Until(t, timeout, fmt.Sprintf("a reason with %q", words), func() error {
+	labtest.Until(t, fmt.Sprintf("a reason with %q", words), func() error {
 		p = c.peer(peer)
 		return lacks(p.LastError, words)
 	})
@@ -84,7 +84,7 @@ func TestWrongPassword(t *testing.T) {
 			p := wantReason(t, c, peer, row.words...)
 			must.True(t, !row.passive || !strings.Contains(p.LastError, sends),
 				"%s: the hint of another peer: %s", row.name, p.LastError)
-			labtest.Until(t, timeout, "one or two lines in the log: "+row.name, func() error {
+			labtest.Until(t, "one or two lines in the log: "+row.name, func() error {
 				n := len(downLines(c, peer))
 				return labtest.ErrorIf(n == 0 || n > 2, "%d", n)
 			})
@@ -170,7 +170,7 @@ func TestDeviceComesLater(t *testing.T) {
 	c := startChild(t, b.host, o)
 	c.set(vip4)
 	wantReason(t, c, later, "bind to device eth1: no such device")
-	labtest.Until(t, timeout, "the range has a problem", func() error {
+	labtest.Until(t, "the range has a problem", func() error {
 		a, err := c.call(request{})
 		got := strings.Join(a.Problems, "; ")
 		return labtest.ErrorIf(err != nil || !strings.Contains(got, "device eth2: no such device"), "%q, %v", got, err)
@@ -179,7 +179,7 @@ func TestDeviceComesLater(t *testing.T) {
 		r := b.router(peers.BIRD, nil)
 		want(t, r, vip4, b.ours[i+1][0])
 	}
-	labtest.Until(t, timeout, "no problem is left", func() error {
+	labtest.Until(t, "no problem is left", func() error {
 		a, err := c.call(request{})
 		return labtest.ErrorIf(err != nil || len(a.Problems) > 0, "%q, %v", a.Problems, err)
 	})

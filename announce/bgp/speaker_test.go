@@ -227,7 +227,7 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 		stop := must.Run(t, s.Run)
 		must.Do(t, s.Set(t.Context(), announcements(vip4, vip6)))
 		r.awaitPaths(t, 2)
-		labtest.Until(t, timeout, "the speaker has the session", func() error {
+		labtest.Until(t, "the speaker has the session", func() error {
 			p := s.Peers()[0]
 			return labtest.ErrorIf(p.State != "established", "%+v", p)
 		})
@@ -238,7 +238,7 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 		r.forgetNeighbour(t)
 	}
 	// The router is also a gobgp server, whose remaining goroutines do not count.
-	labtest.Until(t, timeout, "all goroutines to end", func() error {
+	labtest.Until(t, "all goroutines to end", func() error {
 		b := make([]byte, 1<<20)
 		for stack := range strings.SplitSeq(string(b[:runtime.Stack(b, true)]), "\n\n") {
 			if strings.Contains(stack, "/announce/bgp.") || strings.Contains(stack, "/announce/bgp/guard.") {
@@ -296,7 +296,7 @@ steelyard_bgp_session_transitions_total{peer="127.0.0.1",to="up"} %d
 	must.Do(t, gathered(0, 0, 0))
 	must.Run(t, s.Run)
 	must.Do(t, s.Set(t.Context(), announcements(vip4, vip6)))
-	labtest.Until(t, timeout, "metrics of a session", func() error { return gathered(1, 2, 1) })
+	labtest.Until(t, "metrics of a session", func() error { return gathered(1, 2, 1) })
 	problems, err := testutil.GatherAndLint(reg)
 	must.True(t, err == nil && len(problems) == 0, "promlint: %v %v", problems, err)
 }

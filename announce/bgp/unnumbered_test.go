@@ -42,7 +42,7 @@ func newUnnumbered(t *testing.T) (b *bench, h *lab.Host) {
 // linkLocal returns the link-local address of eth0.
 func linkLocal(t *testing.T, h *lab.Host) (a netip.Addr) {
 	t.Helper()
-	labtest.Until(t, timeout, "a link-local address", func() error {
+	labtest.Until(t, "a link-local address", func() error {
 		out, err := h.Run(t.Context(), "ip", "-6", "-o", "addr", "show", "dev", "eth0", "scope", "link")
 		for _, word := range strings.Fields(out) {
 			if p, parsed := netip.ParsePrefix(word); parsed == nil {
@@ -112,12 +112,12 @@ func TestForgedRouter(t *testing.T) {
 	c := startChild(t, b.host, b.onEth0(bgp.Peer{ASN: theirASN}))
 	c.set(vip6)
 	forged := netip.MustParseAddr("fe80::bad%eth0")
-	labtest.Until(t, timeout, "the forged router is the peer", func() error {
+	labtest.Until(t, "the forged router is the peer", func() error {
 		a, err := c.call(request{})
 		return labtest.ErrorIf(err != nil || len(a.Peers) != 1 || a.Peers[0].Peer != forged, "%+v, %v", a.Peers, err)
 	})
 	r := b.frrOn(h, theirASN)
-	labtest.Until(t, 2*time.Minute, "the session is established", func() error {
+	labtest.Until(t, "the session is established", func() error {
 		a, err := c.call(request{})
 		return labtest.ErrorIf(err != nil || len(a.Peers) != 1 || a.Peers[0].State != "established",
 			"%+v, %v", a.Peers, err)
@@ -162,12 +162,12 @@ func TestUnnumbered(t *testing.T) {
 		"before the router: %+v", p)
 	r := b.frrOn(h, theirASN)
 	theirs := linkLocal(t, h).WithZone("eth0")
-	labtest.Until(t, 2*timeout, "the session is established", func() error {
+	labtest.Until(t, "the session is established", func() error {
 		out, err := r.Show(t.Context(), "show bgp ipv4 unicast 203.0.113.10/32")
 		return labtest.ErrorIf(err != nil || !strings.Contains(out, ours.String()), "%v %s", err, out)
 	})
 	want(t, r, vip6, ours)
-	labtest.Until(t, timeout, "the kernel of the router has the route", func() error {
+	labtest.Until(t, "the kernel of the router has the route", func() error {
 		hops, err := r.NextHops(host(vip4)) // FRR may show an IPv4 address
 		return labtest.ErrorIf(err != nil || len(hops) != 1, "next hops %v, %v", hops, err)
 	})
@@ -182,7 +182,7 @@ func TestUnnumbered(t *testing.T) {
 	} {
 		must.Get(b.host.Run(t.Context(), "ip", args...))(t)
 	}
-	labtest.Until(t, timeout, "packets to the VIP arrive", func() error {
+	labtest.Until(t, "packets to the VIP arrive", func() error {
 		return traffic.From(h).Ping(t.Context(), vip4)
 	})
 	// No host uses this node as a router.
@@ -238,7 +238,7 @@ func TestListenRange(t *testing.T) {
 	must.Row(t, "peers with another password", nil, must.Get(c.call(request{}))(t).Peers)
 	o.Peers[0].Password = "of-the-range"
 	c.configure(o)
-	labtest.Until(t, timeout, "the session is established", func() error {
+	labtest.Until(t, "the session is established", func() error {
 		a, err := c.call(request{})
 		return labtest.ErrorIf(err != nil || len(a.Peers) != 1 || a.Peers[0].State != "established",
 			"%+v, %v", a.Peers, err)

@@ -62,7 +62,7 @@ func (w *weighted) announce(t *testing.T, weights [2]int) {
 	for n, s := range w.speakers {
 		s.setWeighted(lb.Announcement{VIP: vip4, Weight: weights[n], Movable: true})
 	}
-	labtest.Until(t, timeout, fmt.Sprintf("weights %v", weights), func() error {
+	labtest.Until(t, fmt.Sprintf("weights %v", weights), func() error {
 		got, err := nextHopWeights(w.router)
 		wrong := len(got) != 2 || got["192.0.2.2"]*weights[1] != got["192.0.2.6"]*weights[0]
 		return errors.Join(err, labtest.ErrorIf(wrong, "next hops %v", got))
@@ -160,7 +160,7 @@ func TestPoolsOfPeers(t *testing.T) {
 	wantRoute(t, second, "2001:db8:1::/112", via(1, 1))
 	must.Row(t, "routes of the first router", 1, c.peer(b.theirs[0][0]).Routes)
 	must.Row(t, "routes of the second router", 2, c.peer(b.theirs[1][0]).Routes)
-	labtest.Until(t, timeout, "the route target", func() error {
+	labtest.Until(t, "the route target", func() error {
 		out, err := second.Show(t.Context(), "show bgp ipv4 unicast 203.0.113.17/32")
 		return errors.Join(err, labtest.ErrorIf(!strings.Contains(out, "RT:64512:100"), "the output is %s", out))
 	})

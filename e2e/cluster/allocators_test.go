@@ -77,7 +77,7 @@ func forgedMetadata(t *testing.T, c *cluster) {
 	}
 	const label = `{"metadata":{"labels":{"service.kubernetes.io/service-proxy-name":"x"}}}`
 	merge, token := types.MergePatchType, c.apiOf(t, "steelyard-allocator")
-	labtest.Until(t, 20*time.Second, "the policy is active", func() error {
+	labtest.Until(t, "the policy is active", func() error {
 		err := patch(token, merge, label, meta.DryRunAll)
 		return labtest.ErrorIf(!apierrors.IsForbidden(err), "error %v; want forbidden", err)
 	})
@@ -126,7 +126,7 @@ func forgedMetadata(t *testing.T, c *cluster) {
 	// Assignment and release work despite a finalizer of another controller.
 	api := c.api.CoreV1().Services("default")
 	must.Do(t, api.Delete(t.Context(), "forged", meta.DeleteOptions{}))
-	labtest.Until(t, 10*time.Second, "the addresses are released", func() error {
+	labtest.Until(t, "the addresses are released", func() error {
 		s, err := api.Get(t.Context(), "forged", meta.GetOptions{})
 		return errors.Join(err, labtest.ErrorIf(len(s.Status.LoadBalancer.Ingress) > 0 || len(s.Finalizers) != 1,
 			"%v, %+v", s.Finalizers, s.Status))
@@ -169,7 +169,7 @@ func twoClasses(t *testing.T, c *cluster) {
 	c.checkStatus(t, "moves", "steelyard:"+otherClass, 0, 1) // the API server has cleared the status
 	c.startAllocator(t, account, config)
 	c.waitHolder(t, "steelyard-example.com-other-a5f1e0", account)
-	labtest.Until(t, 20*time.Second, "the addresses are taken back", func() error {
+	labtest.Until(t, "the addresses are taken back", func() error {
 		s, err := c.api.CoreV1().Services("default").Get(t.Context(), "moves", meta.GetOptions{})
 		return errors.Join(err, labtest.ErrorIf(len(s.Status.LoadBalancer.Ingress)+len(s.Finalizers) > 0,
 			"%v, %+v", s.Finalizers, s.Status))
@@ -224,7 +224,7 @@ func sharerChanges(t *testing.T, c *cluster) {
 	vips := c.waitAddresses(t, "host")
 	has := func(name, reason string) {
 		t.Helper()
-		labtest.Until(t, 20*time.Second, fmt.Sprintf("%s has the address, %s", name, reason), func() error {
+		labtest.Until(t, fmt.Sprintf("%s has the address, %s", name, reason), func() error {
 			s, err := api.Get(t.Context(), name, meta.GetOptions{})
 			if err == nil && (len(s.Status.LoadBalancer.Ingress) != 2 ||
 				s.Status.LoadBalancer.Ingress[0].IP != vips[0].String() ||

@@ -69,7 +69,7 @@ func TestApplianceInFrontOfACluster(t *testing.T) {
 	// Wait until a line of "backends" contains all of these words.
 	backend := func(words ...string) {
 		t.Helper()
-		labtest.Until(t, 20*time.Second, strings.Join(words, " "), func() error {
+		labtest.Until(t, strings.Join(words, " "), func() error {
 			out, err := a.CLI(t.Context(), "backends")
 			if err != nil {
 				return err
@@ -154,14 +154,14 @@ func (c *cluster) proxyHealth(t *testing.T, node int, vips []netip.Addr) {
 				"%d %s (%v)", got.Status, got.Body, err)
 		}
 	}
-	labtest.Until(t, 5*time.Second, "/healthz", answers("/healthz", 200, true))
-	labtest.Until(t, 5*time.Second, "/livez", answers("/livez", 200, nil))
+	labtest.Until(t, "/healthz", answers("/healthz", 200, true))
+	labtest.Until(t, "/livez", answers("/livez", 200, nil))
 	c.patchNode(t, node, deletionTaint)
-	labtest.Until(t, 5*time.Second, "/healthz of a node that will be deleted", answers("/healthz", 503, false))
-	labtest.Until(t, 5*time.Second, "/livez of a node that will be deleted", answers("/livez", 200, nil))
+	labtest.Until(t, "/healthz of a node that will be deleted", answers("/healthz", 503, false))
+	labtest.Until(t, "/livez of a node that will be deleted", answers("/livez", 200, nil))
 	c.waitRouted(t, vips, 0, 1)
 	c.patchNode(t, node, noTaint)
-	labtest.Until(t, 5*time.Second, "/healthz of a node without the taint", answers("/healthz", 200, true))
+	labtest.Until(t, "/healthz of a node without the taint", answers("/healthz", 200, true))
 	c.waitRouted(t, vips, 0, 1, 2)
 }
 
@@ -194,26 +194,26 @@ func TestKubernetesWithoutProxy(t *testing.T) {
 				"%d %s", got.Status, got.Body))
 		}
 	}
-	labtest.Until(t, 5*time.Second, "node 0 has an endpoint", answers(0, 200, 1))
-	labtest.Until(t, 5*time.Second, "node 1 has none", answers(1, 503, 0))
+	labtest.Until(t, "node 0 has an endpoint", answers(0, 200, 1))
+	labtest.Until(t, "node 1 has none", answers(1, 503, 0))
 	c.setEndpoints(t, "web", a, b)
 	c.waitRouted(t, vips, 0, 1)
-	labtest.Until(t, 5*time.Second, "node 1 has one", answers(1, 200, 1))
+	labtest.Until(t, "node 1 has one", answers(1, 200, 1))
 	b.terminating = true
 	c.setEndpoints(t, "web", a, b)
 	c.waitRouted(t, vips, 0)
-	labtest.Until(t, 5*time.Second, "a terminating endpoint does not count", answers(1, 503, 0))
+	labtest.Until(t, "a terminating endpoint does not count", answers(1, 503, 0))
 	b.terminating = false
 	d := c.startPod(t, "pod-d", 2)
 	c.setEndpoints(t, "web", a, b, d)
 	c.waitRouted(t, vips, 0, 1, 2)
-	labtest.Until(t, 5*time.Second, "a node whose agent is the service proxy also responds", answers(2, 200, 1))
+	labtest.Until(t, "a node whose agent is the service proxy also responds", answers(2, 200, 1))
 	c.proxyHealth(t, 2, vips)
 	c.updateService(t, "web", func(s *core.Service) {
 		s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyCluster
 	})
 	c.waitRouted(t, vips, 0, 1, 2)
-	labtest.Until(t, 5*time.Second, "the port is closed", func() error {
+	labtest.Until(t, "the port is closed", func() error {
 		_, err := c.Client().Get(t.Context(), at(0))
 		return labtest.ErrorIf(err == nil, "it responds")
 	})

@@ -43,7 +43,7 @@ func (c *cluster) createService(t *testing.T, name string, change func(*core.Ser
 // waitAddresses waits until a Service has an address per family, and returns them.
 func (c *cluster) waitAddresses(t *testing.T, name string) (vips []netip.Addr) {
 	t.Helper()
-	labtest.Until(t, 30*time.Second, name+" has addresses", func() error {
+	labtest.Until(t, name+" has addresses", func() error {
 		s, err := c.api.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{})
 		if err != nil {
 			return err
@@ -131,7 +131,7 @@ func (c *cluster) updateService(t *testing.T, name string, change func(*core.Ser
 	t.Helper()
 	api := c.api.CoreV1().Services("default")
 	var s *core.Service
-	labtest.Until(t, 5*time.Second, name+" is updated", func() (err error) {
+	labtest.Until(t, name+" is updated", func() (err error) {
 		if s, err = api.Get(t.Context(), name, meta.GetOptions{}); err != nil {
 			return err
 		}
@@ -146,7 +146,7 @@ func (c *cluster) updateService(t *testing.T, name string, change func(*core.Ser
 func (c *cluster) waitAnswered(t *testing.T, vips ...netip.Addr) {
 	t.Helper()
 	for _, vip := range vips {
-		labtest.Until(t, 10*time.Second, vip.String()+" responds", func() error { return c.Load(t, vip, 60).Err() })
+		labtest.Until(t, vip.String()+" responds", func() error { return c.Load(t, vip, 60).Err() })
 	}
 }
 
@@ -154,7 +154,7 @@ func (c *cluster) waitAnswered(t *testing.T, vips ...netip.Addr) {
 func (c *cluster) waitUnserved(t *testing.T, vips []netip.Addr, want func(error) bool) {
 	t.Helper()
 	for _, vip := range vips {
-		labtest.Until(t, 10*time.Second, vip.String()+" is not served", func() error {
+		labtest.Until(t, vip.String()+" is not served", func() error {
 			ctx, cancel := context.WithTimeout(t.Context(), 700*time.Millisecond)
 			defer cancel()
 			conn, err := c.Client().Dial(ctx, "tcp", netip.AddrPortFrom(vip, 80).String())
@@ -218,7 +218,7 @@ func (c *cluster) patchNode(t *testing.T, node int, patch string, sub ...string)
 // waitSaid waits for an Event about a Service with this reason and text.
 func (c *cluster) waitSaid(t *testing.T, service, reason, text string) {
 	t.Helper()
-	labtest.Until(t, 2*time.Minute, "an Event "+reason+" says: "+text, func() error {
+	labtest.Until(t, "an Event "+reason+" says: "+text, func() error {
 		of := meta.ListOptions{FieldSelector: "involvedObject.name=" + service + ",reason=" + reason}
 		list, err := c.api.CoreV1().Events("default").List(t.Context(), of)
 		if err != nil {

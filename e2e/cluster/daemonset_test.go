@@ -69,11 +69,11 @@ func TestDaemonSet(t *testing.T) {
 			}
 		})
 	}
-	labtest.Until(t, 60*time.Second, "both nodes are ready", c.nodesReady)
+	labtest.Until(t, "both nodes are ready", c.nodesReady)
 
 	gw := c.Balancers[0]
 	c.install(t, daemonConfig(gw))
-	labtest.Until(t, 60*time.Second, "the DaemonSet is ready", c.daemonsReady(t))
+	labtest.Until(t, "the DaemonSet is ready", c.daemonsReady(t))
 
 	pods := []*pod{c.startPod(t, "pod-0", 0), c.startPod(t, "pod-1", 1)}
 	byCluster := c.startService(t, "cluster", func(*core.Service) {}, []int{0, 1}, pods...)
@@ -113,20 +113,20 @@ func (c *cluster) uninstall(t *testing.T, vips []netip.Addr) {
 		}
 	})
 	c.waitRouted(t, vips)
-	labtest.Until(t, 60*time.Second, "the namespace is gone", func() error {
+	labtest.Until(t, "the namespace is gone", func() error {
 		_, err := c.api.CoreV1().Namespaces().Get(t.Context(), "steelyard", meta.GetOptions{})
 		return labtest.ErrorIf(!apierrors.IsNotFound(err), "%v%s", err, c.podStates(t))
 	})
 	must.Do(t, c.api.CoreV1().Services("default").Delete(t.Context(), "local", meta.DeleteOptions{}))
 	c.apply(t, "", "--cleanup")
-	labtest.Until(t, 60*time.Second, "the nodes are cleaned up", func() error {
+	labtest.Until(t, "the nodes are cleaned up", func() error {
 		return c.daemonReady(t, "steelyard-cleanup")
 	})
 	for _, n := range c.Balancers {
 		out, err := n.Run(t.Context(), "ls", "/sys/fs/bpf/steelyard")
 		must.True(t, err != nil, "%s has pins yet: %s", n, out)
 	}
-	labtest.Until(t, 60*time.Second, "the cluster is cleaned up", func() error { // while no agent assigns addresses
+	labtest.Until(t, "the cluster is cleaned up", func() error { // while no agent assigns addresses
 		_, err := c.control.Run(t.Context(), binary, "cleanup", "--cluster", "--kubeconfig", kube.KubeconfigPath)
 		return err
 	})
@@ -222,7 +222,7 @@ func (c *cluster) rollout(t *testing.T) {
 	var d *apps.DaemonSet
 	d, err := api.Patch(t.Context(), "steelyard", types.StrategicMergePatchType, []byte(patch), meta.PatchOptions{})
 	must.Do(t, err)
-	labtest.Until(t, 120*time.Second, fmt.Sprintf("generation %d is ready", d.Generation), c.daemonsReady(t))
+	labtest.Until(t, fmt.Sprintf("generation %d is ready", d.Generation), c.daemonsReady(t))
 }
 
 // daemonLog returns the last log lines of our containers on a node.
@@ -291,7 +291,7 @@ func (c *cluster) containers(t *testing.T) (ids []string) {
 // waitEvent waits until there are such Events about n pods.
 func (c *cluster) waitEvent(t *testing.T, reason, text string, n int) {
 	t.Helper()
-	labtest.Until(t, 150*time.Second, fmt.Sprintf("%d pods have the Event %s", n, reason), func() error {
+	labtest.Within(t, 150*time.Second, fmt.Sprintf("%d pods have the Event %s", n, reason), func() error {
 		of := meta.ListOptions{FieldSelector: "involvedObject.kind=Pod,reason=" + reason}
 		list, err := c.api.CoreV1().Events("steelyard").List(t.Context(), of)
 		if err != nil {

@@ -48,7 +48,7 @@ func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 		}
 		for node, want := range []int{200, 503, 503} {
 			what := fmt.Sprintf("the health check node port of node %d responds with %d", node, want)
-			labtest.Until(t, 5*time.Second, what, func() error {
+			labtest.Until(t, what, func() error {
 				got, err := c.Client().Get(t.Context(), at(node))
 				return errors.Join(err, labtest.ErrorIf(got.Status != want, "its status is %d", got.Status))
 			})
@@ -59,7 +59,7 @@ func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 		})
 		c.waitRouted(t, vips, 0, 1, 2)
 		c.waitAnswered(t, vips...)
-		labtest.Until(t, 5*time.Second, "the health check node port is closed", func() error {
+		labtest.Until(t, "the health check node port is closed", func() error {
 			_, err := c.Client().Get(t.Context(), at(0))
 			return labtest.ErrorIf(err == nil, "it responds")
 		})
@@ -98,7 +98,7 @@ func onePortTwice(t *testing.T, c *cluster, pods ...*pod) {
 	for _, vip := range vips {
 		conn := must.Get(c.Client().Dial(t.Context(), "udp", netip.AddrPortFrom(vip, 80).String()))(t)
 		defer conn.Close()
-		labtest.Until(t, 5*time.Second, vip.String()+" refuses datagrams", func() error {
+		labtest.Until(t, vip.String()+" refuses datagrams", func() error {
 			conn.SetDeadline(time.Now().Add(300 * time.Millisecond))
 			if _, err := conn.Write([]byte("who")); errors.Is(err, syscall.ECONNREFUSED) {
 				return nil
@@ -110,7 +110,7 @@ func onePortTwice(t *testing.T, c *cluster, pods ...*pod) {
 	c.setEndpoints(t, "twice", pods[0], pods[1])
 	c.waitRouted(t, vips, 0, 1, 2)
 	for _, vip := range vips {
-		labtest.Until(t, 5*time.Second, vip.String()+" is served again", func() error { return request(vip) })
+		labtest.Until(t, vip.String()+" is served again", func() error { return request(vip) })
 	}
 }
 
@@ -129,7 +129,7 @@ func namedPorts(t *testing.T, c *cluster, pods ...*pod) {
 	}
 	c.setEndpoints(t, "named", pods[0])
 	for _, vip := range vips {
-		labtest.Until(t, 5*time.Second, "both pods respond", func() error {
+		labtest.Until(t, "both pods respond", func() error {
 			r := c.Load(t, vip, 60)
 			return labtest.ErrorIf(r.Err() != nil || len(r.Servers) != 2, "%s, %v", r, r.Err())
 		})
@@ -148,12 +148,11 @@ func fromPods(t *testing.T, c *cluster, pods ...*pod) {
 		for _, from := range pods {
 			for _, vip := range vips {
 				// Each node's kube-proxy programs the Service some time after the agents.
-				labtest.Until(t, 10*time.Second,
-					fmt.Sprintf("%s: %s replies to %s", name, vip, from.name), func() error {
-						load := traffic.Load{URL: labtest.URL(vip), Requests: 10}
-						r := traffic.From(from.Host).Load(t.Context(), load)
-						return labtest.ErrorIf(r.Err() != nil || r.Servers[pods[1].name] != 10, "%s, %v", r, r.Err())
-					})
+				labtest.Until(t, fmt.Sprintf("%s: %s replies to %s", name, vip, from.name), func() error {
+					load := traffic.Load{URL: labtest.URL(vip), Requests: 10}
+					r := traffic.From(from.Host).Load(t.Context(), load)
+					return labtest.ErrorIf(r.Err() != nil || r.Servers[pods[1].name] != 10, "%s, %v", r, r.Err())
+				})
 			}
 		}
 		if name == "from-pods-local" {

@@ -12,7 +12,6 @@ import (
 
 	core "k8s.io/api/core/v1"
 
-	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 	"github.com/steelyard-lb/steelyard/lb"
@@ -134,7 +133,7 @@ func (c *cluster) tunnelIsFiltered(t *testing.T, vips []netip.Addr) {
 	c.avoids(t, 2, 0, vips)
 	must.Do(t, labtest.ErrorIf(c.finding(t, 1, lb.FoundNodeUnreachable) != "", "node 1 avoids a node"))
 	must.Get(c.Topology.Switch.Run(t.Context(), "nft", "delete", "table", "bridge", "firewall"))(t)
-	labtest.Until(t, lab.Ready, "node 2 uses node 0 again", func() error {
+	labtest.Until(t, "node 2 uses node 0 again", func() error {
 		return labtest.ErrorIf(c.finding(t, 2, lb.FoundNodeUnreachable) != "", "it does not")
 	})
 }
@@ -142,7 +141,7 @@ func (c *cluster) tunnelIsFiltered(t *testing.T, vips []netip.Addr) {
 // avoids waits until a node reports that it avoids another one, and checks that all its clients are served.
 func (c *cluster) avoids(t *testing.T, node, other int, vips []netip.Addr) {
 	t.Helper()
-	took := labtest.Until(t, lab.Ready, "a node is avoided", func() error {
+	took := labtest.Until(t, "a node is avoided", func() error {
 		text := c.finding(t, node, lb.FoundNodeUnreachable)
 		return labtest.ErrorIf(!strings.Contains(text, c.Balancers[other].Name()), "%q", text)
 	})
@@ -200,7 +199,7 @@ func (c *cluster) podNodeFails(t *testing.T, pods []*pod) {
 	pods[1].ready = false
 	c.setEndpoints(t, "lost-pod", pods[1], pods[2])
 	for _, f := range flows {
-		labtest.Until(t, 15*time.Second, pods[2].name+" responds", func() error {
+		labtest.Until(t, pods[2].name+" responds", func() error {
 			f.conn.SetDeadline(time.Now().Add(200 * time.Millisecond))
 			if _, err := f.conn.Write([]byte("who")); err != nil {
 				return err

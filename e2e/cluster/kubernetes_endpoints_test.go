@@ -104,7 +104,7 @@ func udpMovesFor(t *testing.T, c *cluster, vip netip.Addr, byCluster bool, pods 
 	defer conn.Close()
 	answeredBy := func(want *pod) {
 		t.Helper()
-		labtest.Until(t, 10*time.Second, want.name+" responds", func() error {
+		labtest.Until(t, want.name+" responds", func() error {
 			b := make([]byte, 200)
 			conn.SetDeadline(time.Now().Add(300 * time.Millisecond))
 			if _, err := conn.Write([]byte("who")); err != nil {
@@ -158,7 +158,7 @@ func stolenAddress(t *testing.T, c *cluster, pods ...*pod) {
 	c.updateService(t, "thief-before", func(s *core.Service) { s.Spec.ExternalIPs = texts(vips) })
 	c.updateService(t, "victim", func(s *core.Service) { s.Labels = map[string]string{"changed": "yes"} })
 	for _, a := range c.Agents {
-		labtest.Until(t, 5*time.Second, "the thieves are refused", func() error {
+		labtest.Until(t, "the thieves are refused", func() error {
 			out, err := a.CLI(t.Context(), "services")
 			if n := strings.Count(out, "belongs to default/victim"); err == nil && n < 2 {
 				err = fmt.Errorf("%d refused:\n%s", n, out)
@@ -188,7 +188,7 @@ func foreignStatus(t *testing.T, c *cluster, pods ...*pod) {
 	api := c.api.CoreV1().Services("default")
 	write := func(ips ...string) *core.Service {
 		var s *core.Service
-		labtest.Until(t, 5*time.Second, "the status is written", func() (err error) {
+		labtest.Until(t, "the status is written", func() (err error) {
 			if s, err = api.Get(t.Context(), "foreign", meta.GetOptions{}); err != nil {
 				return err
 			}
@@ -202,7 +202,7 @@ func foreignStatus(t *testing.T, c *cluster, pods ...*pod) {
 		return s
 	}
 	written := write("192.0.2.77", "2001:db8:77::1")
-	labtest.Until(t, 10*time.Second, "an Event says whose the address is", func() error {
+	labtest.Until(t, "an Event says whose the address is", func() error {
 		of := meta.ListOptions{FieldSelector: "involvedObject.name=foreign,reason=ForeignAddress"}
 		list, err := c.api.CoreV1().Events("default").List(t.Context(), of)
 		if err == nil && (len(list.Items) == 0 || !strings.Contains(list.Items[0].Message, "was written by other")) {
@@ -220,7 +220,7 @@ func foreignStatus(t *testing.T, c *cluster, pods ...*pod) {
 	c.waitAnswered(t, restored...)
 	// Without an address, the Service is assigned one again.
 	write()
-	labtest.Until(t, 10*time.Second, "addresses are assigned again", func() error {
+	labtest.Until(t, "addresses are assigned again", func() error {
 		s, err := api.Get(t.Context(), "foreign", meta.GetOptions{})
 		return errors.Join(err, labtest.ErrorIf(len(s.Status.LoadBalancer.Ingress) != 2, "%+v", s.Status))
 	})

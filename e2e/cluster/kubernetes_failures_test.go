@@ -45,7 +45,7 @@ func allProxiesFail(t *testing.T, c *cluster, pods ...*pod) {
 		c.stopProxy(n)
 	}
 	for _, a := range c.Agents {
-		labtest.Until(t, 10*time.Second, "the preference is lower", func() error {
+		labtest.Until(t, "the preference is lower", func() error {
 			out, err := a.CLI(t.Context(), "routes")
 			if err == nil && !strings.Contains(out, "with a lower preference: the service proxy's") {
 				err = errors.New(out)
@@ -79,7 +79,7 @@ func excludedNode(t *testing.T, c *cluster, pods ...*pod) {
 	c.waitRouted(t, vips)
 	c.waitSaid(t, "excluded", "NotAnnounced", "all 3 nodes have the label")
 	for _, a := range c.Agents {
-		labtest.Until(t, 10*time.Second, "the status says that no node may announce", func() error {
+		labtest.Until(t, "the status says that no node may announce", func() error {
 			out, err := a.CLI(t.Context(), "status")
 			if !strings.Contains(out, "DEGRADED") || !strings.Contains(out, "all 3 nodes have the label") {
 				return fmt.Errorf("%v: %s", err, out)
@@ -133,7 +133,7 @@ func apiServerDown(t *testing.T, c *cluster, pods ...*pod) {
 	c.setEndpoints(t, "server-down", pods[0], pods[2])
 	// The agents watch again within seconds. The new node's route also requires that its kube-proxy responds, whose
 	// client may wait one minute before it watches again.
-	labtest.Until(t, 10*time.Second, "the agent of the node without a pod has the new endpoints", func() error {
+	labtest.Until(t, "the agent of the node without a pod has the new endpoints", func() error {
 		out, err := c.Agents[1].CLI(t.Context(), "routes")
 		return errors.Join(err, labtest.ErrorIf(!strings.Contains(out, "no ready endpoint is on this node"), "%s", out))
 	})
@@ -165,7 +165,7 @@ func partitionHeals(t *testing.T, c *cluster, pods ...*pod) {
 	told := func(agents []*lab.Agent, want bool, command, text string) {
 		t.Helper()
 		for _, a := range agents {
-			labtest.Until(t, time.Minute, command+" says: "+text, func() error {
+			labtest.Until(t, command+" says: "+text, func() error {
 				out, err := a.CLI(t.Context(), command)
 				return errors.Join(err, labtest.ErrorIf(strings.Contains(out, text) != want, "%t: %s", want, out))
 			})
@@ -192,7 +192,7 @@ func coldBoot(t *testing.T, c *cluster, pods ...*pod) {
 	}, []int{0, 1, 2}, pods[0], pods[1])
 	vips := c.startService(t, "cold-boot", local, []int{0, 1}, pods[0], pods[1])
 	a := c.Agents[0]
-	labtest.Until(t, 20*time.Second, "the state is stored", func() error {
+	labtest.Until(t, "the state is stored", func() error {
 		text, err := a.ReadFile("/run/steelyard/cluster.json")
 		return errors.Join(err, labtest.ErrorIf(!strings.Contains(text, "cold-boot"), "the service is not in it"))
 	})
@@ -221,7 +221,7 @@ func killedAlone(t *testing.T, c *cluster, vips []netip.Addr) {
 	a.Kill()
 	waitRequests(t, stream, 100)
 	must.Do(t, errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)))
-	labtest.Until(t, time.Minute, "the last known state is used", func() error {
+	labtest.Until(t, "the last known state is used", func() error {
 		out, err := a.CLI(t.Context(), "backends")
 		return errors.Join(err, labtest.ErrorIf(strings.Count(out, "connected") < 2, "%s", out))
 	})
@@ -230,10 +230,6 @@ func killedAlone(t *testing.T, c *cluster, vips []netip.Addr) {
 	must.Do(t, stream.Between(time.Time{}, time.Time{}).Err())
 	c.waitRouted(t, vips, 0, 1, 2)
 }
-
-// recoveryTimeout limits waitRecovered. After an API server outage, kube-proxy's client may wait one minute before it
-// watches again.
-const recoveryTimeout = 2 * time.Minute
 
 // waitRecovered waits until every agent and kube-proxy watches the API server and works. For a new Service, every
 // node's health check node port must respond, and the router must have a route through every node. A scenario that
@@ -247,7 +243,7 @@ func (c *cluster) waitRecovered(t *testing.T, pods ...*pod) {
 	c.setEndpoints(t, name, pods...)
 	for _, node := range c.Balancers {
 		at := netip.AddrPortFrom(node.V4, uint16(s.Spec.HealthCheckNodePort))
-		labtest.Until(t, recoveryTimeout, fmt.Sprintf("the health check node port of %s responds", node), func() error {
+		labtest.Until(t, fmt.Sprintf("the health check node port of %s responds", node), func() error {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			got, err := c.Client().Get(ctx, fmt.Sprintf("http://%s/", at))
@@ -285,7 +281,7 @@ func (c *cluster) recover(t *testing.T, pods ...*pod) {
 func waitRequests(t *testing.T, s *traffic.Stream, n int) {
 	t.Helper()
 	want := len(s.Samples()) + n
-	labtest.Until(t, 10*time.Second, fmt.Sprintf("%d more requests end", n), func() error {
+	labtest.Until(t, fmt.Sprintf("%d more requests end", n), func() error {
 		have := len(s.Samples())
 		return labtest.ErrorIf(have < want, "%d of %d", have, want)
 	})

@@ -87,7 +87,7 @@ func (s *segmentCluster) spreadsLocal(t *testing.T) {
 	s.waitAnswered(t, addresses...)
 	spread := func(vip netip.Addr, pods []*pod) {
 		t.Helper()
-		labtest.Until(t, 10*time.Second, "the endpoints are active", func() error {
+		labtest.Until(t, "the endpoints are active", func() error {
 			r := s.Load(t, vip, 40)
 			return labtest.ErrorIf(r.Err() != nil || len(r.Servers) != len(pods), "%s", r)
 		})
@@ -159,7 +159,7 @@ func TestAddressPerNodeOfACluster(t *testing.T) {
 	annotate := func(value string) {
 		t.Helper()
 		api := s.api.CoreV1().Services("default")
-		labtest.Until(t, 10*time.Second, "the Service is changed", func() error {
+		labtest.Until(t, "the Service is changed", func() error {
 			service, err := api.Get(t.Context(), "first", meta.GetOptions{})
 			if err != nil {
 				return err
@@ -171,7 +171,7 @@ func TestAddressPerNodeOfACluster(t *testing.T) {
 	}
 	wait := func(n int) (vips []netip.Addr) {
 		t.Helper()
-		labtest.Until(t, 30*time.Second, fmt.Sprintf("the Service has %d addresses", n), func() error {
+		labtest.Until(t, fmt.Sprintf("the Service has %d addresses", n), func() error {
 			service, err := s.api.CoreV1().Services("default").Get(t.Context(), "first", meta.GetOptions{})
 			if err != nil {
 				return err
@@ -259,7 +259,7 @@ func (c *panicCluster) startFaultyAgent(t *testing.T, node int) {
 func (c *panicCluster) waitServed(t *testing.T) {
 	t.Helper()
 	for name, vip := range c.vips {
-		labtest.Until(t, lab.Ready, name+" responds", func() error {
+		labtest.Until(t, name+" responds", func() error {
 			_, err := c.request(t, vip, 80)
 			return err
 		})
@@ -279,7 +279,7 @@ func (c *panicCluster) panics(t *testing.T, part, object string, change func()) 
 	was := labtest.Panics(t, c.agent, part)
 	c.fault(t, part+" "+object)
 	change()
-	labtest.Until(t, lab.Ready, "a panic of "+part, func() error {
+	labtest.Until(t, "a panic of "+part, func() error {
 		if n := labtest.Panics(t, c.agent, part); n == was {
 			return fmt.Errorf("steelyard_panics_total is %s", n)
 		}
@@ -295,7 +295,7 @@ func (c *panicCluster) panics(t *testing.T, part, object string, change func()) 
 // healed waits until the status no longer names an object of this part.
 func (c *panicCluster) healed(t *testing.T, part string) {
 	t.Helper()
-	labtest.Until(t, lab.Ready, "the status is without "+part, func() error {
+	labtest.Until(t, "the status is without "+part, func() error {
 		out, err := c.agent.CLI(t.Context(), "status")
 		return labtest.ErrorIf(strings.Contains(out, part+" ") && strings.Contains(out, "panic:"),
 			"status: %v\n%s", err, out)
@@ -322,7 +322,7 @@ func (c *panicCluster) serviceCannotBeHandled(t *testing.T) {
 	c.waitFrozen(t)
 	c.fault(t, "")
 	c.setPort(t, 82)
-	labtest.Until(t, lab.Ready, "the changed Service is handled", func() error { return c.connects(t, 82) })
+	labtest.Until(t, "the changed Service is handled", func() error { return c.connects(t, 82) })
 	c.healed(t, "service")
 }
 
@@ -337,7 +337,7 @@ func (c *panicCluster) connects(t *testing.T, port uint16) error {
 // waitFrozen waits for the Event that notifies the Service's owner.
 func (c *panicCluster) waitFrozen(t *testing.T) {
 	t.Helper()
-	labtest.Until(t, lab.Ready, "the Event Frozen", func() error {
+	labtest.Until(t, "the Event Frozen", func() error {
 		events, err := c.api.CoreV1().Events("default").List(t.Context(), meta.ListOptions{
 			FieldSelector: "reason=Frozen,involvedObject.name=" + brokenService,
 		})
@@ -352,7 +352,7 @@ func (c *panicCluster) sliceCannotBeHandled(t *testing.T, a, b *pod) {
 	}
 	c.fault(t, "")
 	c.setEndpoints(t, brokenService, b)
-	labtest.Until(t, lab.Ready, "the changed EndpointSlice is handled", func() error {
+	labtest.Until(t, "the changed EndpointSlice is handled", func() error {
 		server, err := c.request(t, c.vips[brokenService], 80)
 		return errors.Join(err, labtest.ErrorIf(server != b.name, "%s responds, want %s", server, b.name))
 	})

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,7 +37,7 @@ func affinity(t *testing.T, c *cluster, pods ...*pod) {
 		vips := c.startService(t, "affinity", policy, []int{0, 1, 2}, pods...)
 		served := func(vip netip.Addr, want func(servers map[string]int) bool) {
 			t.Helper()
-			labtest.Until(t, 10*time.Second, "requests have the servers that affinity demands", func() error {
+			labtest.Until(t, "requests have the servers that affinity demands", func() error {
 				r := c.Load(t, vip, 40)
 				return labtest.ErrorIf(r.Err() != nil || !want(r.Servers), "%s, %w", r, r.Err())
 			})
@@ -93,13 +92,13 @@ func typeChanges(t *testing.T, c *cluster, pods ...*pod) {
 				"finalizers %v, addresses %v", s.Finalizers, ingress)
 		}
 	}
-	labtest.Until(t, 5*time.Second, "it has the finalizer", has(true, 2))
+	labtest.Until(t, "it has the finalizer", has(true, 2))
 	s := must.Get(api.Get(t.Context(), "types", meta.GetOptions{}))(t)
 	ingress := s.Status.LoadBalancer.Ingress
 	must.True(t, ingress[0].IPMode != nil && *ingress[0].IPMode == core.LoadBalancerIPModeVIP,
 		"ingress %+v; want ipMode VIP", ingress)
 	c.updateService(t, "types", func(s *core.Service) { s.Spec.Ports[0].Port = 81 })
-	labtest.Until(t, 10*time.Second, "the new port is served", func() error {
+	labtest.Until(t, "the new port is served", func() error {
 		at := fmt.Sprintf("http://%s/", netip.AddrPortFrom(vips[0], 81))
 		return c.Client().Load(t.Context(), traffic.Load{URL: at, Requests: 20}).Err()
 	})
@@ -108,7 +107,7 @@ func typeChanges(t *testing.T, c *cluster, pods ...*pod) {
 	again := c.waitAddresses(t, "types")
 	must.True(t, slices.Equal(again, vips), "addresses %v became %v", vips, again)
 	c.updateService(t, "types", func(s *core.Service) { s.Spec.Type = core.ServiceTypeClusterIP })
-	labtest.Until(t, 10*time.Second, "the finalizer and the addresses are removed", has(false, 0))
+	labtest.Until(t, "the finalizer and the addresses are removed", has(false, 0))
 	c.waitRouted(t, vips)
 	c.waitUnserved(t, vips, anyError)
 	c.updateService(t, "types", func(s *core.Service) { s.Spec.Type = core.ServiceTypeLoadBalancer })
@@ -193,7 +192,7 @@ func refusedAddresses(t *testing.T, c *cluster, pods ...*pod) {
 			s.Annotations = map[string]string{"steelyard.dev/addresses": x.request}
 		})
 		t.Cleanup(func() { c.deleteService(t, name) })
-		labtest.Until(t, 10*time.Second, "an Event has the reason", func() error {
+		labtest.Until(t, "an Event has the reason", func() error {
 			of := meta.ListOptions{FieldSelector: "involvedObject.name=" + name}
 			list, err := c.api.CoreV1().Events("default").List(t.Context(), of)
 			if err != nil {
@@ -206,7 +205,7 @@ func refusedAddresses(t *testing.T, c *cluster, pods ...*pod) {
 			}
 			return fmt.Errorf("%d events", len(list.Items))
 		})
-		labtest.Until(t, 10*time.Second, "the services of a node have the reason", func() error {
+		labtest.Until(t, "the services of a node have the reason", func() error {
 			out, err := c.Agents[0].CLI(t.Context(), "services")
 			if err == nil && !(strings.Contains(out, "no address: ") && strings.Contains(out, x.want)) {
 				err = errors.New(out)
@@ -215,7 +214,7 @@ func refusedAddresses(t *testing.T, c *cluster, pods ...*pod) {
 		})
 		c.updateService(t, name, func(s *core.Service) { s.Annotations = map[string]string{"steelyard.dev/pol": "x"} })
 		c.waitAddresses(t, name)
-		labtest.Until(t, 10*time.Second, "the condition is true, and an Event names the annotation", func() error {
+		labtest.Until(t, "the condition is true, and an Event names the annotation", func() error {
 			s, err := c.api.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{})
 			if err != nil {
 				return err

@@ -59,7 +59,7 @@ func keysRotate(t *testing.T, c *cluster, pods ...*pod) {
 	was := c.changeKeys(t, func(data map[string][]byte) { data["required"] = []byte("true") })
 	for range 3 {
 		c.changeKeys(t, func(data map[string][]byte) { delete(data, "rotated") })
-		labtest.Until(t, 20*time.Second, "the keys are rotated", func() error {
+		labtest.Until(t, "the keys are rotated", func() error {
 			now := c.keys(t)
 			if !bytes.Equal(now["previous"], was["current"]) || !bytes.Equal(now["seed"], was["seed"]) {
 				return errors.New("the old key is not the previous one, or the seed differs")
@@ -86,7 +86,7 @@ func (c *cluster) changeKeys(t *testing.T, change func(map[string][]byte)) map[s
 	t.Helper()
 	was := c.keys(t)
 	api := c.api.CoreV1().Secrets("steelyard")
-	labtest.Until(t, 5*time.Second, "the Secret is changed", func() error {
+	labtest.Until(t, "the Secret is changed", func() error {
 		s, err := api.Get(t.Context(), "steelyard-tunnel-keys", meta.GetOptions{})
 		if err != nil {
 			return err
@@ -179,7 +179,7 @@ func (f *forger) refused(t *testing.T, when string, mark int, token uint64, node
 	t.Helper()
 	before := f.drops(t, node, reason)
 	must.True(t, !f.answered(t, mark, token), "%s, %s: the client got an answer", f.vip, when)
-	labtest.Until(t, 5*time.Second, fmt.Sprintf("%s: %s counts %s", when, f.c.Balancers[node].Name(), reason),
+	labtest.Until(t, fmt.Sprintf("%s: %s counts %s", when, f.c.Balancers[node].Name(), reason),
 		func() error {
 			now := f.drops(t, node, reason)
 			return labtest.ErrorIf(now == before, "it is still\n%s", now)
@@ -213,7 +213,7 @@ func TestControlPlaneAddress(t *testing.T) {
 		must.Do(t, p.Signal(syscall.SIGTERM))
 	}
 	for i, a := range c.Agents {
-		labtest.Until(t, 20*time.Second, "the state is stored", func() error {
+		labtest.Until(t, "the state is stored", func() error {
 			text, err := a.ReadFile("/run/steelyard/cluster.json")
 			return errors.Join(err, labtest.ErrorIf(!strings.Contains(text, "apiserver"), "the service is not in it"))
 		})
@@ -244,7 +244,7 @@ func TestControlPlaneAddress(t *testing.T) {
 func (c *cluster) waitFollowing(t *testing.T, agents ...*lab.Agent) {
 	t.Helper()
 	for _, a := range agents {
-		labtest.Until(t, 3*time.Minute, "the agent follows the cluster", func() error {
+		labtest.Within(t, 3*time.Minute, "the agent follows the cluster", func() error {
 			out, err := a.CLI(t.Context(), "status")
 			return errors.Join(err, labtest.ErrorIf(strings.Contains(out, "API server has not answered"), "%s", out))
 		})
@@ -285,7 +285,7 @@ func (c *cluster) waitAPI(t *testing.T, vip netip.Addr) {
 		},
 	}}
 	at := fmt.Sprintf("https://%s/version", netip.AddrPortFrom(vip, 6443))
-	labtest.Until(t, 20*time.Second, at+" answers", func() error {
+	labtest.Until(t, at+" answers", func() error {
 		resp, err := client.Get(at)
 		if err != nil {
 			return err

@@ -25,7 +25,7 @@ import (
 // quietNodes checks that the API server sends no node the heartbeats of others, and that no node requests Leases.
 func quietNodes(t *testing.T, c *cluster, _ ...*pod) {
 	// kube-proxy and the agents watch only their own Node; the leading allocator watches all.
-	labtest.Until(t, 30*time.Second, "one client watches all Nodes", func() error {
+	labtest.Until(t, "one client watches all Nodes", func() error {
 		n := c.watches(t, allNodes...) - c.ownWatches[0]
 		return labtest.ErrorIf(n != 1, "%v watch all Nodes", n)
 	})
@@ -46,7 +46,7 @@ func quietNodes(t *testing.T, c *cluster, _ ...*pod) {
 	}()
 	n.Status.Addresses = []core.NodeAddress{{Type: core.NodeInternalIP, Address: "192.0.2.250"}}
 	must.Get(api.UpdateStatus(t.Context(), n, meta.UpdateOptions{}))(t)
-	labtest.Until(t, 10*time.Second, "the table has the new node", func() error {
+	labtest.Until(t, "the table has the new node", func() error {
 		list, err := c.api.CoreV1().ConfigMaps("steelyard").List(t.Context(), meta.ListOptions{
 			LabelSelector: "steelyard.dev/node-table",
 		})
@@ -147,7 +147,7 @@ func routeEvents(t *testing.T, c *cluster, pods ...*pod) {
 	// There may be more Events than these, for example if a session is lost for a moment, but only from these nodes.
 	events := func(nodes int, want []string) {
 		t.Helper()
-		labtest.Until(t, 30*time.Second, strings.Join(want, "; "), func() error {
+		labtest.Until(t, strings.Join(want, "; "), func() error {
 			of := meta.ListOptions{FieldSelector: "involvedObject.kind=Service,involvedObject.name=events"}
 			list, err := c.api.CoreV1().Events("default").List(t.Context(), of)
 			if err != nil {
@@ -223,7 +223,7 @@ func leaders(t *testing.T, c *cluster, pods ...*pod) {
 	config := c.Config[2].TOML()
 	c.addAccount(t, "host-service", "steelyard", "steelyard-allocator")
 	c.restartAgent(t, 2, c.kubeconfigOf(t, "host-service"), strings.Replace(config, "allocate = false\n", "", 1))
-	labtest.Until(t, 10*time.Second, "the host service knows the leader of the pods", func() error {
+	labtest.Until(t, "the host service knows the leader of the pods", func() error {
 		out, err := host.CLI(t.Context(), "status")
 		return errors.Join(err, labtest.ErrorIf(!strings.Contains(out, "addresses are assigned by allocator-"),
 			"%s", out))
@@ -257,7 +257,7 @@ func leaders(t *testing.T, c *cluster, pods ...*pod) {
 // waitHolder waits until a Lease's holder has this prefix.
 func (c *cluster) waitHolder(t *testing.T, name, prefix string) {
 	t.Helper()
-	labtest.Until(t, 30*time.Second, prefix+" has the Lease "+name, func() error {
+	labtest.Until(t, prefix+" has the Lease "+name, func() error {
 		l, err := c.api.CoordinationV1().Leases("steelyard").Get(t.Context(), name, meta.GetOptions{})
 		if err == nil && (l.Spec.HolderIdentity == nil || !strings.HasPrefix(*l.Spec.HolderIdentity, prefix)) {
 			err = fmt.Errorf("%+v", l.Spec)

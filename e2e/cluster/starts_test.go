@@ -47,7 +47,7 @@ func TestWrongStarts(t *testing.T) {
 	const pool = "[[pool]]\nname = \"public\"\naddresses = [\"203.0.113.0/24\", \"2001:db8:1::/64\"]\n"
 	status := func(text string) {
 		t.Helper()
-		labtest.Until(t, 2*time.Minute, "the status says: "+text, func() error {
+		labtest.Until(t, "the status says: "+text, func() error {
 			out, err := agent.CLI(t.Context(), "status", "--check")
 			return labtest.ErrorIf(err == nil || !strings.Contains(out, text), "%v: %s", err, out)
 		})
@@ -92,7 +92,7 @@ func TestWrongStarts(t *testing.T) {
 // said waits until an Event about a Service has this text.
 func (c *cluster) said(t *testing.T, service, text string) {
 	t.Helper()
-	labtest.Until(t, 3*time.Minute, service+": an Event says: "+text, func() error {
+	labtest.Within(t, 3*time.Minute, service+": an Event says: "+text, func() error {
 		of := meta.ListOptions{FieldSelector: "involvedObject.name=" + service}
 		list, err := c.api.CoreV1().Events("default").List(t.Context(), of)
 		if err != nil {

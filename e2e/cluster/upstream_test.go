@@ -154,11 +154,11 @@ func startUpstream(t *testing.T, programs string, nodes int, agent bool) *upstre
 			}
 		})
 	}
-	labtest.Until(t, 120*time.Second, "the nodes are ready", u.nodesReady)
+	labtest.Until(t, "the nodes are ready", u.nodesReady)
 	if agent {
 		gw := u.Balancers[0]
 		u.install(t, daemonConfig(gw))
-		labtest.Until(t, 120*time.Second, "the DaemonSet is ready", u.daemonsReady(t))
+		labtest.Until(t, "the DaemonSet is ready", u.daemonsReady(t))
 	}
 	return u
 }

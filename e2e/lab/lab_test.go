@@ -102,7 +102,7 @@ func TestPowerOffStopsAndPowerOnRestores(t *testing.T) {
 	hops, err := topo.Router.NextHops(vip)
 	must.True(t, err == nil && len(hops) == 0, "want no next hop behind a link without carrier, got %v, %v", hops, err)
 	must.Do(t, lb.PowerOn())
-	labtest.Until(t, 5*time.Second, "the host responds again", request)
+	labtest.Until(t, "the host responds again", request)
 }
 
 func TestDelay(t *testing.T) {
@@ -146,7 +146,7 @@ func TestStopAndKillEndProcesses(t *testing.T) {
 	h := topo.Servers[0]
 	const script = "trap 'echo stopped; exit 3' TERM; echo ready; while :; do sleep 0.05; done"
 	process := must.Get(h.Start(lab.Command{Path: "sh", Args: []string{"-c", script}}))(t)
-	labtest.Until(t, 5*time.Second, "the trap is set", func() error {
+	labtest.Until(t, "the trap is set", func() error {
 		return labtest.ErrorIf(!process.Log.Contains("ready"), "not yet")
 	})
 	must.Do(t, process.Stop())
@@ -159,12 +159,12 @@ func TestStopAndKillEndProcesses(t *testing.T) {
 	must.True(t, err != nil && strings.Contains(err.Error(), "reason"),
 		"want an error with the output of the program, got %v", err)
 	grandchild := must.Get(h.Start(lab.Command{Path: "sh", Args: []string{"-c", "sleep 61 & echo $!; wait"}}))(t)
-	labtest.Until(t, 5*time.Second, "the grandchild runs", func() error {
+	labtest.Until(t, "the grandchild runs", func() error {
 		return labtest.ErrorIf(len(grandchild.Log.Lines()) == 0, "not yet")
 	})
 	grandchild.Kill()
 	pid := must.Get(strconv.Atoi(strings.TrimSpace(grandchild.Log.Tail(1))))(t)
-	labtest.Until(t, 2*time.Second, "the grandchild has ended", func() error { return notRunning(pid) })
+	labtest.Until(t, "the grandchild has ended", func() error { return notRunning(pid) })
 }
 
 func TestDoReturnsErrorsAndPanics(t *testing.T) {
@@ -198,7 +198,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 		defer conns.Close()
 		stream := client.Stream(t.Context(), "http://"+server.At(80)[0].String(), 5*time.Millisecond, time.Second)
 		defer stream.Stop()
-		labtest.Until(t, 5*time.Second, "traffic flows", func() error {
+		labtest.Until(t, "traffic flows", func() error {
 			r := stream.Between(time.Time{}, time.Time{})
 			return labtest.ErrorIf(r.Answered() < 5, "%s", r.String())
 		})
@@ -207,7 +207,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	use() // the runtime and the resolver open some descriptors permanently
 	before := traces(t)
 	use()
-	labtest.Until(t, 5*time.Second, "the traces are those of before", func() error {
+	labtest.Until(t, "the traces are those of before", func() error {
 		diff := cmp.Diff(before, traces(t))
 		return labtest.ErrorIf(diff != "", "%s", diff)
 	})
@@ -310,7 +310,7 @@ func TestProcessesEndWithAKilledOwner(t *testing.T) {
 	}
 	must.Need(t, len(pids) > 0, "want some processes")
 	must.Do(t, owner.Process.Kill())
-	labtest.Until(t, 5*time.Second, "its processes have ended", func() error {
+	labtest.Until(t, "its processes have ended", func() error {
 		var all error
 		for _, pid := range pids {
 			all = errors.Join(all, notRunning(pid))

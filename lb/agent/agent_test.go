@@ -145,7 +145,7 @@ func TestLogThatNobodyReads(t *testing.T) {
 	waitStatus(t, agent, "the address is withdrawn", func(i admin.Info) bool { return i.Settled && i.Announced == 0 })
 
 	reading()
-	labtest.Until(t, stepTimeout, "the log says what it lacks", func() error {
+	labtest.Until(t, "the log says what it lacks", func() error {
 		log.mu.Lock()
 		defer log.mu.Unlock()
 		if !strings.Contains(log.text.String(), " lines of the log were lost") {

@@ -48,7 +48,7 @@ const stepTimeout = time.Minute
 // waitStatus waits until the status of an agent is as wanted, and returns it.
 func waitStatus(t *testing.T, agent *lab.Agent, what string, want func(admin.Info) bool) (i admin.Info) {
 	t.Helper()
-	labtest.Until(t, stepTimeout, what, func() error {
+	labtest.Until(t, what, func() error {
 		i = admin.Info{}
 		err := agent.Get(t.Context(), "/v1/status", &i)
 		return errors.Join(err, labtest.ErrorIf(!want(i), "%+v", i))
@@ -106,7 +106,7 @@ func TestHangupBeforeTheStart(t *testing.T) {
 	})
 	text := lab.AgentConfig{Name: "lb1", Address: ip("192.0.2.1"), Interfaces: []string{"lo"}, Mode: "tc"}.TOML()
 	for _, logged := range []string{"agent started", "configuration reloaded"} {
-		labtest.Until(t, stepTimeout, "the agent reads its file", func() error {
+		labtest.Until(t, "the agent reads its file", func() error {
 			if !p.Running() {
 				return lab.Permanent(fmt.Errorf("it exited: %w", p.Wait(t.Context())))
 			}
@@ -123,7 +123,7 @@ func TestHangupBeforeTheStart(t *testing.T) {
 			_, err = f.WriteString(text)
 			return err
 		})
-		labtest.Until(t, stepTimeout, logged, func() error {
+		labtest.Until(t, logged, func() error {
 			return labtest.ErrorIf(!p.Log.Contains(logged), "not yet")
 		})
 	}

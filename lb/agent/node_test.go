@@ -160,7 +160,7 @@ peers = [
 		a := must.Get(newAnnouncers(cfg, facts, dir, prometheus.NewRegistry(), nil, discard))(t)
 		return a.setLabels, func(step string, peers ...string) {
 			t.Helper()
-			labtest.Until(t, 10*time.Second, step, func() error {
+			labtest.Until(t, step, func() error {
 				var got []string
 				for _, p := range a.peers() {
 					got = append(got, p.Peer.String())
@@ -277,7 +277,7 @@ func TestStartsWithTheInterfacesThatExist(t *testing.T) {
 	must.Do(t, err)
 	state := func(what string, verdict admin.Verdict, reasons ...string) {
 		t.Helper()
-		labtest.Until(t, stepTimeout, what, func() error {
+		labtest.Until(t, what, func() error {
 			var i admin.Info
 			if err := agent.Get(t.Context(), "/v1/status", &i); err != nil {
 				return err

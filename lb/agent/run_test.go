@@ -196,7 +196,7 @@ func TestStopDuringARestart(t *testing.T) {
 	resp.Body.Close()
 	process := agent.Process()
 	// The end of the first agent takes withdrawGrace at least.
-	labtest.Until(t, stepTimeout, "it restarts", func() error {
+	labtest.Until(t, "it restarts", func() error {
 		log := process.Log.Tail(100)
 		return labtest.ErrorIf(!strings.Contains(log, "agent restarting"), "%s", log)
 	})

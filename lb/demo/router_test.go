@@ -72,7 +72,7 @@ func TestRouter(t *testing.T) {
 	// Without power the link is down, and the routes are removed immediately.
 	must.Do(t, one.PowerOff())
 	via(time.Second, two)
-	labtest.Until(t, time.Second, "the router has removed them, not only its kernel", func() error {
+	labtest.Within(t, time.Second, "the router has removed them, not only its kernel", func() error {
 		_, after, _ := strings.Cut(n.router.Log.Tail(20), "interface=lb1 up=false")
 		for _, vip := range vips {
 			if !strings.Contains(after, fmt.Sprintf("prefix=%s via=[%s]", host(vip), hops(vip, two)[0])) {

@@ -161,11 +161,17 @@ func ErrorIf(bad bool, format string, args ...any) error {
 	return nil
 }
 
-// Until polls f until it returns nil, and returns how long that took. It fails the test once the time has passed.
-func Until(t testing.TB, within time.Duration, what string, f func() error) time.Duration {
+// Until polls f until it returns nil, and returns how long that took. It fails the test after lab.Ready: how long
+// something takes is for Within.
+func Until(t testing.TB, what string, f func() error) time.Duration {
 	t.Helper()
-	took := must.Get(lab.Until(t.Context(), within, what, f))(t)
-	return took
+	return Within(t, lab.Ready, what, f)
+}
+
+// Within is Until for what has to happen within a time.
+func Within(t testing.TB, within time.Duration, what string, f func() error) time.Duration {
+	t.Helper()
+	return must.Get(lab.Until(t.Context(), within, what, f))(t)
 }
 
 // PacketCounters returns an agent's packet counters that are not 0.

@@ -57,7 +57,7 @@ func (m *Members) Owners(t *testing.T, agents ...*lab.Agent) (map[netip.Addr]*la
 // Settled waits until each address has one owner among these agents.
 func (m *Members) Settled(t *testing.T, agents ...*lab.Agent) (owners map[netip.Addr]*lab.Agent) {
 	t.Helper()
-	Until(t, 20*time.Second, "each address has one owner", func() (err error) {
+	Until(t, "each address has one owner", func() (err error) {
 		owners, err = m.Owners(t, agents...)
 		return err
 	})
@@ -180,7 +180,7 @@ func (m *Members) TakesOver(t *testing.T, vip netip.Addr, k TakeOver) {
 // Apart waits until each of these agents has one of m's addresses per family.
 func (m *Members) Apart(t *testing.T, agents ...*lab.Agent) {
 	t.Helper()
-	Until(t, time.Minute, "each member has an address of each family", func() error {
+	Until(t, "each member has an address of each family", func() error {
 		owners, err := m.Owners(t, agents...)
 		if err != nil {
 			return err

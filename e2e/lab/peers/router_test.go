@@ -82,7 +82,7 @@ func TestRoutersImportSpreadRetainAndWithdraw(t *testing.T) {
 
 			// The routes of a neighbour that crashes and restarts stay installed (RFC 4724).
 			p1.Kill()
-			labtest.Until(t, 10*time.Second, "the router has closed the session", func() error {
+			labtest.Until(t, "the router has closed the session", func() error {
 				peers, err := r.Peers(t.Context())
 				return errors.Join(err, labtest.ErrorIf(peers[one.V4].Established,
 					"the session is %q", peers[one.V4].Info))
