@@ -59,10 +59,9 @@ type Announcer struct {
 	metrics    *metrics
 	responders []*responder
 	claimed    chan struct{} // capacity 1; signals new claims
-	links      *linkWatcher
-	pace       bucket // for frames other than replies
-	urgent     bucket // for frames that clients wait for
-	logged     bucket // for log lines, because any host in the segment can cause conflicts
+	pace       bucket        // for frames other than replies
+	urgent     bucket        // for frames that clients wait for
+	logged     bucket        // for log lines, because any host in the segment can cause conflicts
 
 	mu     sync.RWMutex // guards all below; replies are sent under RLock, so that Set waits for them
 	owned  map[netip.Addr]*ownership
@@ -107,11 +106,11 @@ func New(o Options) (*Announcer, error) {
 		logged: bucket{interval: logInterval, burst: logBurst},
 	}
 	for _, name := range o.Interfaces {
-		r := &responder{a: a, name: name, log: o.Log.With("interface", name), sys: kernel}
+		r := &responder{
+			a: a, name: name, changed: make(chan struct{}, 1), log: o.Log.With("interface", name), sys: kernel,
+		}
 		a.responders = append(a.responders, r)
 	}
-	a.links = newLinkWatcher(a.responders, a.metrics.overruns, o.Log)
-	a.links.boundary = o.Boundary
 	return a, nil
 }
 
@@ -256,11 +255,10 @@ func (a *Announcer) Run(ctx context.Context) error {
 	a.mu.Lock()
 	a.ctx = ctx
 	a.mu.Unlock()
-	links := a.links
 	var running sync.WaitGroup
-	running.Go(func() { links.run(ctx) })
-	for i, p := range a.responders {
-		running.Go(func() { p.run(ctx, links.changes[i]) })
+	running.Go(func() { a.watchLinks(ctx) })
+	for _, p := range a.responders {
+		running.Go(func() { p.run(ctx) })
 	}
 	running.Go(func() { a.runClaims(ctx) })
 	running.Go(func() { a.watchClock(ctx) })

@@ -1,20 +1,21 @@
 package l2
 
 import (
-	"bytes"
 	"fmt"
 	"net"
 	"net/netip"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/mdlayher/arp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/datapath/netwatch"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
-	"github.com/vishvananda/netlink"
 )
 
 // 100,000 forged frames, each with another MAC address, cause only a few log lines and one entry per VIP.
@@ -122,48 +123,25 @@ func TestTakeOverOfMany(t *testing.T) {
 	})
 }
 
-// An overrun of the queue of link updates loses the update with a new MAC address. Replies nevertheless contain the new
-// address.
-func TestLinkOverrun(t *testing.T) {
-	n := newNeighbour(t)
-	a := newAnnouncer(t, &lines{}, "eth0")
-	hold := make(chan struct{})
-	release := sync.OnceFunc(func() { close(hold) })
-	t.Cleanup(release)
-	a.links.buffer = 1 // the kernel's minimum
-	a.links.received = func() { <-hold }
-	must.Run(t, a.Run)
-	set(t, a, vip4)
-	before := ourMAC(t)
-	until(t, "a reply", func() bool { return bytes.Equal(n.resolve(vip4), before) })
-
-	ours := must.Get(netlink.LinkByName("eth0"))(t)
-	for i := range 300 {
-		must.Do(t, netlink.LinkSetAlias(ours, fmt.Sprint("a", i)))
-	}
-	after := net.HardwareAddr{2, 0, 0, 0, 0, 99}
-	must.Do(t, netlink.LinkSetHardwareAddr(ours, after))
-	for i := range 10 {
-		must.Do(t, netlink.LinkSetAlias(ours, fmt.Sprint("b", i)))
-	}
-	release()
-	until(t, "an overrun", func() bool { return testutil.ToFloat64(a.metrics.overruns) >= 1 })
-	until(t, "a reply with the new address", func() bool { return bytes.Equal(n.resolve(vip4), after) })
-}
-
-func TestNotify(t *testing.T) {
-	renamed := &responder{name: "eth0", open: &sockets{ifi: &net.Interface{Index: 7}}}
-	responders := []*responder{{name: "eth0"}, {name: "eth1"}, {name: "eth1"}, renamed}
-	var changes []chan struct{}
-	for range responders {
-		changes = append(changes, make(chan struct{}, 1))
-	}
-	link := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "eth1", Index: 7}}
-	for range 2 { // the second one finds the channels full
-		notify(netlink.LinkUpdate{Link: link}, responders, changes)
-	}
-	notify(netlink.LinkUpdate{}, responders, changes)
-	for i, want := range []int{0, 1, 1, 1} {
-		must.True(t, len(changes[i]) == want, "responder %d: %d notifications; want %d", i, len(changes[i]), want)
+// A notification is for the responder of the interface, also when it was renamed; lost ones are for all.
+func TestLinkChanged(t *testing.T) {
+	a := newAnnouncer(t, &lines{}, "eth0", "eth1", "eth2")
+	a.responders[2].open = &sockets{ifi: &net.Interface{Index: 7}}
+	link := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	link.Index = 7
+	name := nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated("eth1"))
+	update := &netwatch.Message{Data: append(link.Serialize(), name.Serialize()...)}
+	for _, row := range []struct {
+		m    *netwatch.Message
+		want []int
+	}{{update, []int{0, 1, 1}}, {nil, []int{1, 1, 1}}} {
+		a.linkChanged(row.m)
+		a.linkChanged(row.m) // finds the channels full
+		for i, r := range a.responders {
+			must.True(t, len(r.changed) == row.want[i], "%v: responder %d has %d", row.m, i, len(r.changed))
+			for len(r.changed) > 0 {
+				<-r.changed
+			}
+		}
 	}
 }

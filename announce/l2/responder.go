@@ -19,8 +19,10 @@ import (
 type responder struct {
 	a    *Announcer
 	name string // in the configuration
-	log  *slog.Logger
-	sys  system
+	// changed has room for one value: the interface may have changed.
+	changed chan struct{}
+	log     *slog.Logger
+	sys     system
 	// index is the interface index, or 0 if it was not found yet. Only run's goroutine uses it.
 	index int
 	// heard is when a frame from another host was last received, in nanoseconds since the Unix epoch.
@@ -44,10 +46,10 @@ type sockets struct {
 // retryAfter is the time until a failed interface is tried again, unless it changes earlier.
 const retryAfter = time.Second
 
-func (r *responder) run(ctx context.Context, changed <-chan struct{}) {
+func (r *responder) run(ctx context.Context) {
 	logged := ""
 	for ctx.Err() == nil {
-		err := r.serve(ctx, changed)
+		err := r.serve(ctx)
 		if ctx.Err() != nil {
 			return
 		}
@@ -60,14 +62,14 @@ func (r *responder) run(ctx context.Context, changed <-chan struct{}) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-changed:
+		case <-r.changed:
 		case <-time.After(retryAfter):
 		}
 	}
 }
 
 // serve replies until ctx ends or the interface changes or fails. It returns nil if the sockets must be reopened.
-func (r *responder) serve(ctx context.Context, changed <-chan struct{}) error {
+func (r *responder) serve(ctx context.Context) error {
 	s, err := r.openSockets()
 	if err != nil {
 		return err
@@ -111,7 +113,7 @@ func (r *responder) serve(ctx context.Context, changed <-chan struct{}) error {
 				n.close()
 				return nil
 			}
-		case <-changed:
+		case <-r.changed:
 			now, err := r.find()
 			if err != nil {
 				return fmt.Errorf("look up the interface again: %w", err)

@@ -267,8 +267,9 @@ func TestServe(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			changed, done := make(chan struct{}), make(chan error, 1)
+			r.changed = changed
 			began := time.Now()
-			go func() { done <- r.serve(ctx, changed) }()
+			go func() { done <- r.serve(ctx) }()
 			synctest.Wait()
 			n := len(f.take())
 			must.True(t, n == 2, "%s: %d gratuitous frames; want 2", tt.name, n)
@@ -291,6 +292,7 @@ func TestResponderRetries(t *testing.T) {
 		a := newAnnouncer(t, log, "eth0")
 		f.use(a)
 		r, changed := a.responders[0], make(chan struct{})
+		r.changed = changed
 		var tries atomic.Int32
 		var forwards atomic.Bool
 		forwards.Store(true)
@@ -298,7 +300,7 @@ func TestResponderRetries(t *testing.T) {
 		r.sys.byName = func(name string) (*net.Interface, error) { tries.Add(1); return f.byName(name) }
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { defer close(done); r.run(ctx, changed) }()
+		go func() { defer close(done); r.run(ctx) }()
 		expect := func(what string, wantTries, failures, served int) {
 			t.Helper()
 			synctest.Wait()

@@ -2,10 +2,13 @@ package verify
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
+	"github.com/steelyard-lb/steelyard/datapath/netwatch"
 	"github.com/steelyard-lb/steelyard/lb"
+	"golang.org/x/sys/unix"
 )
 
 // collect is how long changes, which come in bursts, are collected.
@@ -14,17 +17,24 @@ const collect = 20 * time.Millisecond
 // Run follows the kernel's notifications about links, addresses, routes and settings, and regularly verifies that
 // packets are forwarded, until ctx ends.
 func (v *Verifier) Run(ctx context.Context) error {
-	guard := func(f func()) bool { return v.o.Boundary.Do(lb.PartNetlink, "datapath", f) }
-	w, err := route.OpenWatcher(&v.Overruns, guard)
+	w, err := netwatch.Open(route.Groups...)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	received := make(chan error, 1)
-	go func() { received <- w.Run(ctx) }()
+	changes, received := make(chan route.Changes, 1), make(chan error, 1)
+	go func() {
+		received <- w.Run(ctx, func(m *netwatch.Message, lost error) {
+			if errors.Is(lost, unix.ENOBUFS) {
+				v.Overruns.Add(1)
+			}
+			found := route.ChangesOf(nil)
+			v.o.Boundary.Do(lb.PartNetlink, "datapath", func() { found = route.ChangesOf(m) })
+			report(changes, found)
+		})
+	}()
 	defer func() { cancel(); <-received }()
-	all := route.Changes{Links: true, Routes: true}
-	pending, due := all, time.NewTimer(0)
+	pending, due := route.ChangesOf(nil), time.NewTimer(0)
 	defer due.Stop()
 	tick := time.NewTicker(route.Tick)
 	defer tick.Stop()
@@ -35,7 +45,7 @@ func (v *Verifier) Run(ctx context.Context) error {
 		case err := <-received:
 			received <- nil
 			return err
-		case found := <-w.Found:
+		case found := <-changes:
 			if pending == (route.Changes{}) {
 				due.Reset(max(collect, v.Pause()))
 			}
@@ -46,6 +56,18 @@ func (v *Verifier) Run(ctx context.Context) error {
 			v.Changed(found)
 		case <-tick.C:
 			v.Tick()
+		}
+	}
+}
+
+// report merges found into the changes that were not received yet. c has room for one.
+func report(c chan route.Changes, found route.Changes) {
+	for {
+		select {
+		case c <- found:
+			return
+		case earlier := <-c:
+			found.Add(earlier)
 		}
 	}
 }
