@@ -247,7 +247,7 @@ func TestBad(t *testing.T) {
 	t.Logf("%d mistakes in %d files", mistakes, len(files))
 }
 
-// errorsOf returns the errors in a text, without the file name.
+// errorsOf returns the errors in text, without the file name.
 func errorsOf(t *testing.T, dir string, text []byte) string {
 	t.Helper()
 	file := filepath.Join(dir, "steelyard.toml")

@@ -129,10 +129,10 @@ func TestNamedTestsExist(t *testing.T) {
 func TestFindingsAreDocumented(t *testing.T) {
 	var page strings.Builder
 	page.WriteString("# Findings\n\n" +
-		"This page lists the findings that `steelyard status` can report. Each has a code, a severity, a text with\n" +
-		"the object and the cause, and a remedy. The verdict is `DOWN` if any finding has severity `down`,\n" +
-		"`DEGRADED` if any has severity `degraded`, and `OK` otherwise. The log reports each change of the\n" +
-		"verdict as `verdict changed`, and `steelyard_findings{code,severity}` counts the findings.\n\n" +
+		"This page lists the findings that `steelyard status` can report. Each has a code, a severity, a\n" +
+		"description with the object and the cause, and a remedy. The verdict is `DOWN` if any finding has\n" +
+		"severity `down`, `DEGRADED` if any has severity `degraded`, and `OK` otherwise. The log reports each\n" +
+		"change of the verdict as `verdict changed`, and `steelyard_findings{code,severity}` counts the findings.\n\n" +
 		"| code | severity | meaning | remedy |\n|---|---|---|---|\n")
 	for _, k := range lb.FindingKinds {
 		fmt.Fprintf(&page, "| `%s` | %s | %s | %s |\n", k.Code, k.Severity, k.Meaning, k.Remedy)

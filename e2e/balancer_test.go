@@ -150,7 +150,7 @@ func (s *site) restartsByCommand(t *testing.T) {
 	a.Kill()
 	must.Do(t, a.Start())
 	labtest.Until(t, "the agent starts", func() error { // before its first lines, Go ignores the signal
-		return labtest.ErrorIf(!a.Process().Log.Contains("interface attached"), "not yet")
+		return labtest.ErrorIf(!a.Process().Log.Contains("programs attached"), "not yet")
 	})
 	must.Do(t, a.EndForRestart(t.Context(), lab.Ready)) // during startup
 	must.Do(t, errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)))

@@ -190,7 +190,7 @@ func TestGracefulShutdown(t *testing.T) {
 	}
 }
 
-// gives makes the agent give up its route until its log contains a text.
+// gives makes the agent give up its route until its log contains the text logged.
 func (p *pair) gives(t *testing.T, up func() error, logged string, lossless bool) {
 	stop := p.numbered(t)
 	time.Sleep(200 * time.Millisecond)

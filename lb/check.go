@@ -123,7 +123,7 @@ type Health struct {
 	// State is healthy, unhealthy, draining (the backend says that it takes no new flows), or unknown while a backend
 	// without a state has failed fewer than Fall times.
 	State State
-	// Reason is a text for operators, such as "HTTP 200", "connection refused" or "no response within 1s".
+	// Reason is a phrase for operators, such as "HTTP 200", "connection refused" or "no response within 1s".
 	Reason string
 	// Err is why the last probe failed, for errors.Is: ECONNREFUSED, context.DeadlineExceeded or another error. It is
 	// nil when healthy. It is not encoded.

@@ -28,7 +28,7 @@ func testPlan(name string, n int, ports ...uint16) *Plan {
 
 func at(port uint16) Frontend { return Frontend{VIP: testVIP, Port: port, Protocol: TCP} }
 
-// deltaText returns a text such as "+80 +81 -82".
+// deltaText returns a phrase such as "+80 +81 -82".
 func deltaText(d Delta) string {
 	var out []string
 	for _, p := range d.Put {

@@ -82,9 +82,9 @@ static __always_inline void snat_verdict(struct verdict *v, const struct backend
 	v->backend = backend;
 }
 
-/* Hints save a SYN lookups of half-open and established flows, each of which costs more than all the rest. They are in
- * arrays, indexed by the low bits of a hash, and written without a lock, because a lost hint costs only lookups. From
- * the highest bit down, a hint in sy_snat_used has 14 bits of snat_use_hash, the use and the time. */
+/* With hints, a SYN needs fewer lookups of half-open and established flows; each costs more than all other work. Hints
+ * are in arrays, indexed by the low bits of a hash, and written without a lock, because a lost one costs only lookups.
+ * From the highest bit down, a hint in sy_snat_used has 14 bits of snat_use_hash, the use and the time. */
 enum snat_use {
 	SNAT_UNKNOWN,
 	SNAT_HALF_OPEN, /* claimed by a half-open flow at that time */

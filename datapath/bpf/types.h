@@ -128,7 +128,7 @@ struct backend {
 	__be16 port;
 	__u8 local; /* 1: it is on this node; packets keep their source and go to the stack */
 	__u8 keyed; /* 1: it runs this datapath, so GUE packets to it carry a token */
-	__u32 generation; /* changes when flows to it end (flow_ended) */
+	__u32 generation; /* changes when the agent ends the flows to it (flow_ended) */
 	struct addr addr;
 	struct addr snat[SNAT_ADDRS]; /* source addresses towards the backend, the preferred one first; the rest is zero */
 };

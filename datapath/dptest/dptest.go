@@ -242,7 +242,7 @@ func (p *Packet) parseIP(ip []byte, kind uint16) error {
 	case 0x0800:
 		n, total := int(ip[0]&15)*4, int(binary.BigEndian.Uint16(ip[2:]))
 		if total != len(ip) || n > total {
-			return fmt.Errorf("IPv4 length is %d, there are %d bytes", total, len(ip))
+			return fmt.Errorf("IPv4 length is %d, but there are %d bytes", total, len(ip))
 		}
 		if checksum.Internet(ip[:n]) != 0 {
 			return fmt.Errorf("IPv4 checksum is wrong")
@@ -253,7 +253,7 @@ func (p *Packet) parseIP(ip []byte, kind uint16) error {
 		dst, _ = netip.AddrFromSlice(ip[16:20])
 	case 0x86dd:
 		if n := int(binary.BigEndian.Uint16(ip[4:])); n != len(ip)-40 {
-			return fmt.Errorf("IPv6 length is %d, there are %d bytes", n, len(ip)-40)
+			return fmt.Errorf("IPv6 length is %d, but there are %d bytes", n, len(ip)-40)
 		}
 		p.Proto, p.TTL, p.TOS, l4 = ip[6], ip[7], ip[0]<<4|ip[1]>>4, ip[40:]
 		p.Label = binary.BigEndian.Uint32(ip) & 0xfffff
@@ -293,7 +293,7 @@ func (p *Packet) parseTransport(l4 []byte) error {
 		p.Seq, p.Ack, p.Flags = binary.BigEndian.Uint32(l4[4:]), binary.BigEndian.Uint32(l4[8:]), l4[13]
 		n := int(l4[12]>>4) * 4
 		if n > len(l4) {
-			return fmt.Errorf("TCP header of %d bytes, there are %d", n, len(l4))
+			return fmt.Errorf("TCP header of %d bytes, but there are %d", n, len(l4))
 		}
 		p.Window = binary.BigEndian.Uint16(l4[14:])
 		options := l4[20:max(20, n)]
@@ -306,7 +306,7 @@ func (p *Packet) parseTransport(l4 []byte) error {
 		p.Payload = bytes.Clone(l4[n:])
 	case UDP:
 		if n := int(binary.BigEndian.Uint16(l4[4:])); n != len(l4) {
-			return fmt.Errorf("UDP length is %d, there are %d bytes", n, len(l4))
+			return fmt.Errorf("UDP length is %d, but there are %d bytes", n, len(l4))
 		}
 		p.NoSum = l4[6] == 0 && l4[7] == 0
 		p.Payload = bytes.Clone(l4[8:])
@@ -334,7 +334,7 @@ func (p *Packet) parseTransport(l4 []byte) error {
 	if p.Proto == UDP && p.Dst.Port() == GUEPort && len(p.Payload) > 4 {
 		n := 4 + 4*int(p.Payload[0])
 		if n > len(p.Payload) {
-			return fmt.Errorf("GUE header of %d bytes, there are %d", n, len(p.Payload))
+			return fmt.Errorf("GUE header of %d bytes, but there are %d", n, len(p.Payload))
 		}
 		p.Private = p.Payload[4:n]
 		return p.parseInner(p.Payload[n:], p.Payload[1])

@@ -45,8 +45,8 @@ func load(configFile string) (*config.Config, error) {
 		memberFamily(thisHost{}, (*config.Report).Warnf))
 }
 
-// reload is Check of a text for a running agent. Settings that are read only at startup are already active, so a
-// problem with the interfaces is only a warning.
+// reload checks the text of a file like Check, but for a running agent. Settings that are read only at startup are
+// already active, so a problem with the interfaces is only a warning.
 func reload(name string, text []byte) (*config.Config, error) {
 	network, err := machine.Read()
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 )
 
 // A program built with the tag "faults" panics when it handles an object that $STEELYARD_FAULTS names. Each line of
-// that file is a part, a space, and a text that the object's name contains. Tests of the whole program use it.
+// that file is a part, a space, and a string that the object's name contains. Tests of the whole program use it.
 func init() {
 	before = func(part lb.Part, object string) {
 		text, err := os.ReadFile(os.Getenv("STEELYARD_FAULTS"))

@@ -331,7 +331,7 @@ func TestDiffIsWhatReloadChanges(t *testing.T) {
 	}
 	then, err := l.diff(l.file, []byte(text))
 	if got := lines(then.Changes); err != nil || !slices.Equal(got, want) || !then.Loaded.IsZero() {
-		t.Errorf("diff of a text: %v, %q; want %q", err, got, want)
+		t.Errorf("diff of the text: %v, %q; want %q", err, got, want)
 	}
 	must.Equal(t, []string{"bgp"}, then.NeedRestart)
 	if then, err := l.diff("", nil); err != nil || len(then.Changes) > 0 || !services.has("web") {

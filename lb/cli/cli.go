@@ -191,9 +191,9 @@ func commands(e *env) []*ucli.Command {
 		{
 			Name: "cleanup", Usage: "remove everything that Steelyard has put into the kernel", Action: e.cleanup,
 			Flags: with(
-				&ucli.BoolFlag{Name: "wait", Usage: "then stay until SIGTERM, as the pods of manifest --cleanup do"},
+				&ucli.BoolFlag{Name: "wait", Usage: "then wait for SIGTERM, as the pods of manifest --cleanup do"},
 				&ucli.BoolFlag{
-					Name: "cluster", Usage: "from a Kubernetes cluster instead: finalizers, addresses, Leases, keys",
+					Name: "cluster", Usage: "clean up a cluster instead: remove finalizers, addresses, Leases, keys",
 				},
 				&ucli.StringFlag{Name: "kubeconfig", Usage: "with --cluster: `FILE`; default: kubectl's own"},
 				&ucli.StringFlag{

@@ -14,7 +14,9 @@ import (
 func (e *env) drain(name, usage string) *ucli.Command {
 	return &ucli.Command{
 		Name: name, Usage: usage, ArgsUsage: "[SERVICE]",
-		Flags: []ucli.Flag{&ucli.BoolFlag{Name: "node", Usage: "every address of this node"}, socketFlag()},
+		Flags: []ucli.Flag{
+			&ucli.BoolFlag{Name: "node", Usage: "apply to every address of this node instead"}, socketFlag(),
+		},
 		Action: func(c *ucli.Context) error {
 			if c.Bool("node") == (c.NArg() == 1) {
 				return fmt.Errorf("%w: want either SERVICE or --node", errUsage)

@@ -24,10 +24,12 @@ func (e *env) events() *ucli.Command {
 		Name: "events", Usage: "print what has happened on this node, including before a restart",
 		UsageText: "steelyard events --since 10m --kind health\nsteelyard events --service web -f",
 		Flags: []ucli.Flag{
-			&ucli.DurationFlag{Name: "since", Usage: "only the last `DURATION`, such as 10m"},
-			&ucli.StringFlag{Name: "service", Usage: "only events about the service `NAME`"},
-			&ucli.StringFlag{Name: "kind", Usage: "only events of this `KIND` (third column), such as health or bgp"},
-			&ucli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "continue with new events"},
+			&ucli.DurationFlag{Name: "since", Usage: "print only the events of the last `DURATION`, such as 10m"},
+			&ucli.StringFlag{Name: "service", Usage: "print only events about the service `NAME`"},
+			&ucli.StringFlag{
+				Name: "kind", Usage: "print only events of this `KIND` (third column), such as health or bgp",
+			},
+			&ucli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "print new events as they occur"},
 			outputFlag("text"), socketFlag(),
 		},
 		Action: func(c *ucli.Context) error {

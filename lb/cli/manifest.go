@@ -18,9 +18,11 @@ func (e *env) manifest() *ucli.Command {
 		Flags: []ucli.Flag{
 			&ucli.StringFlag{Name: "image", Value: image + ":" + version, Usage: "`IMAGE` of the agent"},
 			&ucli.BoolFlag{Name: "l2", Usage: "announce by ARP and NDP"},
-			&ucli.StringFlag{Name: "bgp", Usage: "announce by BGP to `asn=OWN,peer=ADDRESS:ASN`; peer= may repeat"},
+			&ucli.StringFlag{
+				Name: "bgp", Usage: "announce by BGP to `asn=OWN,peer=ADDRESS:ASN`; peer= may be repeated",
+			},
 			&ucli.StringSliceFlag{
-				Name: "pool", Usage: "assign addresses from `RANGE`: a prefix or first-last; may repeat",
+				Name: "pool", Usage: "assign addresses from `RANGE`: a prefix or first-last; may be repeated",
 			},
 			&ucli.BoolFlag{
 				Name: "cleanup", Usage: "print the cleanup objects instead; apply them after deleting the others",

@@ -120,13 +120,13 @@ func notReady(i admin.Info) error {
 func (e *env) flows() *ucli.Command {
 	cmd := e.list("flows", "list entries of the flow table, by service, client, backend …", "", nil)
 	usage := map[string]string{
-		"service": "only flows of the service `NAME`",
-		"client":  "only from `ADDRESS` or prefix",
-		"backend": "only to `ADDRESS`",
-		"address": "only to the VIP `ADDRESS`",
-		"port":    "only to `PORT` of the VIP",
-		"state":   "only in `STATE`: " + lb.Words(lb.FlowStates),
-		"limit":   "at most `N`; 0: all; default 1000",
+		"service": "list only flows of the service `NAME`",
+		"client":  "list only flows from `ADDRESS` or prefix",
+		"backend": "list only flows to the server `ADDRESS`",
+		"address": "list only flows to the VIP `ADDRESS`",
+		"port":    "list only flows to `PORT` of the VIP",
+		"state":   "list only flows in `STATE`: " + lb.Words(lb.FlowStates),
+		"limit":   "list at most `N` flows; 0: all; default 1000",
 	}
 	for _, name := range lb.FlowFilters {
 		cmd.Flags = append(cmd.Flags, &ucli.StringFlag{Name: name, Usage: usage[name]})

@@ -199,7 +199,7 @@ func (s *show) maintenance(ctx context.Context) (string, error) {
 	return fmt.Sprintf("withdrawn and stopped in %s; %s", short(took), failures(r)), nil
 }
 
-// failures returns a text such as "2 of 250 requests failed".
+// failures returns a phrase such as "2 of 250 requests failed".
 func failures(r traffic.Result) string {
 	return fmt.Sprintf("%d of %d requests failed", len(r.Errors), len(r.Errors)+r.Answered())
 }

@@ -148,7 +148,7 @@ func short(d time.Duration) string {
 	return fmt.Sprintf("%.1f s", d.Seconds())
 }
 
-// plural returns a text such as "1 request" or "2 requests".
+// plural returns a phrase such as "1 request" or "2 requests".
 func plural(n int, what string) string {
 	return fmt.Sprintf("%d %s%s", n, what, cmp.Or(map[bool]string{true: "s"}[n != 1], ""))
 }

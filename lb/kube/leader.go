@@ -139,7 +139,8 @@ func (a *Allocator) lead(ctx context.Context) {
 			delay = 0
 		}
 		if a.blocked.Store(nil); err != nil && ctx.Err() == nil {
-			a.o.Log.Warn("addresses not assigned", "err", err, "fix", "apply the manifest again if it is forbidden")
+			a.o.Log.Warn("addresses not assigned", "err", err,
+				"fix", "apply the manifest again if the API server denies access")
 			a.blocked.Store(&err)
 		}
 		a.report(err)

@@ -60,7 +60,7 @@ func (s *Source) topology(own *core.Node) topology {
 	return top
 }
 
-// nodeAddresses returns the InternalIPs of a node. All nodes use the first one.
+// nodeAddresses returns the InternalIPs of a node. Tunnels from other nodes lead to the first one.
 func nodeAddresses(n *core.Node) (addrs []netip.Addr) {
 	for _, a := range n.Status.Addresses {
 		if addr, err := netip.ParseAddr(a.Address); err == nil && a.Type == core.NodeInternalIP {

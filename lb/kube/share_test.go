@@ -16,8 +16,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// A Service keeps its address and its ports, whatever the other one changes, even while there is no leader. The other
-// one gets what is free, and is told about the rest.
+// A Service keeps its address and its ports, whatever changes in a Service that shares the address, even while there is
+// no leader. The changed Service gets the ports that are free, and a condition that names the others.
 func TestSharerThatChangesTakesNothing(t *testing.T) {
 	const both, denied = "guest [203.0.113.1], host [203.0.113.1]", "443/TCP at 203.0.113.1 belongs to default/host; " +
 		"the Service keeps its addresses for its other ports"

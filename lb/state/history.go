@@ -33,7 +33,7 @@ func (h *History) Last() (text string, found bool, err error) {
 	return string(b), err == nil, err
 }
 
-// Add adds a text, unless it is already the newest, and removes the oldest ones.
+// Add adds text, unless it is already the newest entry, and removes the oldest ones.
 func (h *History) Add(text string, at time.Time) error {
 	if err := h.add(text, at); err != nil {
 		return WriteError(h.dir, err)

@@ -112,5 +112,5 @@ func TestHistory(t *testing.T) {
 		"files %q, %v", names, err)
 	must.Equal(t, 0o600, must.Get(os.Stat(filepath.Join(h.dir, names[0])))(t).Mode().Perm())
 	err = NewHistory("/proc/none", ".toml").Add("x", at)
-	must.True(t, err != nil, "a text was kept where none can be")
+	must.True(t, err != nil, "text was kept where none can be")
 }

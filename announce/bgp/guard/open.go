@@ -27,7 +27,7 @@ const (
 	safiUnicast         = 1
 )
 
-// Open has the used fields of an OPEN (RFC 4271, section 4.2).
+// Open has the fields of an OPEN (RFC 4271, section 4.2) that this package uses.
 type Open struct {
 	ASN      uint32
 	HoldTime uint16 // seconds; 0 for no KEEPALIVEs

@@ -87,7 +87,7 @@ func nonsense() [][]byte {
 	}
 }
 
-// sealedWith encrypts a text like memberlist's version 0, without padding.
+// sealedWith encrypts text like memberlist's version 0, without padding.
 func sealedWith(t testing.TB, key, text, with []byte, version byte) []byte {
 	sum := sha256.Sum256(append([]byte("steelyard members\x00"), key...))
 	block := must.Get(aes.NewCipher(sum[:]))(t)

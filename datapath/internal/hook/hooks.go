@@ -131,7 +131,7 @@ func (a *Hooks) Attach(needed []int) error {
 	for _, name := range a.missing(needed) {
 		nic, err := a.prepare(name)
 		if err != nil {
-			a.Log.Warn("interface not attached", "interface", name, "err", err)
+			a.Log.Warn("programs not attached", "interface", name, "err", err)
 			continue
 		}
 		a.names = append(a.names, name)
@@ -207,7 +207,7 @@ func (a *Hooks) exchange(nic netlink.Link) error {
 	a.index[name] = nic.Attrs().Index
 	now := InterfaceStatus{Name: name, Mode: mode, Hook: hook, Fault: fault}
 	if a.status[name] != now {
-		a.Log.Info("interface attached", "interface", name, "mode", mode, "hook", hook, "reason", fault)
+		a.Log.Info("programs attached", "interface", name, "mode", mode, "hook", hook, "reason", fault)
 	}
 	a.status[name] = now
 	return a.o.Attached(name)
@@ -269,14 +269,14 @@ func (a *Hooks) Follow(indexes []int) {
 		}
 		if err != nil {
 			if a.notFollowed[name] != err.Error() { // log a repeated error only once
-				a.Log.Error("interface used by routes not attached", "interface", name, "err", err)
+				a.Log.Error("programs not attached to an interface that routes use", "interface", name, "err", err)
 			}
 			a.notFollowed[name] = err.Error()
 			continue
 		}
 		delete(a.notFollowed, name)
 		a.names = append(a.names, name)
-		a.Log.Info("interface attached because routes use it", "interface", name)
+		a.Log.Info("programs attached because routes use the interface", "interface", name)
 	}
 	a.need(indexes, time.Now())
 }

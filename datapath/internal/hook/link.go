@@ -112,7 +112,7 @@ func (a *Hooks) orphan(h place) (link.Link, error) {
 			a.Log.Info("link of a renamed interface taken over", "pin", h.pin, "was", was)
 			return l, nil
 		}
-		a.Log.Warn("took over a link of an earlier agent whose pin was lost; its flows end",
+		a.Log.Warn("unpinned link of an earlier agent taken over; flows of that agent end",
 			"pin", h.pin, "program", name)
 		return l, nil
 	}

@@ -67,7 +67,7 @@ func (a *Hooks) release(name string) error {
 		return filepath.Base(filepath.Dir(path)) == name
 	}))
 	a.forget(name)
-	a.Log.Info("interface released because no route uses it", "interface", name)
+	a.Log.Info("programs detached because no route uses the interface", "interface", name)
 	return err
 }
 
@@ -118,7 +118,7 @@ func (a *Hooks) ReleaseAt(ctx context.Context, now time.Time) {
 			err = a.release(name)
 		}
 		if err != nil {
-			a.Log.Warn("interface not released", "interface", name, "err", err)
+			a.Log.Warn("programs not detached from an unused interface", "interface", name, "err", err)
 		}
 	}
 }

@@ -44,7 +44,7 @@ type backend struct {
 	route.Hop              // current next hop towards it
 	certain   route.Hop    // last next hop known to reach it
 	tables    int          // number of tables that refer to it
-	// generation changes when flows to the backend end.
+	// generation changes when the agent ends the flows to the backend.
 	generation uint32
 }
 

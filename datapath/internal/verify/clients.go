@@ -111,7 +111,7 @@ func (c *Clients) Of(vip netip.Addr, allow []netip.Prefix) (netip.Addr, bool) {
 	return client, false
 }
 
-// LostClients returns a text about the sampled clients that would not receive a reply, or "" if all would. Later
+// LostClients returns a phrase about the sampled clients that would not receive a reply, or "" if all would. Later
 // samples do not contain these clients, so it checks them again until they receive replies, or for flow.KeepClients.
 func (v *Verifier) LostClients(sample []lb.Question, now time.Time) string {
 	was := v.warned.lostSince

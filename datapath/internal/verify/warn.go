@@ -57,7 +57,7 @@ func (v *Verifier) Warn(found route.Changes, now time.Time) {
 	}
 }
 
-// noRoute returns a text if routers know the VIPs but no client behind a router receives replies, and otherwise "".
+// noRoute returns a warning if routers know the VIPs but no client behind a router receives replies, and otherwise "".
 // This is not a fault, because the clients may be on this node's links.
 func (v *Verifier) noRoute() string {
 	no4, no6 := v.Clients.Had4 == reachLink, v.Clients.had6 == reachLink

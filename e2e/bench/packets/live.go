@@ -37,7 +37,8 @@ type Rate struct {
 	// PerSecond is the median of the rounds, and Best the maximum. They include the work of source and sink on the same
 	// CPU.
 	PerSecond, Best float64
-	// Base is the way to compare with. Ratio is the median of the rounds' ratios, and Low and High are their extremes.
+	// Base is the name of the way that Ratio compares this one with. Ratio is the median of the rounds' ratios, and Low
+	// and High are their extremes.
 	Base             string
 	Ratio, Low, High float64
 }

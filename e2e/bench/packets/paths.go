@@ -53,7 +53,7 @@ func xdp(n *node) *ebpf.Program   { return n.xdp }
 func tcIn(n *node) *ebpf.Program  { return n.tcIn }
 func tcOut(n *node) *ebpf.Program { return n.tcOut }
 
-// toVIP returns a client's packet, whose source will be replaced.
+// toVIP returns a client's packet. The wrapper program replaces its source.
 func toVIP(vip netip.Addr, proto uint8) dptest.Packet {
 	p := dptest.Packet{Src: netip.MustParseAddrPort("10.0.0.0:1024"), Dst: netip.AddrPortFrom(vip, 80), Proto: proto,
 		DF: true}
@@ -67,7 +67,7 @@ func clientTo(vip netip.Addr) func(uint8) dptest.Packet {
 	return func(proto uint8) dptest.Packet { return toVIP(vip, proto) }
 }
 
-// fromServer returns a server's packet, whose addresses will be replaced.
+// fromServer returns a server's packet. The wrapper program replaces its addresses.
 func fromServer(proto uint8) dptest.Packet {
 	return dptest.Packet{Src: netip.AddrPortFrom(server4(0), 80), Dst: netip.AddrPortFrom(self4, 80), Proto: proto}
 }

@@ -19,7 +19,7 @@ import (
 // way is a host that forwards packets in one way. The client sends them on a link, and they arrive at its other end or,
 // if delivered to pods, in another host.
 type way struct {
-	name, base string // base: the way to compare with
+	name, base string // base: the name of the way that this one is compared with
 	vip        netip.Addr
 	to         netip.Prefix // where packets arrive
 	pods       bool

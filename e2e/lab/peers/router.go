@@ -104,7 +104,7 @@ func StartRouter(ctx context.Context, h *lab.Host, kind RouterKind, c RouterConf
 	daemons := map[RouterKind]daemon{BIRD: &bird{}, FRR: &frr{}}
 	r := &Router{Host: h, Kind: kind, config: c, daemon: daemons[kind]}
 	if r.daemon == nil {
-		return nil, fmt.Errorf("unknown router %q; there are %v", kind, RouterKinds)
+		return nil, fmt.Errorf("unknown router %q; allowed: %v", kind, RouterKinds)
 	}
 	if err := h.Forward(); err != nil {
 		return nil, err

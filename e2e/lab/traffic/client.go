@@ -64,7 +64,7 @@ func (r Result) Err() error {
 	return fmt.Errorf("%d of %d requests failed; the first: %w", len(r.Errors), len(r.Errors)+r.Answered(), r.Errors[0])
 }
 
-// String returns a text such as "s1 334, s2 333, s3 333, errors 0".
+// String returns a phrase such as "s1 334, s2 333, s3 333, errors 0".
 func (r Result) String() string {
 	var parts []string
 	for _, s := range slices.Sorted(maps.Keys(r.Servers)) {

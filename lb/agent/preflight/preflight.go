@@ -23,7 +23,7 @@ func Load(name string, rules ...config.Rule) (*config.Config, error) {
 	return Parse(name, text, rules...)
 }
 
-// Parse is like Load, for a text. Names of secret files in it are relative to the directory of name.
+// Parse is like Load, for the text of a file. Names of secret files in it are relative to the directory of name.
 func Parse(name string, text []byte, rules ...config.Rule) (*config.Config, error) {
 	return config.Parse(name, text, append([]config.Rule{Addresses}, rules...)...)
 }
