@@ -72,7 +72,7 @@ func load(o Options, dir string) (_ *bpf.Objects, inner map[string]*ebpf.MapSpec
 	switch {
 	case errors.Is(err, ebpf.ErrMapIncompatible):
 		return nil, nil, fmt.Errorf("the maps that an earlier version pinned in %s are incompatible: %w; "+
-			"stop the agent and run \"steelyard cleanup\", which ends its flows", dir, err)
+			"stop the agent and run \"steelyard cleanup\", which ends all flows", dir, err)
 	case errors.As(err, &verifier):
 		return nil, nil, fmt.Errorf("the kernel rejects a program: %w", err)
 	case err != nil:

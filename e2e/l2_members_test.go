@@ -206,7 +206,7 @@ func separated(member, other string, r lb.RouteStatus, owner bool, since time.Ti
 	if owner {
 		return labtest.ErrorIf(!r.Announced, "%s; want it announced", at)
 	}
-	_, text, ok := strings.Cut(r.Reason, "which is not reached as a member of [l2], answers for it since ")
+	_, text, ok := strings.Cut(r.Reason, "which is not reached as a member of [l2], has answered for it since ")
 	if !ok || !strings.Contains(r.Reason, other+" (") || !strings.Contains(r.Reason, " on eth0)") {
 		return fmt.Errorf("%s; want %s named", at, other)
 	}
@@ -271,7 +271,7 @@ func TestTwoMachinesWithOneAddress(t *testing.T) {
 		for _, r := range routes {
 			if r.Announced {
 				list = append(list, r.Address)
-			} else if !strings.Contains(r.Reason, "answers for it since") {
+			} else if !strings.Contains(r.Reason, "has answered for it since") {
 				return nil
 			}
 		}

@@ -140,7 +140,7 @@ func TestNoNextHop(t *testing.T) {
 	c.set(vip4, vip6)
 	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
 	c.until(b.theirs[0][0], "the reason", func(p lb.PeerStatus) bool {
-		const reason = "IPv6 routes are not sent: no IPv6 next hop, eth0 has no global IPv6 address"
+		const reason = "IPv6 routes are not sent: no IPv6 next hop, because eth0 has no global IPv6 address"
 		return p.Routes == 1 && p.LastError == reason
 	})
 	must.Do(t, b.host.AddAddress("eth0", ours6))

@@ -83,7 +83,7 @@ func missing(addr netip.Addr, family, iface string, err error) string {
 	case err != nil:
 		return fmt.Sprintf("%s routes are not sent: %v", family, err)
 	default:
-		return fmt.Sprintf("%s routes are not sent: no %s next hop, %s has no global %s address",
+		return fmt.Sprintf("%s routes are not sent: no %s next hop, because %s has no global %s address",
 			family, family, iface, family)
 	}
 }

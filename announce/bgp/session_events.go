@@ -17,7 +17,7 @@ import (
 )
 
 // errNoTable rejects a session that comes up while the speaker is stopping.
-var errNoTable = errors.New("steelyard stops")
+var errNoTable = errors.New("steelyard is stopping")
 
 // attach adds an established session's passive peer to gobgp, which then sends the routes.
 func (s *Speaker) attach(ctx context.Context, e guard.Session) (guard.Backend, error) {

@@ -163,7 +163,7 @@ func TestNextHopsFrom(t *testing.T) {
 	}{
 		{with, loopback4, nextHops{addr4: loopback4, addr6: v6}},
 		{without, loopback4, nextHops{addr4: loopback4,
-			reason6: "IPv6 routes are not sent: no IPv6 next hop, lo has no global IPv6 address"}},
+			reason6: "IPv6 routes are not sent: no IPv6 next hop, because lo has no global IPv6 address"}},
 		{without, unknown, nextHops{addr6: unknown,
 			reason4: "IPv4 routes are not sent: no interface has 2001:db8:ffff::1"}},
 		{with, addr("fe80::1%none0"), nextHops{addr4: v4, addr6: v6}}, // a link-local address is not used as next hop

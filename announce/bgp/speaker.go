@@ -149,10 +149,10 @@ func (s *Speaker) end() error {
 	if s.kept.Load() {
 		return errRestart // sends no NOTIFICATION
 	}
-	return guard.Stopped("steelyard stops")
+	return guard.Stopped("steelyard is stopping")
 }
 
-var errRestart = errors.New("steelyard restarts")
+var errRestart = errors.New("steelyard is restarting")
 
 // install applies the wanted state to gobgp's routes, withdrawals first. It returns errors by prefix, and any error
 // that stopped it early. s.setMu is held.

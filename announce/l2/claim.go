@@ -118,7 +118,7 @@ func (c *claim) standbyReason(now time.Time) string {
 		const text = "standby: %s is elected but does not announce it: %s, which is not a member of [l2], claims it"
 		return fmt.Sprintf(text, c.standby, c.outside.mac)
 	}
-	return fmt.Sprintf("standby: %s is elected but does not announce it; see its own status", c.standby)
+	return fmt.Sprintf("standby: %s is elected but does not announce it; see the status of that member", c.standby)
 }
 
 // onStandby returns a claim to a VIP that another member should have. It is due when the members change.

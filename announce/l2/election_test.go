@@ -259,7 +259,7 @@ func TestElectedDoesNotHold(t *testing.T) {
 			elected.a.conflict(vip, otherMAC.String(), "eth0", netip.Addr{})
 			x.pass(20 * time.Millisecond)
 		}
-		want := "standby: " + elected.name() + " is elected but does not announce it; see its own status"
+		want := "standby: " + elected.name() + " is elected but does not announce it; see the status of that member"
 		w := other.a.Waiting()[vip]
 		must.True(t, w.Reason == want && w.Intended, "%+v; want %s", w, want)
 		other.a.conflict(vip, otherMAC.String(), "eth0", netip.Addr{}) // a broadcast

@@ -55,7 +55,7 @@ func (r *responder) run(ctx context.Context) {
 		}
 		if err != nil && err.Error() != logged { // once per cause
 			logged = err.Error()
-			r.log.Warn("interface not served", "err", err)
+			r.log.Warn("not replying on interface", "err", err)
 		} else if err == nil {
 			logged = ""
 			continue // the interface changed: reopen immediately
@@ -78,7 +78,7 @@ func (r *responder) serve(ctx context.Context) error {
 		r.a.reclaim()
 	}
 	r.use(s)
-	r.log.Info("interface served", "mac", s.ifi.HardwareAddr.String(), "ndp", s.ndp != nil)
+	r.log.Info("replying on interface", "mac", s.ifi.HardwareAddr.String(), "ndp", s.ndp != nil)
 	failed := make(chan error, 2)
 	var readers sync.WaitGroup
 	readers.Go(func() { failed <- r.readARP(s) })

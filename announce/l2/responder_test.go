@@ -304,7 +304,8 @@ func TestResponderRetries(t *testing.T) {
 		expect := func(what string, wantTries, failures, served int) {
 			t.Helper()
 			synctest.Wait()
-			got := []int{int(tries.Load()), log.count("interface not served"), log.count(`msg="interface served"`)}
+			got := []int{int(tries.Load()), log.count("not replying on interface"),
+				log.count(`msg="replying on interface"`)}
 			must.Row(t, what, []int{wantTries, failures, served}, got)
 		}
 		expect("at first", 1, 1, 0)

@@ -50,7 +50,7 @@ func (i *Info) judge(st lb.Status, peers []lb.PeerStatus, now time.Time) {
 func (i *Info) unsettled(now time.Time) (all []lb.Finding) {
 	add := func(f lb.Finding) { all = append(all, f) }
 	if !i.Behind.IsZero() && now.Sub(i.Behind) > behindTime {
-		add(lb.FoundKernelBehind.About("", "the kernel lacks updates since %s", i.Behind.Format(time.RFC3339)))
+		add(lb.FoundKernelBehind.About("", "the kernel has lacked updates since %s", i.Behind.Format(time.RFC3339)))
 	}
 	for _, x := range i.Interfaces {
 		if x.Err != "" {

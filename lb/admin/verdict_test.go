@@ -76,7 +76,7 @@ func TestVerdict(t *testing.T) {
 		{"a capacity", Info{Findings: []lb.Finding{lb.FoundCapacity.About("flows_full", "full")}},
 			lb.Status{Settled: true}, nil, Degraded, []string{"full"}},
 		{"behind", Info{}, lb.Status{Settled: true, Behind: now.Add(-time.Minute)}, nil, Degraded,
-			[]string{"the kernel lacks updates since 2026-01-02T03:03:05Z"}},
+			[]string{"the kernel has lacked updates since 2026-01-02T03:03:05Z"}},
 		{"for a moment", Info{}, lb.Status{Settled: true, Behind: now.Add(-time.Second)}, nil, OK, nil},
 		{
 			"the rest", Info{

@@ -30,8 +30,7 @@ const (
 
 // caution sits between the cluster source and the engine. An object that makes the agent panic may be read again at
 // each start, so after endsMax panics in a row the agent starts without the latest changes. Until it has run for
-// steadyTime, new and reconfigured Services stay as they are in the kernel, and weights reported by servers do not
-// count.
+// steadyTime, new Services and changes to others do not reach the kernel, and weights reported by servers do not count.
 type caution struct {
 	lb.Sink
 	ends     *state.File // number of consecutive agents that ended in a panic
@@ -71,8 +70,8 @@ func openCaution(to lb.Sink, dir string, p *problems, log *slog.Logger) *caution
 	if _, err := c.trusted.Load(&c.proven); err != nil {
 		log.Warn("trusted services not read", "err", err)
 	}
-	p.set(cautionProblem, fmt.Errorf("%d agents in a row panicked within %s; new and reconfigured "+
-		"Services stay unchanged in the kernel, and reported weights are ignored, for %s; the log has the cause",
+	p.set(cautionProblem, fmt.Errorf("%d agents in a row panicked within %s; new Services and changes "+
+		"to others do not take effect, and reported weights are ignored, for %s; the log has the cause",
 		n, steadyTime, steadyTime))
 	return c
 }
@@ -86,7 +85,7 @@ func panicked(dir string, log *slog.Logger) bool {
 		last := path + ".last"
 		err = os.Rename(path, last)
 		what, _, _ := strings.Cut(string(was), "\n")
-		log.Error("the last agent panicked", "text", printable.Cut(what), "file", last)
+		log.Error("the previous agent panicked", "text", printable.Cut(what), "file", last)
 	}
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		var f *os.File

@@ -28,9 +28,9 @@ func (conflicts) text(c l2.Conflict) string {
 		host = fmt.Sprintf("%s (%s), which is not reached as a member of [l2],", c.Member, host)
 	}
 	if c.Withheld {
-		return fmt.Sprintf("not announced here: %s answers for it since %s", host, c.Since.Format(time.RFC3339))
+		return fmt.Sprintf("not announced here: %s has answered for it since %s", host, c.Since.Format(time.RFC3339))
 	}
-	return fmt.Sprintf("%s also claims it, since %s", host, c.Since.Format(time.RFC3339))
+	return fmt.Sprintf("%s has also claimed it since %s", host, c.Since.Format(time.RFC3339))
 }
 
 // findings returns the conflicts for the status, with equal texts merged.

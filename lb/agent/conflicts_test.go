@@ -21,11 +21,11 @@ import (
 func TestConflictsInStatus(t *testing.T) {
 	vip := ip("203.0.113.10")
 	since := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	const text = "not announced here: 02:00:00:00:00:bb on eth0 answers for it since 2026-01-02T03:04:05Z"
+	const text = "not announced here: 02:00:00:00:00:bb on eth0 has answered for it since 2026-01-02T03:04:05Z"
 	const member = "not announced here: lb2 (02:00:00:00:00:bb on eth0), which is not reached as a member of [l2], " +
-		"answers for it since 2026-01-02T03:04:05Z"
+		"has answered for it since 2026-01-02T03:04:05Z"
 	const reached = "not announced here: lb2 (02:00:00:00:00:bb on eth0), which has not told the other members " +
-		"of [l2] so, answers for it since 2026-01-02T03:04:05Z"
+		"of [l2] so, has answered for it since 2026-01-02T03:04:05Z"
 	standby := l2.Waiting{Reason: "standby: lb2 has it", Intended: true}
 	for _, tt := range []struct {
 		name                   string
@@ -96,7 +96,7 @@ func TestConflictsInStatus(t *testing.T) {
 	got := lbtest.Texts((conflicts{}).findings())
 	must.True(t, got == nil, "problems %q without l2", got)
 	c := l2.Conflict{MAC: "m", Interface: "eth0", Since: since}
-	if got := (conflicts{}).text(c); !strings.HasPrefix(got, "m on eth0 also claims it") {
+	if got := (conflicts{}).text(c); !strings.HasPrefix(got, "m on eth0 has also claimed it") {
 		t.Error(got)
 	}
 }
@@ -110,7 +110,7 @@ func TestConflictsOfOneHost(t *testing.T) {
 	} {
 		all = append(all, l2.Conflict{VIP: ip(x.vip), MAC: x.mac, Interface: "eth0", Since: since})
 	}
-	const claims = " on eth0 also claims it, since 2026-01-02T03:04:05Z"
+	const claims = " on eth0 has also claimed it since 2026-01-02T03:04:05Z"
 	want := []string{
 		"address conflict: 203.0.113.1, 203.0.113.3, 203.0.113.4: m1" + claims,
 		"address conflict: 203.0.113.2: m2" + claims,

@@ -30,7 +30,7 @@ func (p *problems) set(part string, err error) {
 		p.log.Error(part, "err", err)
 	case err == nil && had:
 		delete(p.of, part)
-		p.log.Info("works again", "part", part)
+		p.log.Info("part works again", "part", part)
 	}
 }
 

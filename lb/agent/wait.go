@@ -23,7 +23,7 @@ import (
 const waitInterval = 500 * time.Millisecond
 
 // errRestart ends the wait because another agent follows.
-var errRestart = errors.New("the agent restarts")
+var errRestart = errors.New("the agent is restarting")
 
 // waiting is the agent while this node lacks a part of the network that the configuration leaves to be discovered: a
 // default route, or an IPv4 address. It answers the API, and anything that a previous agent left in the kernel keeps

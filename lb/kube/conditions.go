@@ -282,7 +282,7 @@ func (c *conditions) health(h lb.Health) {
 	c.mu.Unlock()
 	if warn {
 		c.o.Log.Warn("service proxy does not listen at its health endpoint; its health is ignored",
-			"url", healthz, "reason", h.Reason, "fix", "set probe.proxy_healthz, or use a proxy that has one")
+			"url", healthz, "reason", h.Reason, "fix", "set probe.proxy_healthz, or use a proxy with a health endpoint")
 	}
 	isOther := strings.HasPrefix(key, proxyCheck+"/")
 	if isOther && same {

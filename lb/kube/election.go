@@ -47,7 +47,7 @@ func (a *Allocator) awaitLease(ctx context.Context) bool {
 			delay, fix := leaseRetry, "the API server must respond"
 			if apierrors.IsForbidden(err) { // as on every node with the manifest's roles
 				delay, refused = refused, min(2*refused, forbiddenRetry)
-				fix = "set kubernetes.allocate = false: the Deployment of the manifest assigns"
+				fix = "set kubernetes.allocate = false: the manifest's Deployment assigns addresses"
 			}
 			a.o.Log.Warn("lease not read", "err", err, "fix", fix)
 			sleep(ctx, delay)
@@ -85,7 +85,7 @@ func (a *Allocator) watchLease(ctx context.Context, lease *coordination.Lease) *
 	if err != nil {
 		if ctx.Err() == nil {
 			a.o.Log.Warn("lease not watched; reading it instead, every "+leaseDuration.String(), "err", err,
-				"fix", "apply the Role of the allocator in steelyard manifest")
+				"fix", `apply the allocator's Role that "steelyard manifest" prints`)
 		}
 		if sleep(ctx, leaseDuration) && expired(lease) {
 			return lease

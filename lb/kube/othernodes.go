@@ -85,7 +85,7 @@ func (s *Source) watchOthers(ctx context.Context) {
 				if !said {
 					said = true
 					s.o.Log.Warn("node table not read; watching every Node instead", "err", err,
-						"fix", "apply the Role of steelyard manifest")
+						"fix", `apply the nodes' Role that "steelyard manifest" prints`)
 					close(refused)
 				}
 				if !awaitTable(ctx, s.o.Client, s.o.Namespace, func(error) {}) {

@@ -179,8 +179,8 @@ func (s *Source) bound(v *view) {
 	if n := len(v.service.VIPs) * len(v.service.Ports); !s.fits(name, n) {
 		few := max(portsFew/len(v.service.VIPs), 1)
 		v.ports, v.service.Ports = v.ports[:few], v.service.Ports[:few]
-		what := fmt.Sprintf("%d ports of addresses, but Services with more than %d can have at most %d together, and "+
-			"%d in a namespace", n, portsFew, portsMax, portsOfNamespace)
+		what := fmt.Sprintf("%d pairs of address and port, but Services with more than %d can have at most %d "+
+			"together, and %d in a namespace", n, portsFew, portsMax, portsOfNamespace)
 		if s.inForce(v.service) {
 			s.o.Boundary.Report(lb.PartEndpoints, name, "only its first ports are served: it has "+what)
 			return

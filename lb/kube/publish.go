@@ -26,7 +26,7 @@ const (
 func (a *Allocator) publishNodes(ctx context.Context) {
 	warn := func(err error) {
 		a.o.Log.Warn("node table not written; every agent watches every Node", "err", err,
-			"fix", "apply the Role of the allocator in steelyard manifest")
+			"fix", `apply the allocator's Role that "steelyard manifest" prints`)
 	}
 	if !awaitTable(ctx, a.o.Client, a.o.Namespace, warn) {
 		return

@@ -122,7 +122,7 @@ func (p *peer) update(cfg *Config) {
 			})
 		}
 		if err != nil {
-			p.g.o.Log.Error("connection not changed", "peer", cfg.Address, "err", err)
+			p.g.o.Log.Error("options of an open connection not changed", "peer", cfg.Address, "err", err)
 		}
 	}
 }

@@ -71,7 +71,8 @@ func Open(path string) (_ *Pins, err error) {
 	for _, e := range entries {
 		if e.Name() != Schema {
 			return nil, fmt.Errorf("%s has state of schema %s, but this version has %s; "+
-				"run \"steelyard cleanup\", which ends its flows, or the version that left it", path, e.Name(), Schema)
+				"run \"steelyard cleanup\", which ends all flows, or the version that left this state",
+				path, e.Name(), Schema)
 		}
 		p.Dir = filepath.Join(path, Schema)
 	}

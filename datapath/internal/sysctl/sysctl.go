@@ -175,7 +175,8 @@ func (s *Settings) change(path string, to func(was string) string) error {
 		if err := s.save(); err != nil && s.log == nil {
 			return err
 		} else if err != nil {
-			s.log.Warn("sysctl not restored by cleanup", "sysctl", path, "was", was, "err", err)
+			s.log.Warn("old value of a sysctl not saved; cleanup will not restore it",
+				"sysctl", path, "was", was, "err", err)
 		}
 	}
 	err = Write(path, value)

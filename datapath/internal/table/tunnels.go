@@ -167,7 +167,7 @@ func (k TunnelKeys) Encode() (out bpf.TunnelKeys, err error) {
 		out.Accept[i] = TunnelToken(key)
 	}
 	if k.Required && len(k.Accept) == 0 {
-		return out, errors.New("a key is required and none accepted")
+		return out, errors.New("a key is required, but none is accepted")
 	}
 	out.Required = uint32(bpf.Truth(k.Required))
 	return out, nil
