@@ -179,3 +179,36 @@ func withoutPorts(service *core.Service, taken []lb.Port) *core.Service {
 	})
 	return &out
 }
+
+// externalOfNamespace limits the externalIPs that a namespace's Services have together to a quarter of the default of
+// max_routes, because each takes a route, and no quota of Kubernetes limits them.
+const externalOfNamespace = 250
+
+// boundExternal refuses those externalIPs of a Service for which its namespace has no room. If the Service now has
+// fewer, boundExternal queues the namespace's other Services with externalIPs.
+func (s *Source) boundExternal(name string, a *addresses) {
+	namespace, _, _ := strings.Cut(name, "/")
+	had, room := s.external[name], externalOfNamespace
+	delete(s.external, name)
+	var others []string
+	for other, n := range s.external {
+		if strings.HasPrefix(other, namespace+"/") {
+			room, others = room-n, append(others, other)
+		}
+	}
+	n := min(len(a.external), room)
+	if len(a.external) > 0 {
+		s.external[name] = n
+	}
+	for _, addr := range a.external[n:] {
+		reason := fmt.Sprintf("refused: the Services of a namespace can have at most %d externalIPs together",
+			externalOfNamespace)
+		a.refused = append(a.refused, lb.RefusedVIP{VIP: addr, Reason: reason})
+		a.vips = slices.DeleteFunc(a.vips, func(v netip.Addr) bool { return v == addr })
+	}
+	if a.external = a.external[:n]; n < had {
+		for _, other := range others {
+			s.queue.Add(other)
+		}
+	}
+}

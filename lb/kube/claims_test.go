@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -139,6 +140,40 @@ func TestManyExternalIPs(t *testing.T) {
 		a := f.addressesFor(s)
 		must.True(t, fmt.Sprint(a.vips, a.refused) == want, "at %d: %v %v; want %s", i, a.vips, a.refused, want)
 	}
+}
+
+// The externalIPs of one namespace leave other namespaces room in max_routes, and other routes in the routers.
+func TestExternalIPsOfANamespace(t *testing.T) {
+	pool := poolFrom("external", "10.0.0.0", "10.255.255.255", forExternalIPs)
+	f := newFixture(t, func(o *Options) { o.Pools = []Pool{pool} })
+	external := func(name string, n int) int {
+		namespace, short, _ := strings.Cut(name, "/")
+		f.have(t, aService(func(s *core.Service) {
+			s.Namespace, s.Name, s.Status = namespace, short, core.ServiceStatus{}
+			for i := range n {
+				s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("10.%d.%d.%d", namespace[0], short[0], i))
+			}
+		}))
+		f.reconcile(name, fakeSink{f.recorded})
+		s := f.put[name]
+		if s == nil {
+			return 0
+		}
+		must.Row(t, "UnrestrictedVIPs", len(s.VIPs), len(s.UnrestrictedVIPs))
+		must.Row(t, "VIPs and refused", n, len(s.VIPs)+len(s.Refused))
+		return len(s.VIPs)
+	}
+	for i, want := range []int{100, 100, 50, 0} {
+		must.Row(t, fmt.Sprint("Service ", i), want, external(fmt.Sprintf("a/%d", i), 100))
+	}
+	must.Row(t, "another namespace", 100, external("b/0", 100))
+	f.queued()
+	must.Row(t, "a smaller one", 10, external("a/0", 10))
+	waiting := f.queued()
+	slices.Sort(waiting)
+	must.Row(t, "handled again", "[a/1 a/2 a/3]", fmt.Sprint(waiting))
+	must.Row(t, "the first again", 100, external("a/2", 100))
+	must.Row(t, "the last again", 40, external("a/3", 100))
 }
 
 // Whatever is written to Services, nodes serve only addresses in pools, externalIPs only if their pool permits them,

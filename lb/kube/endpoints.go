@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	core "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -327,4 +328,18 @@ func compareBool(a, b bool) int {
 		return -1
 	}
 	return 1
+}
+
+// slicesOf returns the EndpointSlices of a service by name.
+func (s *Source) slicesOf(service string) []*endpointSlice {
+	found, err := s.slices.ByIndex(serviceOf, service)
+	if err != nil {
+		s.o.Log.Error("endpoints not found", "service", service, "err", err)
+	}
+	endpoints := make([]*endpointSlice, 0, len(found))
+	for _, x := range found {
+		endpoints = append(endpoints, s.withoutVIPs(x.(*endpointSlice)))
+	}
+	slices.SortFunc(endpoints, func(a, b *endpointSlice) int { return strings.Compare(a.Name, b.Name) })
+	return endpoints
 }

@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -121,6 +120,7 @@ type Source struct {
 	endpoints     map[string]seen          // of services
 	usable        map[string]lastUsable    // of services
 	wide          map[string]int           // frontends of services with many, or 0 for one that does not fit
+	external      map[string]int           // externalIPs of services that have or request some
 	complete      bool                     // all Services that existed at the start have been put
 	own           *core.Node               // this node, or nil if the API server has none
 	top           topology
@@ -151,7 +151,8 @@ func New(o Options) (*Source, error) {
 	o.MaxEndpoints = cmp.Or(o.MaxEndpoints, math.MaxInt)
 	s := &Source{
 		o: o, put: map[string]*lb.Service{}, held: map[string]time.Time{},
-		endpoints: map[string]seen{}, usable: map[string]lastUsable{}, wide: map[string]int{},
+		endpoints: map[string]seen{}, usable: map[string]lastUsable{},
+		wide: map[string]int{}, external: map[string]int{},
 		queue: newQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
 	}
 	s.noPools.Store(len(o.Pools) == 0)
@@ -332,6 +333,7 @@ func (s *Source) reconcileOne(name string, sink lb.Sink) {
 		}
 		s.o.Boundary.Report(lb.PartEndpoints, name, "")
 		s.fits(name, 0)
+		s.boundExternal(name, &addresses{})
 		s.conditions.stop(name)
 		s.portOfOther(name)
 		return
@@ -360,6 +362,7 @@ func (s *Source) viewOf(name string) *view {
 		return nil
 	}
 	addrs := s.addressesFor(service)
+	s.boundExternal(name, &addrs)
 	if len(addrs.vips)+len(addrs.refused) == 0 {
 		return nil
 	}
@@ -383,18 +386,4 @@ func (s *Source) viewOf(name string) *view {
 	}
 	v.withholdFamilies()
 	return v
-}
-
-// slicesOf returns the EndpointSlices of a service by name.
-func (s *Source) slicesOf(service string) []*endpointSlice {
-	found, err := s.slices.ByIndex(serviceOf, service)
-	if err != nil {
-		s.o.Log.Error("endpoints not found", "service", service, "err", err)
-	}
-	endpoints := make([]*endpointSlice, 0, len(found))
-	for _, x := range found {
-		endpoints = append(endpoints, s.withoutVIPs(x.(*endpointSlice)))
-	}
-	slices.SortFunc(endpoints, func(a, b *endpointSlice) int { return strings.Compare(a.Name, b.Name) })
-	return endpoints
 }
