@@ -134,7 +134,7 @@ func (d *Datapath) open(t *pin.Transaction) (err error) {
 		Objects: d.objects, Chunks: d.chunks, Pins: d.pins, Sysctls: d.sysctls, Flows: d.flows, Log: d.log,
 	}, hook.Options{
 		Interfaces: d.o.Interfaces, Keep: d.o.Keep, FollowRoutes: d.o.FollowRoutes, Delivers: d.o.Delivers,
-		ForceClsact: d.o.ForceClsact, Mode: d.o.Mode, TunnelSources: d.o.TunnelSources,
+		ForceClsact: d.o.ForceClsact, Mode: d.o.Mode,
 		Attached: func(name string) error { return d.o.inject("attach " + name) },
 	}, t)
 	o := verify.Options{

@@ -191,12 +191,18 @@ func TestProbesCarryTheKey(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookTC, false, func(o *Options) { o.TunnelSources = []netip.Prefix{hostPrefix("192.0.2.22")} })
 	fx.keys(true, "one")
-	for _, b := range []string{"b1", "b2"} {
+	check := func(b string, want bool) {
+		t.Helper()
 		did, frame := fx.runOut(fx.fromClient(dptest.TCP, dptest.SYN).Frame(), fx.probeMark(b, lb.MethodTunnel))
 		out, err := dptest.Parse(frame)
-		must.True(t, err == nil && did == "sent" && (tokenOf(out) == table.TunnelToken(key("one"))) == (b == "b2"),
+		must.True(t, err == nil && did == "sent" && (tokenOf(out) == table.TunnelToken(key("one"))) == want,
 			"%s: %s (%v), private data %x", b, did, err, out.Private)
 	}
+	check("b1", false)
+	check("b2", true)
+	fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b1")}) }) // a node of a cluster
+	check("b1", true)
+	check("b2", true)
 }
 
 // The delivering node also checks the allowed sources, because a tunnel packet need not come from a node that did.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -28,7 +27,6 @@ type Options struct {
 	Interfaces, Keep                    []string
 	FollowRoutes, Delivers, ForceClsact bool
 	Mode                                Mode
-	TunnelSources                       []netip.Prefix
 	// Attached is called after programs were attached to an interface. An error makes Attach fail.
 	Attached func(name string) error
 }

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"sync"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -74,9 +75,15 @@ func (a *Hooks) probeWay(vip, server netip.Addr, method bpf.Method) (mark uint32
 			return 0, from, err
 		}
 	}
+	// SyTunnelSrc also has the nodes of a cluster, which are not in the configuration.
+	var source uint32
+	err = a.Objects.SyTunnelSrc.Lookup(bpf.ToAllowKey(0, netip.PrefixFrom(server, server.BitLen())), &source)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return 0, from, fmt.Errorf("read the tunnel sources: %w", err)
+	}
 	probe := bpf.Probe{
 		Addr: bpf.ToAddr(server), Local: bpf.ToAddr(ours.Addrs[0]), Method: uint8(method),
-		Keyed: bpf.Truth(route.Contains(a.o.TunnelSources, server)),
+		Keyed: bpf.Truth(err == nil),
 	}
 	if err := a.Objects.SyProbes.Put(mark, probe); err != nil {
 		return 0, from, fmt.Errorf("put a probe: %w", err)
