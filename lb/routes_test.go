@@ -26,7 +26,7 @@ func newRoutesFixture(served ...netip.Addr) *routesFixture {
 		*vips.get(addr) = vip{addr: addr, wanted: 1, held: 1, serving: 1, datapath: Known{Done: true}}
 	}
 	plain := &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-		if a.Key == slog.TimeKey || a.Key == slog.LevelKey {
+		if a.Key == slog.TimeKey {
 			return slog.Attr{}
 		}
 		return a
@@ -89,7 +89,7 @@ func TestRoutesLogChanges(t *testing.T) {
 	fx.wantLog(t, "")
 	plan := fx.put("web", 1, nil, testVIP)
 	fx.step(t, "203.0.113.10*1[]", nil)
-	fx.wantLog(t, "msg=\"route announced\" vip=203.0.113.10 services=web\n")
+	fx.wantLog(t, "level=INFO msg=\"route announced\" vip=203.0.113.10 services=web\n")
 	fx.none(t)
 	fx.put("web", 2, nil, testVIP)
 	fx.step(t, "203.0.113.10*2[]", nil)
@@ -98,23 +98,23 @@ func TestRoutesLogChanges(t *testing.T) {
 	fx.now = fx.now.Add(time.Minute)
 	fx.adopt(plan, nil)
 	fx.step(t, "", nil)
-	fx.wantLog(t, "msg=\"route withdrawn\" vip=203.0.113.10 services=\"\" reason=\"no service has it\"\n")
+	fx.wantLog(t, "level=WARN msg=\"route withdrawn\" vip=203.0.113.10 services=\"\" reason=\"no service has it\"\n")
 	must.True(t, since.Equal(testStart) && len(fx.since) == 0,
 		"announced since %s, then kept %v; want %s, nothing", since, fx.since, testStart)
 }
 
 // The first set after a start also logs the routes that an earlier run announced.
 func TestFirstRoutesAreLogged(t *testing.T) {
-	fx := newRoutesFixture(testVIP)
-	fx.vips.get(testVIP).announce.Done = true
-	fx.put("web", 1, nil, testVIP)
-	fx.step(t, "203.0.113.10*1[]", nil)
-	fx.wantLog(t, "msg=\"route announced\" vip=203.0.113.10 services=web\n")
-	fx = newRoutesFixture(testVIP)
-	fx.vips.get(testVIP).announce.Done = true
-	fx.put("web", 0, nil, testVIP)
-	fx.step(t, "", nil)
-	fx.wantLog(t, "msg=\"route withdrawn\" vip=203.0.113.10 services=web reason=\"no backend of web\"\n")
+	for healthy, tt := range []struct{ set, log string }{
+		{"", "level=WARN msg=\"route withdrawn\" vip=203.0.113.10 services=web reason=\"no backend of web\"\n"},
+		{"203.0.113.10*1[]", "level=INFO msg=\"route announced\" vip=203.0.113.10 services=web\n"},
+	} {
+		fx := newRoutesFixture(testVIP)
+		fx.vips.get(testVIP).announce.Done = true
+		fx.put("web", healthy, nil, testVIP)
+		fx.step(t, tt.set, nil)
+		fx.wantLog(t, tt.log)
+	}
 }
 
 // After an error a VIP counts as announced if it was before or may be now, nothing is logged as announced, and the set
@@ -128,7 +128,7 @@ func TestRoutesAfterErrors(t *testing.T) {
 	fx.put("six", 1, nil, testVIP6)
 	for _, delay := range []time.Duration{1, 2, 4, 8, 16, 32, 32} {
 		fx.step(t, "2001:db8::10*1[]", errTest)
-		fx.wantLog(t, "msg=\"could not update all routes\" err=injected\n")
+		fx.wantLog(t, "level=ERROR msg=\"could not update all routes\" err=injected\n")
 		for _, addr := range []netip.Addr{testVIP, testVIP6} {
 			k := fx.vips.get(addr).announce
 			must.True(t, k.Maybe() && !k.Busy, "%s: %+v; want it to count as announced", addr, k)
@@ -209,24 +209,15 @@ func TestLowerPreference(t *testing.T) {
 }
 
 func TestAnnouncementEqual(t *testing.T) {
-	a := Announcement{VIP: testVIP, Weight: 2, By: []AnnouncerKind{AnnounceBGP}}
-	for name, tt := range map[string]struct {
-		b    Announcement
-		want bool
-	}{
-		"same":            {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2, false, false, nil, false}, true},
-		"other VIP":       {Announcement{testVIP6, []AnnouncerKind{AnnounceBGP}, 2, false, false, nil, false}, false},
-		"other weight":    {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 1, false, false, nil, false}, false},
-		"other announcer": {Announcement{testVIP, []AnnouncerKind{AnnounceL2}, 2, false, false, nil, false}, false},
-		"all announcers":  {Announcement{testVIP, nil, 2, false, false, nil, false}, false},
-		"preference":      {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2, true, false, nil, false}, false},
-		"local backends":  {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2, false, true, nil, false}, false},
-		"apart": {
-			Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2, false, false, addrs("192.0.2.1"), false}, false,
-		},
-		"movable": {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2, false, false, nil, true}, false},
+	bgp := []AnnouncerKind{AnnounceBGP}
+	a := Announcement{By: bgp}
+	must.True(t, a.equal(Announcement{By: []AnnouncerKind{AnnounceBGP}}), "the same announcement differs")
+	for _, b := range []Announcement{
+		{}, {By: []AnnouncerKind{AnnounceL2}}, {By: bgp, VIP: testVIP}, {By: bgp, Weight: 1},
+		{By: bgp, LowerPreference: true}, {By: bgp, Local: true}, {By: bgp, Apart: addrs("192.0.2.1")},
+		{By: bgp, Movable: true},
 	} {
-		must.Row(t, name, tt.want, a.equal(tt.b))
+		must.True(t, !a.equal(b), "%+v equals %+v", b, a)
 	}
 }
 
@@ -282,7 +273,7 @@ func TestFaultsWithdraw(t *testing.T) {
 	fx.logged()
 	fx.faultsChanged(map[vipKey]string{testVIP: "eth0 is down"})
 	fx.step(t, "2001:db8::10*1[]", nil)
-	fx.wantLog(t, "msg=\"route withdrawn\" vip=203.0.113.10 services=web reason=\"eth0 is down\"\n")
+	fx.wantLog(t, "level=WARN msg=\"route withdrawn\" vip=203.0.113.10 services=web reason=\"eth0 is down\"\n")
 	s := fx.status(testVIP)
 	must.True(t, !s.Announced && s.State == RouteWithheld && s.Reason == "eth0 is down", "status %+v", s)
 	fx.faultsChanged(map[vipKey]string{testVIP: ""})
