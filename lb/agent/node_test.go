@@ -304,31 +304,24 @@ func TestStartsWithTheInterfacesThatExist(t *testing.T) {
 	must.Do(t, agent.Terminate(t.Context(), stepTimeout))
 }
 
-// check refuses a BGP peer with an address of this machine, with its line. The start of the agent only warns, because
-// an address that the machine received later must not stop the agent.
-func TestPeerOfThisMachine(t *testing.T) {
-	path := writeConfig(t, "", `[datapath]
-interfaces = ["lo"]
-[node]
-router_id = "192.0.2.11"
+// check refuses a BGP peer with an address of this machine, and members of [l2] that it cannot reach, with their lines.
+// The start of the agent only warns, because an address that the machine received later must not stop the agent.
+func TestPeersOfThisMachine(t *testing.T) {
+	for _, tt := range []struct{ text, want string }{
+		{`router_id = "192.0.2.11"
 [bgp]
 asn = 64512
 peers = [{ address = "127.0.0.1", asn = 64500 }]
-`+webTOML)
-	checkedNotAtStart(t, path, ":7: bgp.peers[0].address: 127.0.0.1 is the address of lo; write the router's address")
-}
-
-// The same applies to members of [l2] that this machine cannot reach.
-func TestMembersOfAnotherFamily(t *testing.T) {
-	path := writeConfig(t, "", `[node]
-address = "192.0.2.11"
-[datapath]
-interfaces = ["lo"]
+` + webTOML, "bgp.peers[0].address: 127.0.0.1 is the address of lo; write the router's address"},
+		{`address = "192.0.2.11"
 [l2]
 unencrypted = true
 members = ["2001:db8::12"]
-`)
-	checkedNotAtStart(t, path, ":7: l2.members[0]: 2001:db8::12 has no effect: this node is a member through")
+`, "l2.members[0]: 2001:db8::12 has no effect: this node is a member through"},
+	} {
+		path := writeConfig(t, "", "[datapath]\ninterfaces = [\"lo\"]\n[node]\n"+tt.text)
+		checkedNotAtStart(t, path, ":7: "+tt.want)
+	}
 }
 
 // reloadFile is reload of a file.
