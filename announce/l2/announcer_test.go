@@ -92,7 +92,8 @@ func TestConflict(t *testing.T) {
 	must.Row(t, "log lines of the third", 1, log.count("vip="+vips[2].String()))
 }
 
-// A conflict that has ended is not reported. The next conflict with the same host has its own start and is logged.
+// A conflict that has ended is not reported. The next conflict with the same host has its own start and is logged. A
+// host that only replies to probes is reported until a minute after it is gone, however rarely this node probes.
 func TestNextConflict(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := &lines{}
@@ -110,6 +111,16 @@ func TestNextConflict(t *testing.T) {
 			c = a.Conflicts()
 			must.True(t, len(c) == 1 && c[0].Since.Equal(since), "conflict %d: %+v; want one since %s", i, c, since)
 		}
+		a.o.ProbeOwn = time.Hour
+		for turn := range uint64(11 * time.Minute / turnInterval) {
+			time.Sleep(turnInterval)
+			gone := turn > uint64(10*time.Minute/turnInterval)
+			if _, probe := a.turn(turn, time.Now()); len(probe) > 0 && !gone {
+				a.conflict(vip4, "m1", "eth0", netip.Addr{})
+			}
+			must.Need(t, gone || len(a.Conflicts()) == 1, "not reported after %d turns", turn)
+		}
+		must.True(t, len(a.Conflicts()) == 0, "reported after the host is gone")
 		must.Row(t, "log lines", 2, log.count(`msg="address conflict"`))
 	})
 }

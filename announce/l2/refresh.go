@@ -83,7 +83,7 @@ func (a *Announcer) dueAgain(now time.Time, s *steps, next time.Duration) time.D
 
 // refresh announces each owned VIP once per refreshInterval and probes once per Options.ProbeOwn for another host that
 // replies for it, until ctx ends. RFC 5227 §2.4 permits conflict detection at any time. A host that only replies to
-// unicast requests, without claiming the address, is heard only when probed.
+// requests, without claiming the address, is heard only when probed, so it is probed often enough to stay reported.
 func (a *Announcer) refresh(ctx context.Context) {
 	tick := time.NewTicker(turnInterval)
 	defer tick.Stop()
@@ -111,7 +111,11 @@ func (a *Announcer) turn(turn uint64, now time.Time) (announce, probe []netip.Ad
 		if n%uint64(refreshInterval/turnInterval) == 0 && now.Sub(o.announced) >= refreshInterval/2 {
 			announce = append(announce, vip)
 		}
-		if turns := uint64(a.o.ProbeOwn / turnInterval); turns > 0 && n%turns == 0 && a.leaving[vip] == nil {
+		every := a.o.ProbeOwn
+		if r := a.conflicts[vip]; r != nil && !r.over(now) {
+			every = min(every, conflictTime/4)
+		}
+		if turns := uint64(every / turnInterval); turns > 0 && n%turns == 0 && a.leaving[vip] == nil {
 			probe = append(probe, vip)
 		}
 	}
