@@ -74,14 +74,19 @@ func TestMembersTakeOver(t *testing.T) {
 		t.Helper()
 		must.Do(t, err)
 	}
-	signal := func(s syscall.Signal) func(*testing.T, *lab.Agent) {
-		return func(_ *testing.T, a *lab.Agent) { must(a.Process().Signal(s)) }
-	}
 	start := func(_ *testing.T, a *lab.Agent) { must(a.Start()) }
 	end := func(t *testing.T, a *lab.Agent) { must(a.Terminate(t.Context(), 10*time.Second)) }
 	for _, k := range []labtest.TakeOver{
 		{Name: "killed", Fail: func(_ *testing.T, a *lab.Agent) { a.Kill() }, Back: start},
-		{Name: "stopped by SIGSTOP", Fail: signal(syscall.SIGSTOP), Back: signal(syscall.SIGCONT)},
+		{Name: "stopped by SIGSTOP",
+			Fail: func(_ *testing.T, a *lab.Agent) { must(a.Process().Signal(syscall.SIGSTOP)) },
+			Back: func(t *testing.T, a *lab.Agent) {
+				must(a.Process().Signal(syscall.SIGCONT))
+				labtest.Until(t, "its status says so", func() error {
+					out, err := a.CLI(t.Context(), "status")
+					return labtest.ErrorIf(!strings.Contains(out, "CPU time or was suspended"), "%v: %s", err, out)
+				})
+			}},
 		{Name: "link down",
 			Fail: func(_ *testing.T, a *lab.Agent) { must(m.Switch.SetDown(m.Port(a))) },
 			Back: func(_ *testing.T, a *lab.Agent) { must(m.Switch.SetUp(m.Port(a))) }},

@@ -94,7 +94,8 @@ var (
 	FoundMemberName = kind("member-name", SeverityDegraded,
 		"Two members of `[l2]` have the same name.", "Set `node.name`.")
 	FoundChecksInconclusive = kind("checks-inconclusive", SeverityDegraded,
-		"This node cannot run health checks; backends keep their last state.",
+		"This node cannot run health checks; backends keep their last state. With `[l2]`, it is a warning for a "+
+			"minute after this node did not run for 0.3 s.",
 		"Resolve the shortage that the text names.")
 	FoundKernelBehind = kind("kernel-behind", SeverityDegraded,
 		"An update of the services has not reached the kernel for more than five seconds.",

@@ -84,7 +84,9 @@ type Announcer struct {
 	macs       chan struct{}   // capacity 1; this node's MAC addresses may have changed
 	seen       atomic.Int64    // boottime when the process last ran, in nanoseconds
 	ctx        context.Context // of Run; nil before
-	bursts     sync.WaitGroup
+	// suspended is the end of the last suspension, or nil.
+	suspended atomic.Pointer[time.Time]
+	bursts    sync.WaitGroup
 }
 
 // New returns an Announcer. It sends nothing before Set and Run.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/steelyard-lb/steelyard/announce/l2/members"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
@@ -164,7 +166,7 @@ func TestStoppedProcess(t *testing.T) {
 			sent, _ := a.reply(vip4, func() error { return nil })
 			return sent
 		}
-		must.Need(t, replies(), "no reply")
+		must.Need(t, replies() && a.Findings() == nil, "no reply, or findings %v", a.Findings())
 		time.Sleep(time.Millisecond)
 		stopped.Store(int64(suspendLimit + 100*time.Millisecond))
 		must.True(t, !replies(), "a request was answered after the stop")
@@ -178,6 +180,10 @@ func TestStoppedProcess(t *testing.T) {
 		must.True(t, !replies() && len(got) == 1, "sent %q; want a probe", got)
 		time.Sleep(time.Second)
 		must.True(t, replies(), "no reply after the probes")
+		text := lbtest.Texts(a.Findings())
+		must.True(t, len(text) == 1 && strings.Contains(text[0], "lacks CPU"), "findings %q after the stop", text)
+		time.Sleep(suspensionReported)
+		must.True(t, a.Findings() == nil, "findings %v a minute later", a.Findings())
 	})
 }
 

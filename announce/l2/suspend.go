@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // A process that does not run for suspendLimit, because it was stopped or the machine was suspended, may have lost its
@@ -14,6 +16,8 @@ import (
 const (
 	suspendLimit = 300 * time.Millisecond
 	clockTick    = 50 * time.Millisecond
+	// suspensionReported is how long Findings reports a suspension.
+	suspensionReported = time.Minute
 )
 
 // boottime returns the time since boot, including suspended time. Tests replace it.
@@ -39,6 +43,8 @@ func (a *Announcer) watchClock(ctx context.Context) {
 	for {
 		if a.wasSuspended() && !a.o.Claim {
 			a.o.Log.Warn("process was suspended; probing addresses before answering for them again")
+			now := time.Now()
+			a.suspended.Store(&now)
 			a.reclaim()
 		}
 		a.seen.Store(int64(boottime()))
@@ -48,6 +54,17 @@ func (a *Announcer) watchClock(ctx context.Context) {
 		case <-tick.C:
 		}
 	}
+}
+
+// Findings reports that the process was suspended recently. It is only a warning, because the process runs again.
+func (a *Announcer) Findings() []lb.Finding {
+	end := a.suspended.Load()
+	if end == nil || time.Since(*end) >= suspensionReported {
+		return nil
+	}
+	return []lb.Finding{lb.FoundChecksInconclusive.About("",
+		"this node lacks CPU time or was suspended: it did not answer ARP and NDP until %s, then probed its addresses",
+		end.Format(time.RFC3339)).As(lb.SeverityWarning)}
 }
 
 func (a *Announcer) linksChanged() {

@@ -106,6 +106,8 @@ func newAnnouncers(
 		byKind[lb.AnnounceL2], out.conflicts.list = responder, responder.Conflicts
 		out.conflicts.waiting, out.conflicts.since = responder.Waiting, responder.Since
 		out.require = responder.Require
+		others := out.findings
+		out.findings = func() []lb.Finding { return append(others(), responder.Findings()...) }
 		out.tasks = append(out.tasks, task{"l2", responder.Run})
 	}
 	out.all = announce.NewMux(byKind)
