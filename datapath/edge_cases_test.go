@@ -235,26 +235,32 @@ func TestAffinity(t *testing.T) {
 
 // ICMP errors, and resets for a fault of this node, are rate-limited.
 func TestAnswersAreLimited(t *testing.T) {
-	eachOf(t, nil, func(t *testing.T, fx *fixture) {
-		limitedTo(t, fx, Verdict{"refuse", "no_frontend"}, Verdict{"drop", "icmp_ratelimited"}, udp(fx).Frame())
-		limitedTo(t, fx, Verdict{"reset", "no_route"}, Verdict{"drop", "no_route"}, tcp(dptest.SYN)(fx).Frame())
-	})
-}
-
-func limitedTo(t *testing.T, fx *fixture, answer, drop Verdict, frame []byte) {
-	t.Helper()
-	fx.service(lb.TCP, "unrouted")
-	before := fx.counts()
-	start := time.Now()
-	for range 4000 {
-		fx.first(frame)
+	unrouted := func(fx *fixture) { fx.service(lb.TCP, "unrouted") }
+	for _, tt := range []struct {
+		state        func(*fixture)
+		in           func(*fixture) dptest.Packet
+		answer, drop Verdict
+	}{
+		{unrouted, udp, Verdict{"refuse", "no_frontend"}, Verdict{"drop", "icmp_ratelimited"}},
+		{unrouted, tcp(dptest.SYN), Verdict{"reset", "no_route"}, Verdict{"drop", "no_route"}},
+		{func(fx *fixture) { fx.service(lb.TCP, "b1"); connect(fx) }, tcp(dptest.SYN),
+			Verdict{"reset", "snat_exhausted"}, Verdict{"drop", "snat_exhausted"}},
+	} {
+		eachOf(t, onePort, func(t *testing.T, fx *fixture) {
+			tt.state(fx)
+			p := tt.in(fx)
+			p.Src = fx.at("client", 40001)
+			before, start := fx.counts(), time.Now()
+			for range 4000 {
+				fx.first(p.Frame())
+			}
+			took, after := time.Since(start), fx.counts()
+			answered, limited := after[tt.answer]-before[tt.answer], after[tt.drop]-before[tt.drop]
+			must.True(t, answered+limited == 4000 && answered > 0 && (limited > 0 || took >= 500*time.Millisecond),
+				"of 4000 packets in %s, %d were answered (%s) and %d were not",
+				took, answered, tt.answer.Reason, limited)
+		})
 	}
-	took := time.Since(start)
-	after := fx.counts()
-	answered := after[answer] - before[answer]
-	limited := after[drop] - before[drop]
-	must.True(t, answered+limited == 4000 && answered > 0 && (limited > 0 || took >= 500*time.Millisecond),
-		"of 4000 packets in %s, %d were answered (%s) and %d were not", took, answered, answer.Reason, limited)
 }
 
 // sy_tc_out: health checks take the path of traffic, and a server behind a tunnel announces an MSS that fits.

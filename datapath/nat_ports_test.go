@@ -91,25 +91,6 @@ func TestSNATPortsChange(t *testing.T) {
 	})
 }
 
-// Data that a server resends after both sides have sent FIN goes to its client, not to a client that claimed the source
-// port. There is only one port.
-func TestUnacknowledgedDataGoesToNoOtherClient(t *testing.T) {
-	t.Parallel()
-	fx := shared(t, hookTC, false, onePort)
-	fx.service(lb.TCP, "b1")
-	connect(fx)
-	answer := fx.reply(dptest.FIN | dptest.ACK)
-	answer.Seq, answer.Ack = 5001, 1001
-	fin := fx.fromClient(dptest.TCP, dptest.FIN|dptest.ACK) // sent before the answer arrived
-	fin.Payload = nil
-	fx.went(answer)
-	fx.went(fin)
-	syn := fx.on(1, dptest.TCP, dptest.SYN)
-	syn.Seq = 1 << 20
-	fx.run(syn.Frame())
-	must.Row(t, "the answer, sent again, went to", fx.fromClient(dptest.TCP, 0).Src, fx.run(answer.Frame()).out.Dst)
-}
-
 // If a client has received everything, the source port of its connection does not rest longer because a newer
 // connection from the same client port has replaced the client's entry. There is only one port.
 func TestSourcePortOfAClientThatCameBack(t *testing.T) {

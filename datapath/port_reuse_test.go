@@ -185,7 +185,8 @@ func TestAnExpiredUDPFlowMovesNoOtherOne(t *testing.T) {
 	})
 }
 
-// The ACK that ends a connection frees its source port, even on XDP's fast path.
+// The ACK that ends a connection frees its source port, even on XDP's fast path. Until then, data that the server sends
+// again goes to its client, not to a client that claims the port.
 func TestLastACKAfterASimultaneousClose(t *testing.T) {
 	t.Parallel()
 	eachOf(t, onePort, func(t *testing.T, fx *fixture) {
@@ -197,9 +198,11 @@ func TestLastACKAfterASimultaneousClose(t *testing.T) {
 		fin.Payload = nil
 		fx.went(answer)
 		fx.went(fin)
-		fx.went(bare(fx.fromClient(dptest.TCP, dptest.ACK), 1002, 5008))
 		syn := fx.on(1, dptest.TCP, dptest.SYN)
 		syn.Seq = 1 << 20
+		fx.run(syn.Frame())
+		must.Row(t, "the answer, sent again, went to", fin.Src, fx.run(answer.Frame()).out.Dst)
+		fx.went(bare(fx.fromClient(dptest.TCP, dptest.ACK), 1002, 5008))
 		fx.wantReason("a SYN that the server must accept", syn, forwarded)
 	})
 }
