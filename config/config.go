@@ -220,7 +220,7 @@ type Service struct {
 	Allow      []netip.Prefix
 	MinHealthy int
 	OnDown     string // OnDownReset or OnDownKeep, for the open connections of an unhealthy backend
-	OnAllDown  string // OnAllDownWithdraw or OnAllDownKeep, for an address without healthy backends
+	OnAllDown  string // for an address without healthy backends
 	Check      lb.CheckSpec
 	// Announce is copied from the pool that contains the addresses. Empty means every announcer that is on.
 	Announce []lb.AnnouncerKind
@@ -288,6 +288,9 @@ const (
 const (
 	OnAllDownKeep     = "keep"
 	OnAllDownWithdraw = "withdraw"
+	// OnAllDownUnanswered is OnAllDownKeep while no backend reports that it is draining. It is the default of checks of
+	// type lb.CheckNodePort, and cannot be written.
+	OnAllDownUnanswered = "unanswered"
 )
 
 // Admin configures the agent's API.

@@ -237,6 +237,7 @@ func TestCheckDefaults(t *testing.T) {
 			s := mustParseText(t, text).Services[0]
 			c.want.ServicePort = c.asked
 			must.Equal(t, c.want, s.Check)
+			must.Row(t, "on_all_down", c.want.Type == lb.CheckNodePort, s.OnAllDown == OnAllDownUnanswered)
 			var names []string
 			for _, p := range s.Ports {
 				names = append(names, p.Name())

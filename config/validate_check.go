@@ -23,8 +23,9 @@ func defaultCheck() lb.CheckSpec {
 	}
 }
 
-// check reads a service's check. check = "http" is short for check = { type = "http" }.
-func (d *decoder) check(t *table, ports []lb.Port) lb.CheckSpec {
+// check reads the check of a service. check = "http" is short for check = { type = "http" }.
+func (d *decoder) check(t *table, of *Service) lb.CheckSpec {
+	ports := of.Ports
 	i, given := t.get("check")
 	var sub *table
 	switch v := i.value.(type) {
@@ -50,6 +51,10 @@ func (d *decoder) check(t *table, ports []lb.Port) lb.CheckSpec {
 	c.Port = integer(sub, "port", c.Port, 0, 65535)
 	if c.Port == 0 {
 		warnOtherProtocol(sub, c.Type, ports)
+	}
+	if c.Type == lb.CheckTCP && c.Port >= 30000 && c.Port <= 32767 && !of.uses(uint16(c.Port)) {
+		sub.at("port").warnf(`write type = "health-check-node-port" if it is one`,
+			"a check of type tcp does not notice the response 503 of a health check node port")
 	}
 	c.ServicePort = portFor(c.Type, ports)
 	c.Interval, c.Timeout = sub.rhythm(c.Interval, c.Timeout)
@@ -77,6 +82,12 @@ func (d *decoder) check(t *table, ports []lb.Port) lb.CheckSpec {
 	checkKeys(sub, &c)
 	sub.done()
 	return c
+}
+
+// uses reports whether clients' packets are sent to port n of a backend.
+func (s *Service) uses(n uint16) bool {
+	return slices.ContainsFunc(s.Backends, func(b lb.Backend) bool { return b.Port == n }) ||
+		slices.ContainsFunc(s.Ports, func(p lb.Port) bool { return n >= p.Target && n-p.Target <= p.End()-p.Port })
 }
 
 func byUDP(check lb.CheckType) bool { return check == lb.CheckUDP || check == lb.CheckDNS }

@@ -62,7 +62,10 @@ func (d *decoder) service(t *table) {
 	d.addressPerNode(t, &s)
 	s.OnDown = word(t, "on_down", "value", s.OnDown, []string{OnDownReset, OnDownKeep})
 	s.OnAllDown = word(t, "on_all_down", "value", s.OnAllDown, []string{OnAllDownWithdraw, OnAllDownKeep})
-	s.Check = d.check(t, s.Ports)
+	s.Check = d.check(t, &s)
+	if s.Check.Type == lb.CheckNodePort && !t.has("on_all_down") {
+		s.OnAllDown = OnAllDownUnanswered // an older service proxy serves no such port
+	}
 
 	d.claimFrontends(vips, s.Ports)
 	checkFamilies(vips, backends, f, s.Method)

@@ -215,6 +215,7 @@ func settingsChanged(a, b *Service) string {
 			!b.KeepSource), arrow("algorithm", a.Algorithm, b.Algorithm), arrow("affinity", a.Affinity, b.Affinity),
 		arrow("allow", a.Allow, b.Allow), arrow("min_healthy", a.MinHealthy, b.MinHealthy),
 		arrow("keep when all are down", a.KeepAllDown, b.KeepAllDown),
+		arrow("keep when none answers", a.KeepUnanswered, b.KeepUnanswered),
 		arrow("keep flows of backends that are down", a.KeepDown, b.KeepDown),
 		arrow("announce", a.Announce, b.Announce),
 		arrow("check", check.Type, next.Type),

@@ -80,13 +80,14 @@ func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 	states = s.bounded(states)
 	for _, vip := range s.VIPs {
 		healthy, idle, local := 0, 0, false
+		keep := s.KeepAllDown || s.KeepUnanswered
 		for i, port := range s.Ports {
 			usable, unused, draining, down := usableFor(s, port, vip, states)
 			if i == 0 || s.Check.Type == CheckNone && len(usable) > healthy {
 				healthy, idle = len(usable), unused
 			}
 			local = local || slices.ContainsFunc(usable, func(b Backend) bool { return b.Local })
-			if s.KeepAllDown {
+			if keep = keep && (s.KeepAllDown || len(draining) == 0); keep {
 				usable, down = keepAllDown(usable, draining, down)
 			}
 			if s.NodeForwarding.Enabled {
@@ -97,7 +98,7 @@ func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 			}
 		}
 		lower := s.LowerPreference
-		if s.KeepAllDown {
+		if keep {
 			lower = cmp.Or(lower, s.tooFew(s.Ports, vip, healthy, idle))
 			healthy = max(healthy, s.MinHealthy, 1)
 		}

@@ -231,12 +231,12 @@ func TestReportedWeightsAreBounded(t *testing.T) {
 }
 
 // A backend that reports that it takes no new flows keeps its existing ones: it is neither a target nor down. If all
-// do, on_all_down = "keep" uses them.
+// do, on_all_down = "keep" uses them, and by default the address is withdrawn. If none answers, both use all.
 func TestDrainingBackends(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		a, b    State
-		keep    bool
+		keep    bool // on_all_down = "keep"
 		targets string
 		down    int
 		reason  string
@@ -245,11 +245,12 @@ func TestDrainingBackends(t *testing.T) {
 		{"one drains, the other is down", StateDraining, StateUnhealthy, false, "[]", 1,
 			"0 of 2 backends healthy, min_healthy is 1"},
 		{"the same, and keep", StateDraining, StateUnhealthy, true, "[10.0.0.1:80]", 1, ""},
+		{"both are down", StateUnhealthy, StateUnhealthy, false, "[10.0.0.1:80 10.0.0.2:80]", 0, ""},
 		{"both are down, and keep", StateUnhealthy, StateUnhealthy, true, "[10.0.0.1:80 10.0.0.2:80]", 0, ""},
 	} {
 		s := &Service{
 			Name: "web", VIPs: []netip.Addr{testVIP}, Algorithm: AlgorithmMaglev, KeepAllDown: tt.keep,
-			Check: CheckSpec{Type: CheckNodePort},
+			KeepUnanswered: !tt.keep, Check: CheckSpec{Type: CheckNodePort},
 			Ports: PortsOn(backends("10.0.0.1", "10.0.0.2"), Port{80, 0, 80, TCP}),
 		}
 		h := map[CheckKey]Health{}

@@ -40,8 +40,9 @@ type Service struct {
 	// MinHealthy is the number of healthy backends below which a VIP is not announced; at least 1.
 	MinHealthy int
 	// KeepAllDown sends new flows of a port without healthy backends to all that are not drained, and announces the VIP
-	// with a lower preference, because probes may fail where clients do not.
-	KeepAllDown bool
+	// with a lower preference, because probes may fail where clients do not. KeepUnanswered does so only while no
+	// backend reports that it is draining.
+	KeepAllDown, KeepUnanswered bool
 	// KeepDown leaves the flows of an unhealthy backend open. A deleted backend loses its flows.
 	KeepDown bool
 	Check    CheckSpec

@@ -249,8 +249,8 @@ func translateService(c config.Service) *lb.Service {
 		Name: c.Name, Source: Name, VIPs: c.Addresses, Ports: lb.PortsOn(c.Backends, c.Ports...),
 		Policy: lb.PolicyCluster, Algorithm: c.Algorithm, Method: c.Method, Encap: c.Encap, Affinity: c.Affinity,
 		Allow: c.Allow, MinHealthy: c.MinHealthy, KeepAllDown: c.OnAllDown == config.OnAllDownKeep,
-		KeepDown: c.OnDown == config.OnDownKeep,
-		Check:    c.Check, Announce: c.Announce,
+		KeepUnanswered: c.OnAllDown == config.OnAllDownUnanswered, KeepDown: c.OnDown == config.OnDownKeep,
+		Check: c.Check, Announce: c.Announce,
 		KeepSource: c.Method == lb.MethodNAT && !c.SNAT, VIPPerNode: c.AddressPerNode,
 	}
 }
