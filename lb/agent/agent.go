@@ -305,7 +305,7 @@ func (a *Agent) connect(
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}),
 		Log:     component(o.Log, "admin"), Boundary: o.boundary,
 	})
-	a.reloader.setAccess, a.reloader.status = api.SetAccess, a.engine.Status
+	a.reloader.setAccess, a.reloader.status = api.SetAccess, status
 	registry.MustRegister(admin.NewFindingMetrics(api.CurrentInfo))
 	verdict := verdictLog{api.CurrentInfo, a.reloader.readiness.notifier.Status, component(o.Log, "agent")}
 	a.tasks = append(a.tasks,

@@ -23,6 +23,39 @@ const guardedFrom = 3
 type losses struct {
 	lost  map[string]bool // Services that would lose an address
 	total int             // Services with an address in a pool
+	// How many of these have been used recently. If none has, all count.
+	lostUsed, used int
+}
+
+// usedFor is how long a Service counts as used after the last packet of a client.
+const usedFor = 10 * time.Minute
+
+// lossesOf returns what a change of the pools takes from the cluster's Services: addresses that are in a pool of from
+// and in none of to. Without pools, all addresses are served.
+func lossesOf(services []lb.ServiceStatus, from, to *config.Config) losses {
+	l, held, used := losses{lost: map[string]bool{}}, map[string]bool{}, map[string]bool{}
+	for _, s := range services {
+		if !strings.Contains(s.Service, "/") || !inPools(from, s.Address) { // from the file, or in no pool
+			continue
+		}
+		held[s.Service] = true
+		if time.Since(s.Last) < usedFor {
+			used[s.Service] = true
+		}
+		if len(to.Pools) > 0 && !inPools(to, s.Address) {
+			l.lost[s.Service] = true
+		}
+	}
+	if len(used) == 0 {
+		used = held
+	}
+	for name := range l.lost {
+		if used[name] {
+			l.lostUsed++
+		}
+	}
+	l.total, l.used = len(held), len(used)
+	return l
 }
 
 // guard returns an error for a configuration that takes addresses from more than a tenth of the services, or removes
@@ -31,11 +64,12 @@ type losses struct {
 // change, and is the same on each node. before is the text of the active file.
 func guard(plan *file.Plan, cfg *config.Config, before string, cluster losses, force string) error {
 	gone, lost := losers(plan.Changes)
+	n := len(lost) + cluster.lostUsed
 	maps.Copy(lost, cluster.lost)
-	total := plan.Before + cluster.total
 	var problems []string
-	if n := len(lost); n >= guardedFrom && 10*n > total {
-		problems = append(problems, fmt.Sprintf("%d of %d services would lose an address: %s", n, total, names(lost)))
+	if n >= guardedFrom && 10*n > plan.Before+cluster.used {
+		problems = append(problems, fmt.Sprintf("%d of %d services would lose an address: %s",
+			len(lost), plan.Before+cluster.total, names(lost)))
 	}
 	cut := !strings.HasSuffix(cfg.Text, "\n") && strings.HasSuffix(before, "\n")
 	switch n := len(gone); {
@@ -78,31 +112,40 @@ func losers(changes []lb.Change) (gone, lost map[string]bool) {
 // heldTimeout bounds the query for the addresses of a cluster's Services.
 const heldTimeout = 2 * time.Second
 
-// fromCluster returns what a configuration takes from the cluster's Services: addresses that are in a pool now and in
-// none of the new pools.
+// fromCluster returns what a configuration takes from the cluster's Services now.
 func (l *reloader) fromCluster(cfg *config.Config) losses {
-	none := losses{}
 	if l.status == nil || l.loaded.Kubernetes == nil {
-		return none
+		return losses{}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), heldTimeout)
 	defer cancel()
 	st, err := l.status(ctx)
 	if err != nil {
 		l.log.Warn("addresses of Services not compared with the pools", "err", err)
-		return none
+		return losses{}
 	}
-	held, lost := map[string]bool{}, map[string]bool{}
-	for _, s := range st.Services {
-		if !strings.Contains(s.Service, "/") || !inPools(l.loaded, s.Address) { // from the file, or in no pool
-			continue
-		}
-		held[s.Service] = true
-		if !inPools(cfg, s.Address) {
-			lost[s.Service] = true
+	if time.Since(l.started) < usedFor { // earlier packets are unknown
+		for i := range st.Services {
+			st.Services[i].Last = time.Time{}
 		}
 	}
-	return losses{lost, len(held)}
+	return lossesOf(st.Services, l.loaded, cfg)
+}
+
+// fromLastKnown returns what o.Config takes from the cluster's Services that the last agent knew.
+func fromLastKnown(o Options, before *config.Config) losses {
+	var stored clusterState
+	if _, err := clusterFile(o.KeepDir).Load(&stored); err != nil {
+		o.Log.Warn("addresses of Services not compared with the pools", "err", err)
+		return losses{}
+	}
+	var all []lb.ServiceStatus
+	for _, s := range stored.Services {
+		for _, vip := range s.VIPs {
+			all = append(all, lb.ServiceStatus{Service: s.Name, Address: vip})
+		}
+	}
+	return lossesOf(all, before, o.Config)
 }
 
 func inPools(c *config.Config, a netip.Addr) bool {
@@ -119,7 +162,7 @@ func (l *reloader) permit(cfg *config.Config, force string) (*file.Plan, error) 
 }
 
 // chooseStart gives the file source the configuration at startup, or the last active one if the guard refuses it. It
-// returns the chosen configuration, and why it refused the other. A cluster's Services are not known yet.
+// returns the chosen configuration, and why it refused the other.
 func chooseStart(o Options, services *file.Source) (cfg *config.Config, refused, err error) {
 	last, found, err := historyOf(o).Last()
 	if err != nil {
@@ -140,7 +183,7 @@ func chooseStart(o Options, services *file.Source) (cfg *config.Config, refused,
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := guard(plan, o.Config, last, losses{}, ""); err != nil {
+	if err := guard(plan, o.Config, last, fromLastKnown(o, before), ""); err != nil {
 		o.Log.Error("configuration rejected; the last active one is used", "config", o.ConfigFile, "err", err)
 		return before, err, nil
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/lb"
@@ -84,28 +85,39 @@ func TestGuardByCommand(t *testing.T) {
 	must.True(t, err == nil, "reload --force %s: %v", word, err)
 }
 
-// Services of the cluster count by their addresses in pools.
+// withPool is a file with a pool for Services of a cluster.
+const withPool = "[l2]\n[kubernetes]\nkubeconfig = \"/x\"\n[[pool]]\nname = \"p\"\naddresses = [%q]\n"
+
+// Services of the cluster count by their addresses in pools: those that clients use or, if there are none, all.
 func TestGuardOfTheCluster(t *testing.T) {
 	l, _ := newTestReloader(t, new(slog.LevelVar), discard)
-	const head = "[l2]\n[kubernetes]\nkubeconfig = \"/x\"\n[[pool]]\nname = \"p\"\naddresses = [%q]\n"
-	l.loaded = parse(t, fmt.Sprintf(head, "203.0.113.0/28"))
+	l.loaded, l.started = parse(t, fmt.Sprintf(withPool, "203.0.113.0/28")), time.Time{}
+	var used int // the first ones
 	l.status = func(context.Context) (st lb.Status, err error) {
 		for i := range 4 {
 			st.Services = append(st.Services, lb.ServiceStatus{
 				Service: fmt.Sprint("ns/s", i), Address: netip.AddrFrom4([4]byte{203, 0, 113, byte(i + 1)}),
 			})
+			if i < used {
+				st.Services[i].Last = time.Now().Add(time.Minute - usedFor)
+			}
 		}
 		return st, nil
 	}
-	for pool, want := range map[string]string{
-		"203.0.113.0/28": "", "203.0.113.2/31": "",
-		"198.51.100.0/28": "4 of 5 services would lose an address: ns/s0, ns/s1",
+	const all = "4 of 5 services would lose an address: ns/s0, ns/s1, ns/s2, ns/s3;"
+	for _, tt := range []struct {
+		pool string
+		used int
+		want string
+	}{
+		{"203.0.113.0/28", 0, ""}, {"203.0.113.2/31", 0, ""}, {"198.51.100.0/28", 0, all},
+		{"198.51.100.0/28", 2, ""}, {"198.51.100.0/28", 3, all},
 	} {
-		cfg := parse(t, fmt.Sprintf(head, pool))
-		cfg.Services = parse(t, webTOML).Services
+		cfg := parse(t, fmt.Sprintf(withPool, tt.pool))
+		cfg.Services, used = parse(t, webTOML).Services, tt.used
 		_, err := l.permit(cfg, "")
-		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("pool %s: %v; want %q", pool, err, want)
+		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%+v: %v", tt, err)
 		}
 	}
 }
@@ -127,6 +139,17 @@ func TestGuardAtTheStart(t *testing.T) {
 			len(a.reloader.findings()) == 0,
 			"in force is\n%s\nrefused: %q, findings %v", st.text, st.refused, a.reloader.findings())
 	}
+	// The cluster's Services count as the last agent knew them.
+	before := fmt.Sprintf(withPool, "203.0.113.0/28")
+	o := Options{KeepDir: t.TempDir(), Log: discard, Config: parse(t, fmt.Sprintf(withPool, "203.0.113.64/28"))}
+	must.Do(t, historyOf(o).Add(before, time.Now()))
+	must.Do(t, clusterFile(o.KeepDir).Save(clusterState{Services: []*lb.Service{
+		stored("a/x"), stored("a/y"), stored("a/z"),
+	}}))
+	cfg, refused, err := chooseStart(o, file.New(nil, nil))
+	must.True(t, err == nil && cfg.Text == before && strings.Contains(fmt.Sprint(refused),
+		"3 of 3 services would lose an address: a/x, a/y, a/z;"), "%v: started with\n%s\nrefused: %v",
+		err, cfg.Text, refused)
 }
 
 // collector is a sink that keeps the services.

@@ -47,10 +47,13 @@ type clusterState struct {
 // clusterStateVersion must be increased when a change of lb.Service changes the meaning of stored services.
 const clusterStateVersion = 1
 
+// clusterFile returns the file with the clusterState.
+func clusterFile(dir string) *state.File { return state.New(dir, "cluster", clusterStateVersion) }
+
 func newLastKnown(to lb.Sink, setNodes func([]netip.Addr) error, dir string, log *slog.Logger) *lastKnown {
 	return &lastKnown{
 		Sink: to, setNodes: setNodes, away: func() time.Time { return time.Time{} },
-		file: state.New(dir, "cluster", clusterStateVersion), log: log,
+		file: clusterFile(dir), log: log,
 		services: map[string]*lb.Service{}, replayed: map[string]bool{},
 	}
 }

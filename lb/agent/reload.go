@@ -22,6 +22,7 @@ import (
 type reloader struct {
 	file       string
 	version    string
+	started    time.Time
 	running    *config.Config // as it was at startup; the sections that needRestart names stay active
 	loaded     *config.Config // as last loaded, without services
 	services   *file.Source
@@ -35,7 +36,7 @@ type reloader struct {
 	// setMembers activates the members and the secrets of [l2].
 	setMembers func(running, next *config.Config) error
 	setAccess  func(admin.Access)                       // over TCP; nil until the API exists
-	status     func(context.Context) (lb.Status, error) // of the engine; nil until it exists
+	status     func(context.Context) (lb.Status, error) // with traffic; nil until the engine exists
 	// flows lists flows. It is set when the datapath is open; if it is nil, flows are not counted.
 	flows   func(context.Context, lb.FlowFilter) ([]lb.FlowStatus, bool, error)
 	state   atomic.Pointer[loadState]
@@ -59,7 +60,7 @@ type loadState struct {
 func newReloader(o Options, services *file.Source, r *readiness) *reloader {
 	running := *withoutServices(o.Config)
 	l := &reloader{
-		file: o.ConfigFile, version: o.Version, services: services,
+		file: o.ConfigFile, version: o.Version, started: time.Now(), services: services,
 		running: &running, loaded: withoutServices(o.Config),
 		level: o.Level, log: o.Log, readiness: r, kept: o.problem("active files not stored"),
 		history: historyOf(o),
