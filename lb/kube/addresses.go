@@ -3,6 +3,7 @@ package kube
 import (
 	"iter"
 	"net/netip"
+	"slices"
 
 	core "k8s.io/api/core/v1"
 
@@ -50,20 +51,26 @@ func (s *Source) shares(service *core.Service) bool {
 	return false
 }
 
-// touchSharing queues the Services that share an address with x, a Service before or after a change.
+// touchSharing queues the Services that share an address with x, a Service before or after a change, or have its
+// ClusterIP in their status.
 func (s *Source) touchSharing(x any) {
 	if service, ok := x.(*core.Service); ok {
-		for name := range s.sharing(service) {
+		for name := range s.sharing(service, service.Spec.ClusterIPs...) {
 			s.queue.Add(name)
 		}
 	}
 }
 
-// sharing returns the names of other Services that have one of this Service's addresses, once per shared address.
-func (s *Source) sharing(service *core.Service) iter.Seq[string] {
+// sharing returns the names of other Services that have one of this Service's addresses or one of ips, once per shared
+// address.
+func (s *Source) sharing(service *core.Service, ips ...string) iter.Seq[string] {
+	ips = slices.Clip(ips)
+	for _, a := range append(addressesOf(service), externalIPsOf(service)...) {
+		ips = append(ips, a.String())
+	}
 	return func(yield func(string) bool) {
-		for _, a := range append(addressesOf(service), externalIPsOf(service)...) {
-			found, _ := s.services.ByIndex(withAddress, a.String()) // the index exists
+		for _, ip := range ips {
+			found, _ := s.services.ByIndex(withAddress, ip) // the index exists
 			for _, x := range found {
 				if name := nameOf(x.(*core.Service)); name != nameOf(service) && !yield(name) {
 					return

@@ -26,10 +26,16 @@ func (s *Source) refusal(addr netip.Addr) string {
 	switch {
 	case !isHost(addr):
 		return "is not the address of a host"
-	case len(s.o.Pools) == 0 || poolOf(s.o.Pools, addr) != nil || time.Now().Before(s.graceUntil[addr]):
+	case poolOf(s.o.Pools, addr) != nil || time.Now().Before(s.graceUntil[addr]):
+		return ""
+	case len(s.o.Pools) > 0:
+		return "is in no pool"
+	}
+	found, _ := s.services.ByIndex(withClusterIP, addr.String()) // the index exists
+	if len(found) == 0 {
 		return ""
 	}
-	return "is in no pool"
+	return "is the ClusterIP of " + nameOf(found[0].(*core.Service))
 }
 
 // isHost reports whether a is a possible address of one host.

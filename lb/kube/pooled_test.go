@@ -36,6 +36,8 @@ func TestAddressInNoPoolIsNotServed(t *testing.T) {
 		{"ff02::1", nil, noHost},
 		{"255.255.255.255", nil, noHost},
 		{"127.0.0.1", nil, noHost},
+		{"10.96.0.10", nil, "is the ClusterIP of default/dns"},
+		{"10.96.0.11", nil, ""},
 		{"192.0.2.77", []Pool{poolOfOne("203.0.113.1")}, inNoPool + "; k3s wrote it: " + textOthers},
 	} {
 		f := newFixture(t, func(o *Options) { o.Pools = tt.pools })
@@ -43,7 +45,8 @@ func TestAddressInNoPoolIsNotServed(t *testing.T) {
 		if strings.Contains(tt.want, "k3s") {
 			setManager(s, "k3s")
 		}
-		f.have(t, s)
+		dns := aService(func(s *core.Service) { s.Name, s.Spec.ClusterIPs = "dns", []string{"10.96.0.10"} })
+		f.have(t, s, dns)
 		f.reconcile(webName, fakeSink{f.recorded})
 		got := f.put[webName]
 		var refused []lb.RefusedVIP
@@ -54,6 +57,8 @@ func TestAddressInNoPoolIsNotServed(t *testing.T) {
 		}
 		must.True(t, fmt.Sprint(got.Refused) == fmt.Sprint(refused) && len(got.VIPs) == 1-len(refused),
 			"%s: serves %v, refuses %v; want %v", tt.addr, got.VIPs, got.Refused, refused)
+		f.touchSharing(dns)
+		must.Row(t, tt.addr+" follows a change of the other Service", tt.addr == "10.96.0.10", f.queue.Len() > 0)
 	}
 }
 

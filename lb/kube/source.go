@@ -137,10 +137,11 @@ const (
 	probedNodes  = "probed"
 )
 
-// The indexes: EndpointSlices by their service, and Services by their addresses.
+// The indexes: EndpointSlices by their service, and Services by their addresses and ClusterIPs.
 const (
-	serviceOf   = "service"
-	withAddress = "address"
+	serviceOf     = "service"
+	withAddress   = "address"
+	withClusterIP = "cluster IP"
 )
 
 // nameOf returns the name of a Service in lb.
@@ -191,7 +192,7 @@ func (s *Source) watchCluster() error {
 				}
 			})
 			return addrs, nil
-		}}),
+		}, withClusterIP: func(x any) ([]string, error) { return x.(*core.Service).Spec.ClusterIPs, nil }}),
 	}
 	watch := func(i cache.SharedIndexInformer, key func(any) string) cache.Indexer {
 		errs = append(errs, s.watch(i, key))
