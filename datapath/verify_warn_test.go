@@ -38,23 +38,34 @@ func (fx *fixture) looks(now *time.Time) func() string {
 	}
 }
 
-// New connections that are dropped because of a limit cause a warning as long as this happens.
-func TestExhaustedCapacityIsWarnedOf(t *testing.T) {
+// New connections that are dropped because of a limit are reported as long as this happens, as a warning if they are
+// less than one in a hundred.
+func TestExhaustedCapacityIsReported(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, onePort)
 	fx.service(lb.TCP, "b1")
+	fx.serve(func(s *lb.Service) { s.Name, s.Method, s.Ports[0].Port.Port = "large", lb.MethodDSR, 8080 }, "b2")
 	now := time.Now()
 	look := fx.looks(&now)
 	connect(fx)
-	must.Row(t, "warnings at the start", "", look()+look())
-	fx.wantReason("a second connection", fx.on(1, dptest.TCP, dptest.SYN), "snat_exhausted")
-	want := "1 packets of new connections were dropped or reset since " + now.Format(time.TimeOnly) +
+	must.Row(t, "findings at the start", "", look()+look())
+	want := " packets of new connections were dropped or reset since " + now.Format(time.TimeOnly) +
 		": snat_exhausted (web to " + fx.at("b1", 8080).String() + "): some 200 tries found no free source port"
-	for range int(verify.ExhaustedFor / verify.WarnEvery) {
-		w := look()
-		must.Need(t, strings.HasPrefix(w, want), "warnings %q; want %q", w, want)
+	for i := range 120 {
+		p := fx.on(i, dptest.TCP, dptest.SYN)
+		p.Dst = fx.at("vip", 8080)
+		fx.quick(p)
 	}
-	must.Row(t, "warnings later", "", look())
+	for n, severity := range []lb.Severity{lb.SeverityWarning, lb.SeverityDegraded} {
+		fx.wantReason("another connection", fx.on(1+n, dptest.TCP, dptest.SYN), "snat_exhausted")
+		w := look()
+		must.Need(t, strings.HasPrefix(w, fmt.Sprint(1+n, want)) && fx.d.Findings()[0].Severity == severity,
+			"findings %q; want %s, %q", fx.d.Findings(), severity, want)
+	}
+	for range int(verify.ExhaustedFor/verify.WarnEvery) - 1 {
+		must.Need(t, strings.HasPrefix(look(), "2"+want), "findings %q; want %q", fx.d.Findings(), want)
+	}
+	must.Row(t, "findings later", "", look())
 }
 
 // A server whose clients do not continue is named until they do. If no server's clients do, the port is named, unless

@@ -41,8 +41,8 @@ var (
 		"Remove the address from the host with the MAC address in the text.")
 	FoundCapacity = kind("capacity", SeverityDegraded,
 		"A limit of this node was reached, and packets of new connections were dropped or reset: `flows_full`, "+
-			"`snat_exhausted` or `udp_share_full`. Up to ten packets are only a warning. The finding "+
-			"ends a minute after the last packet.",
+			"`snat_exhausted` or `udp_share_full`. Up to ten packets in a minute are only a warning, if that is less "+
+			"than one in a hundred new connections. The finding ends a minute after the last packet.",
 		"`steelyard flows` lists the flows by service and backend; see docs/sizing.md for the limits.")
 	FoundRepliesLost = kind("replies-lost", SeverityDegraded,
 		"This node has lost the route to recent clients, because of a blackhole or a more specific prefix. A single "+

@@ -20,7 +20,8 @@ const keyMismatch = "tunnel_key_mismatch"
 var warnedReasons = []string{"flows_full", "snat_exhausted", "udp_share_full", keyMismatch}
 
 const (
-	// ExhaustedFor is how long the warning about an exhausted capacity stays after the last refused packet.
+	// ExhaustedFor is how long a finding about an exhausted capacity stays after the last refused packet, and the time
+	// in which packets are counted for its severity.
 	ExhaustedFor = time.Minute
 	// ownerPorts is the number of client ports in the search for the service that has exhausted a capacity. Several are
 	// needed because the hash of each synthetic packet may select another backend.
@@ -31,9 +32,17 @@ const (
 
 // exhaustion describes the packets that found a capacity exhausted.
 type exhaustion struct {
-	since, last time.Time
-	packets     uint64
-	owners      map[string]bool // services, with the backend whose ports are in use
+	since   time.Time
+	packets uint64
+	many    bool            // more than a warning
+	owners  map[string]bool // services, with the backend whose ports are in use
+}
+
+// reading is what the counters said at a time.
+type reading struct {
+	at     time.Time
+	drops  map[string]uint64
+	opened uint64 // flows, since the first reading
 }
 
 // readCapacities compares the counters of warnedReasons with their previous values.
@@ -48,24 +57,36 @@ func (v *Verifier) readCapacities(now time.Time) {
 	for i, n := range packets {
 		drops[v.Names.Reasons[i%width]] += n
 	}
-	w := &v.warned
-	was := w.drops
-	w.drops = drops
-	if was == nil {
-		w.exhausted = map[string]*exhaustion{}
+	frontends, _, _ := v.Services.Names()
+	w, of, flows := &v.warned, ids(frontends), map[lb.Frontend]table.Traffic{}
+	is := reading{at: now, drops: drops}
+	for f := range of {
+		is.opened += recent(v.Chunks.FrontendCounters, of, f, w.flows, flows).Flows
+	}
+	w.flows = flows
+	if len(w.readings) == 0 {
+		w.readings, w.exhausted = []reading{is}, map[string]*exhaustion{}
 		return
 	}
+	was := w.readings[len(w.readings)-1]
+	is.opened += was.opened
+	w.readings = append(w.readings, is)
+	for now.Sub(w.readings[1].at) >= ExhaustedFor {
+		w.readings = w.readings[1:]
+	}
+	first := w.readings[0]
 	for _, reason := range warnedReasons {
-		x, n := w.exhausted[reason], drops[reason]-was[reason]
+		x, n, lately := w.exhausted[reason], drops[reason]-was.drops[reason], drops[reason]-first.drops[reason]
 		switch {
-		case n > 0 && x == nil:
+		case lately == 0:
+			delete(w.exhausted, reason)
+			continue
+		case x == nil:
 			x = &exhaustion{since: now.Add(-WarnEvery), owners: map[string]bool{}}
 			w.exhausted[reason] = x
-		case n == 0 && x != nil && now.Sub(x.last) >= ExhaustedFor:
-			delete(w.exhausted, reason)
 		}
+		x.many = lately > fewDrops || 100*lately >= lately+is.opened-first.opened
 		if n > 0 {
-			x.last = now
 			x.packets += n
 			v.FindOwners(reason, x.owners)
 		}
@@ -111,7 +132,8 @@ func (v *Verifier) FindOwners(reason string, owners map[string]bool) {
 	}
 }
 
-// fewDrops is the largest number of dropped packets that is only a warning.
+// fewDrops is the largest number of dropped packets in ExhaustedFor that is only a warning, provided that they are less
+// than one in a hundred new connections.
 const fewDrops = 10
 
 // capacities returns a finding for each of warnedReasons for which packets were recently dropped or refused.
@@ -133,7 +155,7 @@ func (v *Verifier) capacities() (list []lb.Finding) {
 			text += " (\"steelyard flows\" lists the flows of services and servers)"
 		}
 		found := kind.About(reason, "%s: %s", text, v.Meaning(reason))
-		if x.packets <= fewDrops {
+		if !x.many {
 			found = found.As(lb.SeverityWarning)
 		}
 		list = append(list, found)

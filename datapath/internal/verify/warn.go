@@ -8,6 +8,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -16,16 +17,17 @@ const WarnEvery = 5 * time.Second
 
 // warnings holds states in which some packets are lost, or may be lost unnoticed. They withdraw no address.
 type warnings struct {
-	at        time.Time                 // when clients and capacities were last checked
-	lost      condition                 // replies to recent clients are lost
-	lostSince map[lb.Question]time.Time // clients without a reply, and since when
-	notRun    string                    // why synthetic packets could not be run in this round, or ""
-	blind     condition                 // synthetic packets cannot be run
-	noRoute   condition                 // no client behind a router has a route
-	unpinned  condition                 // pins cannot be restored
-	notPinned string                    // why, in this round, or ""
-	drops     map[string]uint64
-	exhausted map[string]*exhaustion // recently exhausted capacities, by reason
+	at        time.Time                     // when clients and capacities were last checked
+	lost      condition                     // replies to recent clients are lost
+	lostSince map[lb.Question]time.Time     // clients without a reply, and since when
+	notRun    string                        // why synthetic packets could not be run in this round, or ""
+	blind     condition                     // synthetic packets cannot be run
+	noRoute   condition                     // no client behind a router has a route
+	unpinned  condition                     // pins cannot be restored
+	notPinned string                        // why, in this round, or ""
+	readings  []reading                     // of the last ExhaustedFor
+	flows     map[lb.Frontend]table.Traffic // as last read
+	exhausted map[string]*exhaustion        // recently exhausted capacities, by reason
 
 	continued continued
 }
