@@ -65,24 +65,14 @@ func TestGuard(t *testing.T) {
 			word, _, _ = strings.Cut(word, ",")
 			_, err = l.reload("0000")
 			must.True(t, err != nil, "another word allows the change")
+			if tt.name == "cut off" { // with the command
+				must.Get(l.reload(word))(t)
+				return
+			}
 			writeConfig(t, l.file, fmt.Sprintf("force = %q\n", word)+tt.to)
 			must.Get(l.reload(""))(t)
 		})
 	}
-}
-
-// The word given with the command also allows the change.
-func TestGuardByCommand(t *testing.T) {
-	l, _ := newTestReloader(t, new(slog.LevelVar), discard)
-	writeConfig(t, l.file, many(0, 20, 0))
-	must.Get(l.reload(""))(t)
-	writeConfig(t, l.file, many(0, 1, 0))
-	_, err := l.reload("")
-	must.Need(t, err != nil, "nothing is refused")
-	_, word, _ := strings.Cut(err.Error(), "--force ")
-	word, _, _ = strings.Cut(word, ",")
-	_, err = l.reload(word)
-	must.True(t, err == nil, "reload --force %s: %v", word, err)
 }
 
 // withPool is a file with a pool for Services of a cluster.
