@@ -69,7 +69,7 @@ func (e *env) status() *ucli.Command {
 		err := show(c)
 		if err != nil && c.String("output") != "json" && !errors.Is(err, errUsage) &&
 			!errors.Is(err, admin.ErrPermission) {
-			fmt.Fprintf(e.out, "%s: %v\n", admin.Down, err)
+			fmt.Fprintf(e.out, "%s: %s\n", admin.Down, printableLines(err.Error()))
 			e.withoutAgent(err)
 		}
 		if !c.Bool("ready") && !c.Bool("check") {
@@ -182,7 +182,8 @@ func explanation(w io.Writer, answer []byte) error {
 		return fmt.Errorf("read the response: %w", err)
 	}
 	to := netip.AddrPortFrom(x.Address, x.Port)
-	fmt.Fprintf(w, "%s to %s/%s: %s (%s)\n", x.Client, to, x.Protocol, x.Action, x.Reason)
+	first := fmt.Sprintf("%s to %s/%s: %s (%s)", x.Client, to, x.Protocol, x.Action, x.Reason)
+	fmt.Fprintln(w, printable.Text(first))
 	if x.Fault != "" {
 		fmt.Fprintf(w, "no answer: %s\n", printable.Text(x.Fault))
 	}

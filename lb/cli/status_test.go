@@ -6,6 +6,8 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -82,18 +84,23 @@ func TestStatusShowsFindings(t *testing.T) {
 	}
 }
 
-// An agent that assigns no addresses does not know who does, and says nothing about it.
-func TestStatusOfLeader(t *testing.T) {
+// An agent that assigns no addresses does not know who does, and says nothing about it. Drained services do not count as
+// services that should be healthy.
+func TestStatusLines(t *testing.T) {
 	for text, want := range map[string]string{
-		`{"cluster":{"leader":"n1"}}`: "cluster  connected, addresses are assigned by n1\n",
-		`{"cluster":{}}`:              "cluster  connected\n",
+		`{"cluster":{"leader":"n1"}}`: "cluster connected, addresses are assigned by n1\n",
+		`{"cluster":{}}`:              "cluster connected\n",
+		`{"services":3,"services_healthy":2,"services_drained":1}`: "2 of 2 frontends can be announced, 1 drained\n",
+		`{"services":3,"services_healthy":2}`:                      "2 of 3 frontends can be announced\n",
 	} {
 		var out strings.Builder
 		err := statusTable(&out, []byte(text))
-		must.True(t, err == nil && strings.Contains(strings.ReplaceAll(out.String(), "   ", "  "), want),
+		must.True(t, err == nil && strings.Contains(spaces.ReplaceAllString(out.String(), " "), want),
 			"%s: %v\n%s", text, err, out.String())
 	}
 }
+
+var spaces = regexp.MustCompile(" +")
 
 // If there are no flows, an unknown service name is an error. An unknown backend address is not, because it is a
 // filter.
@@ -121,7 +128,9 @@ func TestFlowsOfNothing(t *testing.T) {
 func TestOutputIsPrintable(t *testing.T) {
 	const hostile = "\x1b[2J\u009b1A\n\r\x07OK"
 	b := lb.BackendStatus{Service: "web", Address: addr("10.0.0.21"), State: lb.StateUnhealthy, Reason: hostile}
-	vip := addr("203.0.113.10")
+	vip := addr("2001:db8::1%\x1b[2J\u009b1A") // in a status that a tenant has written
+	p := lb.PeerStatus{Peer: addr("192.0.2.1"), State: hostile, LastError: hostile, BFD: hostile}
+	p.Errors = []lb.PeerError{{Text: hostile}}
 	socket := serve(t, lb.Status{
 		Settled: true, Backends: []lb.BackendStatus{b},
 		Services: []lb.ServiceStatus{{
@@ -129,10 +138,22 @@ func TestOutputIsPrintable(t *testing.T) {
 			Algorithm: lb.AlgorithmMaglev, Backends: []lb.BackendStatus{b}, Reason: hostile,
 		}},
 		Routes: []lb.RouteStatus{{Address: vip, Services: []string{"web"}, Reason: hostile}},
+	}, func(o *admin.Options) {
+		o.Peers = func() []lb.PeerStatus { return []lb.PeerStatus{p} }
+		o.Explain = func(q lb.Question) (lb.Explanation, error) {
+			x := lb.Explanation{Client: q.Client, Address: vip, Fault: hostile, Steps: []string{hostile}}
+			x.Protocol, x.Action = q.Protocol, hostile
+			return x, nil
+		}
 	})
-	for _, command := range []string{"status", "services", "backends", "routes"} {
+	commands := []string{
+		"status", "services", "backends", "routes", "peers", "peers --peer 192.0.2.1", "explain 192.0.2.1 192.0.2.2:80",
+	}
+	for _, command := range commands {
 		for _, format := range []string{"table", "json"} {
-			code, out, errOut := steelyard(t, command, "-o", format, "--socket", socket)
+			args := strings.Fields(command)
+			args = slices.Insert(args, 1, "-o", format, "--socket", socket)
+			code, out, errOut := steelyard(t, args...)
 			plain := strings.ReplaceAll(out+errOut, "\n", "")
 			must.True(t, code == 0 && !strings.ContainsFunc(plain, func(r rune) bool { return !unicode.IsPrint(r) }),
 				"%s -o %s: code %d, %q", command, format, code, out+errOut)
@@ -140,8 +161,8 @@ func TestOutputIsPrintable(t *testing.T) {
 				"%s -o %s: the text has a line of its own:\n%s", command, format, out)
 		}
 	}
-	_, _, errOut := steelyard(t, "services", "--socket", "/\x1b[2J")
-	must.True(t, strings.Contains(errOut, "/�[2J"), "an error: %q", errOut)
+	_, out, errOut := steelyard(t, "status", "--socket", "/\x1b[2J")
+	must.True(t, strings.Contains(errOut, "/�[2J") && strings.Contains(out, "/�[2J"), "an error: %q, %q", errOut, out)
 }
 
 // Without an agent status says what still forwards.
@@ -163,19 +184,6 @@ func TestStatusSaysWhatStillForwards(t *testing.T) {
 		must.True(t, code == 2 && strings.HasPrefix(first, "DOWN: no agent listens on") &&
 			strings.HasPrefix(rest, tt.want) && (rest == "") == (tt.want == ""),
 			"code %d, stdout %q; want %q", code, &out, tt.want)
-	}
-}
-
-// Drained services are not counted as services that should be healthy.
-func TestStatusOfDrainedServices(t *testing.T) {
-	for text, want := range map[string]string{
-		`{"services":3,"services_healthy":2,"services_drained":1}`: "2 of 2 frontends can be announced, 1 drained",
-		`{"services":3,"services_healthy":2}`:                      "2 of 3 frontends can be announced",
-	} {
-		want = "services  " + want
-		var out strings.Builder
-		err := statusTable(&out, []byte(text))
-		must.True(t, err == nil && strings.Contains(out.String(), want+"\n"), "%s: %v\n%s", text, err, out.String())
 	}
 }
 
