@@ -3,7 +3,6 @@ package l2
 import (
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -274,25 +273,36 @@ func TestElectedDoesNotHold(t *testing.T) {
 	})
 }
 
-// A standby that receives nothing, and so hears no member, takes nothing from a working owner. When it hears a host
-// again, it takes over VIPs without an owner.
-func TestDeafStandby(t *testing.T) {
-	onSegment(t, 2, func(t *testing.T, x *segment) {
-		x.set(shared...)
-		x.pass(2 * time.Second)
-		standby := x.hosts[1]
-		was := standby.a.all()
-		standby.f.change(func() { standby.f.deaf = true })
-		x.change(func() { x.separated = true })
-		x.pass(10 * time.Second)
-		must.Row(t, "it has", was, standby.a.all())
-		for vip, w := range standby.a.Waiting() {
-			must.True(t, strings.Contains(w.Reason, "no other host is heard on eth0") && !w.Intended,
-				"%s waits: %+v", vip, w)
-		}
-		x.change(func() { x.hosts[0].down = true })
-		standby.f.change(func() { standby.f.deaf = false })
-		x.pass(time.Second)
-		must.Row(t, "alone and not deaf, it has", len(shared), len(standby.a.all()))
-	})
+// A standby that receives nothing, and so hears no member, takes nothing from a working owner, nor does one that the
+// owner does not hear. When the owner fails, a standby that hears a host takes over.
+func TestSeparatedStandby(t *testing.T) {
+	for _, tt := range []struct {
+		deaf   bool
+		reason string
+	}{
+		{true, "not taken over: no other member responds, and no other host is heard on eth0"},
+		{false, "not taken over: lb1 has it; it is heard, but does not respond"},
+	} {
+		onSegment(t, 2, func(t *testing.T, x *segment) {
+			x.set(shared...)
+			x.pass(2 * time.Second)
+			standby := x.hosts[1]
+			was := standby.a.all()
+			standby.f.change(func() { standby.f.deaf = tt.deaf })
+			x.change(func() {
+				if x.separated = tt.deaf; !tt.deaf {
+					x.mute = standby
+				}
+			})
+			x.pass(10 * time.Second)
+			must.Row(t, tt.reason, was, standby.a.all())
+			for vip, w := range standby.a.Waiting() {
+				must.True(t, w == Waiting{Reason: tt.reason}, "%s waits: %+v; want %q", vip, w, tt.reason)
+			}
+			x.change(func() { x.hosts[0].down = true })
+			standby.f.change(func() { standby.f.deaf = false })
+			x.pass(time.Second)
+			must.Row(t, tt.reason+": alone, it has", len(shared), len(standby.a.all()))
+		})
+	}
 }

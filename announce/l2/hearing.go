@@ -18,6 +18,9 @@ import (
 // other members nor replies to its probes. It would take all VIPs from healthy owners. So if no other member is alive,
 // a node takes over a VIP only after hearing another host since its first probe. It queries its neighbours to make them
 // reply.
+//
+// If the other direction fails, this node hears members that receive neither its messages nor its probes. It takes no
+// VIP from them.
 
 // askedMax limits how many neighbours are queried at a time.
 const askedMax = 8
@@ -30,17 +33,22 @@ type knownHost struct {
 // hear records a frame from another host.
 func (r *responder) hear() { r.heard.Store(time.Now().UnixNano()) }
 
-// deaf says why this node must not take over a VIP that it has probed since that time: no member is alive and no other
-// host was heard. It returns "" if the takeover is allowed. a.mu is held.
+// deaf says why this node must not take over a VIP that it has probed since that time: the owner is heard, or no member
+// is alive and no other host was heard. It returns "" if the takeover is allowed. a.mu is held.
 func (a *Announcer) deaf(vip netip.Addr, since time.Time) string {
 	if a.o.Members == nil {
 		return ""
 	}
 	peers := a.o.Members.Peers(vip)
+	alive := false
 	for _, p := range peers {
-		if p.Alive {
-			return ""
+		if p.Heard && p.Claim.Holds && p.Claim.Eligible {
+			return fmt.Sprintf("not taken over: %s has it; it is heard, but does not respond", p.Name)
 		}
+		alive = alive || p.Alive
+	}
+	if alive {
+		return ""
 	}
 	var names []string
 	for _, r := range a.responders {

@@ -22,7 +22,8 @@ type segment struct {
 	t         *testing.T
 	mu        sync.Mutex
 	hosts     []*host
-	separated bool // members do not reach each other, but the segment works
+	separated bool  // members do not reach each other, but the segment works
+	mute      *host // the others receive neither its frames nor its messages, so it seems dead to them
 	// far are the hosts behind a link that is down. They cannot reach the other hosts.
 	far map[*host]bool
 	// router is the neighbour table of a host that is not far: the MAC address announced last for each VIP.
@@ -80,7 +81,8 @@ func (h *host) Peers(vip netip.Addr) (list []members.Peer) {
 		if o != h {
 			list = append(list, members.Peer{
 				Address: o.self, Name: o.name(), Known: o.claims != nil, Since: o.since,
-				Alive: !o.down && !h.separated && h.far[o] == h.far[h],
+				Alive: !o.down && !h.separated && h.far[o] == h.far[h] && h.mute != h && h.mute != o,
+				Heard: !o.down && h.mute == h,
 				Claim: o.claims[vip],
 			})
 		}
@@ -151,7 +153,7 @@ func (x *segment) deliver(from *host, text string) {
 	var op int
 	var mac, sender, none, target, _to string
 	n, _ := fmt.Sscanf(text, "%d from %s %s for %s %s to %s", &op, &mac, &sender, &none, &target, &_to)
-	if n != 6 || from.down {
+	if n != 6 || from.down || from == x.mute {
 		return
 	}
 	if ip := netip.MustParseAddr(sender); sender == target && !x.far[from] {

@@ -164,10 +164,12 @@ func (m *membership) findings() (all []lb.Finding) {
 				"two members of [l2] have the name %s: set node.name", p.Name))
 		}
 		if !p.Alive && slices.Contains(m.configured, p.Address) && time.Since(p.Since) > memberGrace {
+			why := fmt.Sprintf("it is down, port %d is filtered (UDP or TCP), or it has a different secret", m.port)
+			if p.Heard {
+				why = "its messages arrive here, but this node's messages do not arrive there"
+			}
 			all = append(all, lb.FoundMemberAway.About(p.Address.String(),
-				"member %s of [l2] has not responded since %s: it is down, port %d is filtered (UDP or TCP), "+
-					"or it has a different secret",
-				p.Address, p.Since.Format(time.RFC3339), m.port))
+				"member %s of [l2] has not responded since %s: %s", p.Address, p.Since.Format(time.RFC3339), why))
 		}
 	}
 	return all

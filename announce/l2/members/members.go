@@ -8,7 +8,6 @@ import (
 	"io"
 	"log"
 	"log/slog"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -42,6 +41,11 @@ const (
 	// joinWait is how long Joined waits for a first peer, because a site's nodes may start simultaneously.
 	joinWait     = 2 * time.Second
 	leaveTimeout = 500 * time.Millisecond
+	// callInterval is how often a node sends messages to callAtOnce peers that do not respond.
+	callInterval = 100 * time.Millisecond
+	callAtOnce   = 64
+	// heardFor is how long a message counts as a sign of life. It is shorter than the detection of a failure.
+	heardFor = 300 * time.Millisecond
 )
 
 // queueMax limits the messages that wait to be sent, because false reports about this node make it send all its claims
@@ -174,6 +178,7 @@ func (m *Members) Run(ctx context.Context) error {
 		list.Leave(leaveTimeout)
 		list.Shutdown()
 	}()
+	go network.call(ctx)
 	m.o.Log.Info("membership started", "address", m.o.Address, "port", m.o.Port)
 	for {
 		answered := m.join(list)
@@ -181,7 +186,7 @@ func (m *Members) Run(ctx context.Context) error {
 		known := m.known
 		m.mu.Unlock()
 		next := joinInterval
-		if known && (answered || len(m.table.missing()) == 0) || time.Since(start) > joinWait {
+		if known && (answered || len(m.table.missing(false)) == 0) || time.Since(start) > joinWait {
 			m.ready()
 		} else {
 			next /= 10
@@ -206,9 +211,7 @@ func (m *Members) ready() {
 
 // join exchanges all claims with some of the missing peers. It reports whether any of them answered.
 func (m *Members) join(list *memberlist.Memberlist) bool {
-	missing := m.table.missing()
-	rand.Shuffle(len(missing), func(i, k int) { missing[i], missing[k] = missing[k], missing[i] })
-	missing = missing[:min(len(missing), joinAtOnce)]
+	missing := some(m.table.missing(false), joinAtOnce)
 	answers := make(chan int, len(missing))
 	for _, a := range missing {
 		go func() {

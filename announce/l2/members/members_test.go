@@ -137,6 +137,12 @@ func TestKeys(t *testing.T) {
 		}
 	}
 	must.Row(t, "keys", 1, len(a.ciphers()))
+	setKeys(t, a, "four", "three") // b can no longer read what a sends
+	until(t, "only a hears b", func() bool {
+		return len(alive(a))+len(alive(b)) == 0 && a.Peers(vip)[0].Heard && !b.Peers(vip)[0].Heard
+	})
+	time.Sleep(2 * heardFor)
+	must.True(t, a.Peers(vip)[0].Heard, "b is no longer heard: %+v", a.Peers(vip)[0])
 	for _, m := range []*Members{wrong, open} {
 		must.True(t, len(alive(m)) == 0, "%s has members %v", m.o.Name, alive(m))
 	}

@@ -25,6 +25,7 @@ type Peer struct {
 	Name    string
 	Twin    bool // another member has the same name
 	Alive   bool
+	Heard   bool      // sends messages although it is not alive: it may not receive this node's messages
 	Since   time.Time // when Alive last changed
 	Known   bool      // has reported which VIPs it can serve
 	Claim   Claim
@@ -70,6 +71,7 @@ type peer struct {
 	started uint64
 	alive   bool
 	since   time.Time
+	heard   time.Time // last message from its address
 }
 
 func newTable(self netip.Addr, name string, send func([]byte)) *table {
@@ -147,16 +149,25 @@ func (t *table) addresses() []netip.Addr {
 	return slices.Collect(maps.Keys(t.peers))
 }
 
-// missing returns the configured peers that are not alive.
-func (t *table) missing() (list []netip.Addr) {
+// missing returns the configured peers that are not alive; with known, only those that have reported something.
+func (t *table) missing(known bool) (list []netip.Addr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for a, p := range t.peers {
-		if !p.alive {
+		if !p.alive && (!known || p.epoch != 0) {
 			list = append(list, a)
 		}
 	}
 	return list
+}
+
+// hear records a message from a peer's address.
+func (t *table) hear(a netip.Addr) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if p := t.peers[a]; p != nil {
+		p.heard = time.Now()
+	}
 }
 
 // setAlive records whether a peer is alive. It reports whether this changed.
@@ -187,6 +198,7 @@ func (t *table) list(vip netip.Addr) []Peer {
 	list := make([]Peer, 0, len(t.peers))
 	for a, p := range t.peers {
 		x := Peer{Address: a, Name: p.name, Twin: p.twin, Alive: p.alive, Since: p.since}
+		x.Heard = !p.alive && time.Since(p.heard) < heardFor
 		if x.Known = p.epoch != 0 && p.epoch >= p.started; x.Known {
 			x.Claim = p.claims[vip].Claim
 		}

@@ -2,9 +2,11 @@ package members
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"sync"
@@ -82,6 +84,7 @@ func (t *transport) receive() {
 		if text == nil {
 			continue
 		}
+		t.m.table.hear(from.Addr().Unmap())
 		p := &memberlist.Packet{Buf: text, From: net.UDPAddrFromAddrPort(from), Timestamp: time.Now()}
 		select {
 		case t.packets <- p:
@@ -99,6 +102,28 @@ func (t *transport) read(b []byte) []byte {
 		return nil
 	}
 	return text
+}
+
+// call sends empty messages to peers that do not respond until ctx ends. One that receives them, but whose own messages
+// do not arrive here, takes no address from this node (Peer.Heard).
+func (t *transport) call(ctx context.Context) {
+	tick := time.NewTicker(callInterval)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		for _, a := range some(t.m.table.missing(true), callAtOnce) {
+			_, _ = t.WriteTo([]byte{msgUser}, netip.AddrPortFrom(a, t.m.o.Port).String())
+		}
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+	}
+}
+
+// some returns at most n elements of list, chosen at random.
+func some(list []netip.Addr, n int) []netip.Addr {
+	rand.Shuffle(len(list), func(i, k int) { list[i], list[k] = list[k], list[i] })
+	return list[:min(len(list), n)]
 }
 
 // accept passes connections to memberlist until the listener is closed.
