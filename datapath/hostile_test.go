@@ -119,9 +119,12 @@ func TestBroadcastSourcesGetNoAnswer(t *testing.T) {
 	for _, h := range []hookName{hookXDP, hookTC} {
 		fx := shared(t, h, false, nil)
 		web(fx)
+		servers := netip.MustParsePrefix("10.0.0.1/24")
+		must.Do(t, errors.Join(fx.host.Bridge("servers"), fx.host.AddAddress("servers", servers)))
+		fx.do(fx.d.tunnels.Refresh)
 		for source, want := range map[string]string{
 			"192.0.2.254": "echo_reply", "192.0.2.255": "source_is_local", "255.255.255.255": "malformed",
-			"239.1.1.1": "malformed",
+			"239.1.1.1": "malformed", "10.0.0.255": "source_is_local",
 		} {
 			ping := icmp(8, 128)(fx)
 			ping.Src = netip.AddrPortFrom(netip.MustParseAddr(source), 0)
@@ -132,6 +135,9 @@ func TestBroadcastSourcesGetNoAnswer(t *testing.T) {
 		syn := tcp(dptest.SYN)(fx)
 		syn.Src = netip.MustParseAddrPort("192.0.2.255:40000")
 		fx.wantReason(fmt.Sprintf("%s: a SYN from a broadcast address was", h), syn, "source_is_local")
+		fx.do(func() error {
+			return errors.Join(netlink.LinkDel(must.Get(netlink.LinkByName("servers"))(t)), fx.d.tunnels.Refresh())
+		})
 		must.Do(t, fx.flows().want(0, 0))
 	}
 }

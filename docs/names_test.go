@@ -18,7 +18,7 @@ var (
 	fence     = regexp.MustCompile("(?ms)^```.*?^```")
 	filePath  = regexp.MustCompile(`^(?:[\w.*-]+/)*[\w*-]+\.(?:go|h|sh|toml|md|o|\*)$`)
 	directory = regexp.MustCompile(`^(?:lb|datapath|announce|healthd|config|e2e|docs|systemd|\.ci)(?:/\w+)*$`)
-	testName  = regexp.MustCompile(`\bTest[A-Z]\w*`)
+	testName  = regexp.MustCompile(`\b(?:Test|Fuzz)[A-Z]\w*`)
 	link      = regexp.MustCompile(`\]\(([^)#:]*)(?:#([^)]*))?\)`)
 	heading   = regexp.MustCompile(`(?m)^#+ (.*)$`)
 	notInLink = regexp.MustCompile(`[^\w\- ]`)

@@ -18,8 +18,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// panicSite has 200 services on two load balancers, which are [l2] members. Only the first one also announces over BGP,
-// so it receives all packets. Its agent panics where a test says so.
+// panicSite has panicServices services on two load balancers, which are [l2] members. Only the first one also announces
+// over BGP, so it receives all packets. Its agent panics where a test says so.
 type panicSite struct {
 	*site
 	agent *lab.Agent // of the first load balancer
@@ -45,18 +45,18 @@ func newPanicSite(t *testing.T) *panicSite {
 		s.Agents = append(s.Agents, labtest.Agent(t, b.Host, name, c))
 	}
 	s.agent = s.Agents[0]
-	s.WaitRouted(t, []netip.Addr{addressOf(0), addressOf(199)}, s.Balancers[0])
+	s.WaitRouted(t, []netip.Addr{addressOf(0), addressOf(panicServices - 1)}, s.Balancers[0])
 	return s
 }
 
 func addressOf(i int) netip.Addr { return netip.AddrFrom4([4]byte{203, 0, 113, byte(10 + i)}) }
 
-// broken is the service with something that the agent cannot handle.
-const broken = 7
+// broken is the service with something that the agent cannot handle, beside 200 others.
+const broken, panicServices = 7, 201
 
-// servicesOf returns 200 services. port is the broken one's port, beside 80.
+// servicesOf returns all services. port is the broken one's port, beside 80.
 func servicesOf(s *site, port int) (list []lab.AgentService) {
-	for i := range 200 {
+	for i := range panicServices {
 		v := lab.AgentService{
 			Name: fmt.Sprintf("web-%03d", i), Addresses: []netip.Addr{addressOf(i)}, Ports: []string{"80:8080"},
 			Backends: []lab.AgentBackend{{Address: s.Servers[0].V4}, {Address: s.Servers[1].V4}}, Check: s.check,
@@ -87,7 +87,7 @@ func (s *panicSite) configure(t *testing.T, port int) {
 // allServed sends a request to each service.
 func (s *panicSite) allServed(t *testing.T, when string) {
 	t.Helper()
-	for i := range 200 {
+	for i := range panicServices {
 		err := s.request(t, addressOf(i), 80)
 		must.True(t, err == nil, "%s: %v", when, err)
 	}

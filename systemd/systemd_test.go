@@ -200,6 +200,8 @@ func TestUnitLines(t *testing.T) {
 		"ExecStart=/usr/local/bin/steelyard run", "ExecReload=/usr/local/bin/steelyard reload",
 		"SystemCallErrorNumber=EPERM", "Type=notify", "OOMScoreAdjust=-900",
 		"UMask=0077", "ProtectProc=invisible", "LimitCORE=0", "RuntimeDirectoryMode=0700", "StateDirectoryMode=0700",
+		"MemoryMax=2G", "SystemCallFilter=sched_setattr setpriority setrlimit",
+		"SystemCallFilter=~@clock @cpu-emulation @debug @module @mount @obsolete @raw-io @reboot @resources @swap",
 	} {
 		must.True(t, slices.Contains(lines, want), "the unit has no line %q", want)
 	}

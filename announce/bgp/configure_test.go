@@ -90,6 +90,7 @@ func TestAttributesOfPeersAndPools(t *testing.T) {
 		MED: value(20), Communities: []uint32{64512<<16 | 3}, LargeCommunities: [][3]uint32{{64512, 0, 3}},
 	}
 	o.Peers[0].Prepend = 2
+	o.Peers[0].LocalASN, o.Peers[0].Source = o.ASN, b.ours[0][0] // as before, so the session stays
 	c.configure(o)
 	for _, to := range []string{to4, to6} {
 		r.await(to, "BGP.med: 20", "(64512,3)", "BGP.large_community: (64512, 0, 3)")

@@ -15,6 +15,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
@@ -203,10 +204,10 @@ func TestAddressPerNodeOfACluster(t *testing.T) {
 	must.True(t, len(got) == len(second), "addresses of the other Service: %v", got)
 }
 
-// brokenService is the one of 200 Services that a node's agent cannot handle.
+// brokenService is the Service that a node's agent cannot handle, beside 200 others.
 const brokenService = "web-007"
 
-// panicCluster has 200 Services. All packets enter through the last node, whose agent panics where a test says so.
+// panicCluster has 201 Services. All packets enter through the last node, whose agent panics where a test says so.
 type panicCluster struct {
 	*cluster
 	agent *lab.Agent
@@ -225,7 +226,7 @@ func panicOfOneObject(t *testing.T, proxied bool) {
 	c := &panicCluster{cluster: newCluster(t, "tunnel", proxied), vips: map[string]netip.Addr{}}
 	a, b := c.startPod(t, "pod-a", 0), c.startPod(t, "pod-b", 1)
 	c.startFaultyAgent(t, 2)
-	for i := range 200 {
+	for i := range 201 {
 		name := fmt.Sprintf("web-%03d", i)
 		c.createService(t, name, func(s *core.Service) {
 			policy := core.IPFamilyPolicySingleStack
@@ -233,7 +234,7 @@ func panicOfOneObject(t *testing.T, proxied bool) {
 		})
 		c.setEndpoints(t, name, a)
 	}
-	for i := range 200 {
+	for i := range 201 {
 		name := fmt.Sprintf("web-%03d", i)
 		c.vips[name] = c.waitAddresses(t, name)[0]
 		c.overrideRoutes(t, []netip.Addr{c.vips[name]}, 2)
@@ -241,8 +242,21 @@ func panicOfOneObject(t *testing.T, proxied bool) {
 	c.waitServed(t)
 	t.Run("service", c.serviceCannotBeHandled)
 	t.Run("endpointslice", func(t *testing.T) { c.sliceCannotBeHandled(t, a, b) })
-	t.Run("node", func(t *testing.T) { c.othersCannotBeHandled(t, "node", c.Balancers[2].Name(), 2) })
-	t.Run("configmap", func(t *testing.T) { c.othersCannotBeHandled(t, "configmap", "steelyard-nodes", 1) })
+	// The Node, or the ConfigMap with its entry in the node table, changes because the node is about to be deleted.
+	taint := func(node int) func(bool) {
+		return func(on bool) { c.patchNode(t, node, map[bool]string{true: deletionTaint, false: noTaint}[on]) }
+	}
+	label := func(on bool) {
+		patch := fmt.Appendf(nil, `{"metadata":{"labels":{"changed":"%t"}}}`, on)
+		must.Get(c.api.CoreV1().Secrets("steelyard").Patch(t.Context(), "steelyard-tunnel-keys",
+			types.MergePatchType, patch, meta.PatchOptions{}))(t)
+	}
+	t.Run("node", func(t *testing.T) { c.othersCannotBeHandled(t, "node", c.Balancers[2].Name(), taint(2)) })
+	t.Run("configmap", func(t *testing.T) { c.othersCannotBeHandled(t, "configmap", "steelyard-nodes", taint(1)) })
+	t.Run("secret", func(t *testing.T) {
+		c.othersCannotBeHandled(t, "secret", "steelyard/steelyard-tunnel-keys", label)
+	})
+	t.Run("object", c.objectCannotBeRead) // last, because the status names it for ten minutes
 }
 
 // startFaultyAgent replaces a node's agent with one that panics where FaultsPath says so.
@@ -359,12 +373,20 @@ func (c *panicCluster) sliceCannotBeHandled(t *testing.T, a, b *pod) {
 	c.healed(t, "endpointslice")
 }
 
-// othersCannotBeHandled makes a Node, or the ConfigMap with its entry in the node table, impossible to handle when the
-// node is about to be deleted. It is handled again when the node stays.
-func (c *panicCluster) othersCannotBeHandled(t *testing.T, part, object string, node int) {
-	c.panics(t, part, object, func() { c.patchNode(t, node, deletionTaint) })
+// objectCannotBeRead makes a Service panic when it arrives from the API server.
+func (c *panicCluster) objectCannotBeRead(t *testing.T) {
+	c.panics(t, "object", "default/"+brokenService, func() { c.setPort(t, 83) })
 	c.fault(t, "")
-	c.patchNode(t, node, noTaint)
+	c.setPort(t, 84)
+	labtest.Until(t, "the changed Service is handled", func() error { return c.connects(t, 84) })
+}
+
+// othersCannotBeHandled makes an object other than a Service impossible to handle when it changes. It is handled again
+// when the change is undone.
+func (c *panicCluster) othersCannotBeHandled(t *testing.T, part, object string, change func(on bool)) {
+	c.panics(t, part, object, func() { change(true) })
+	c.fault(t, "")
+	change(false)
 	c.healed(t, part)
 	c.waitServed(t)
 }

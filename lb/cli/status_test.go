@@ -84,8 +84,8 @@ func TestStatusShowsFindings(t *testing.T) {
 	}
 }
 
-// An agent that assigns no addresses does not know who does, and says nothing about it. Drained services do not count as
-// services that should be healthy.
+// An agent that assigns no addresses does not know who does, and says nothing about it. Drained services do not count
+// as services that should be healthy.
 func TestStatusLines(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"cluster":{"leader":"n1"}}`: "cluster connected, addresses are assigned by n1\n",

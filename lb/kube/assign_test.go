@@ -170,10 +170,11 @@ func TestFamilies(t *testing.T) {
 		"without its own": {nil, []core.IPFamily{v4}, "2001:db8::1", noFamily},
 		"the only one":    {nil, []core.IPFamily{v4}, " 203.0.113.5, ", "[203.0.113.5]"},
 		"two of a family": {nil, []core.IPFamily{v4}, "203.0.113.5,203.0.113.6", twoOfFamily},
-		"two, unprintable": {nil, []core.IPFamily{v4}, "203.0.113.5,203.0.113.6,\x1b[2K" + strings.Repeat(" x", 200),
-			twoOfFamily + ",�[2K" + strings.Repeat(" x", 86) + "…"},
-		"with a zone": {nil, []core.IPFamily{v6}, "fe80::1%\x1b[2K",
-			`"fe80::1%\x1b[2K" is requested, but is not an IP address`},
+		"two, unprintable": {nil, []core.IPFamily{v4},
+			"203.0.113.5,203.0.113.6,\x1b[2K\u009b" + strings.Repeat(" x", 200),
+			twoOfFamily + ",�[2K�" + strings.Repeat(" x", 85) + "…"},
+		"with a zone": {nil, []core.IPFamily{v6}, "fe80::1%\x1b[2K\u009b1A",
+			`"fe80::1%\x1b[2K\u009b1A" is requested, but is not an IP address`},
 		"in no pool": {nil, []core.IPFamily{v4}, "192.0.2.1", "192.0.2.1 is in no pool"},
 	} {
 		s := aService(func(s *core.Service) {

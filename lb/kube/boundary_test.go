@@ -71,6 +71,20 @@ func TestPanicOfAService(t *testing.T) {
 	}
 }
 
+// The Event about a Service has the trouble's own reason.
+func TestEventOfATrouble(t *testing.T) {
+	f := newFixture(t, asIs)
+	s, _ := numbered("web", 1)
+	f.have(t, s)
+	f.recorder.Store(&f.events)
+	for part, want := range map[lb.Part]string{
+		lb.PartEndpoints: "TooManyEndpoints", lb.PartRoom: "NoRoom", lb.PartService: "Frozen", lb.PartPlan: "Frozen",
+	} {
+		f.Tell(lb.Trouble{Part: part, Object: "default/web", Reason: "why"})
+		must.Row(t, part, []string{"Warning " + want + " node n1: why"}, drained(f.emitted))
+	}
+}
+
 // A panic about one node, or about a part of the node table, leaves it as it was.
 func TestPanicOfANode(t *testing.T) {
 	b, on := stumbling(lb.PartNode, "n2")
