@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -41,20 +42,27 @@ type incidents struct {
 	agent            *lab.Agent
 	text             string // the configuration
 	rival            lab.Node
+	draw             *rand.Rand
 }
 
 func newIncidents(t *testing.T) *incidents {
-	last := rand.Perm(80)
+	seed, err := strconv.ParseUint(os.Getenv("STEELYARD_SEED"), 10, 64)
+	if err != nil {
+		seed = rand.Uint64()
+	}
+	draw := rand.New(rand.NewPCG(seed, 0))
+	last := draw.Perm(80)
 	address := func(network string, i int) netip.Addr {
 		return netip.MustParseAddr(fmt.Sprintf("%s.%d", network, 100+last[i]))
 	}
 	s := &incidents{
-		site: newBareSite(t, lab.Shape{Servers: 4}),
-		web:  address("203.0.113", 0), direct: address("203.0.113", 1), lan: address("192.0.2", 2),
+		site: newBareSite(t, lab.Shape{Servers: 4}), draw: draw,
+		web: address("203.0.113", 0), direct: address("203.0.113", 1), lan: address("192.0.2", 2),
 	}
-	rand.Shuffle(len(s.Servers), func(i, k int) { s.Servers[i], s.Servers[k] = s.Servers[k], s.Servers[i] })
+	draw.Shuffle(len(s.Servers), func(i, k int) { s.Servers[i], s.Servers[k] = s.Servers[k], s.Servers[i] })
 	s.rival, s.Servers = s.Servers[3], s.Servers[:3]
-	t.Logf("web is %s, direct %s, lan %s; the server that suffers is %s", s.web, s.direct, s.lan, s.Servers[0])
+	t.Logf("STEELYARD_SEED=%d: web is %s, direct %s, lan %s; the server that suffers is %s",
+		seed, s.web, s.direct, s.lan, s.Servers[0])
 	for _, n := range s.Servers {
 		s.site.web = append(s.site.web, labtest.HTTP(t, n, 8080))
 		s.echo = append(s.echo, labtest.TCPEcho(t, n, 8443))
@@ -76,7 +84,7 @@ func newIncidents(t *testing.T) *incidents {
 		lab.AgentService{Name: "lan", Addresses: []netip.Addr{s.lan}, Ports: []string{"80:8080"},
 			Backends: backends, Check: check},
 	)
-	c.Mode = []string{"tc", "xdp-generic"}[rand.IntN(2)]
+	c.Mode = []string{"tc", "xdp-generic"}[draw.IntN(2)]
 	c.L2 = []string{"eth0"}
 	c.Extra = fmt.Sprintf("[[pool]]\nname = \"routed\"\naddresses = [\"203.0.113.0/24\"]\nannounce = [\"bgp\"]\n\n"+
 		"[[pool]]\nname = \"lan\"\naddresses = [\"%s/32\"]\nannounce = [\"l2\"]\n", s.lan)
@@ -186,7 +194,10 @@ func (s *incidents) reported(t *testing.T, x incident) error {
 
 // TestIncidents checks that the status is not OK while clients fail, and that one command names the cause. It omits
 // slow servers and lost ICMP errors, which are invisible here; a route limit on the router, which looks like a filter;
-// and renamed interfaces and weights, which harm no client (TestInterfaceIsRenamed, TestWhichRoutesHaveWeights).
+// renamed interfaces and weights, which harm no client (TestInterfaceIsRenamed, TestWhichRoutesHaveWeights); nodes that
+// are all excluded (TestWrongStarts, TestSetupFindings); and a host that claims the address later (TestNextConflict,
+// TestConflictsInStatus). The addresses, the server and the mode are drawn once, because other ones need another agent;
+// the time of each incident is drawn for itself. STEELYARD_SEED repeats a run.
 func TestIncidents(t *testing.T) {
 	t.Parallel()
 	s := newIncidents(t)
@@ -335,6 +346,7 @@ func TestIncidents(t *testing.T) {
 		labtest.Until(t, "clients are served before: "+x.name, func() error {
 			return errors.Join(s.served(t), labtest.ErrorIf(x.code != "" && s.reported(t, x) == nil, "still reported"))
 		})
+		time.Sleep(time.Duration(s.draw.Int64N(int64(2 * time.Second)))) // intervals are at most 2 s
 		x.begin()
 		try(x, false)
 		try(x, true)
