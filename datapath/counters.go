@@ -95,7 +95,7 @@ var (
 	descBFlows = prometheus.NewDesc("steelyard_datapath_backend_flows_total",
 		"Flows opened to a backend.", []string{"backend"}, nil)
 	descFaults = prometheus.NewDesc("steelyard_datapath_vips_with_fault",
-		"VIPs whose packets are not delivered although they have backends; steelyard routes shows the reasons.",
+		"VIPs that have backends but whose packets are not delivered; steelyard routes shows the reasons.",
 		nil, nil)
 	descRepairs = prometheus.NewDesc("steelyard_datapath_repairs_total",
 		"Changes by others to programs, pins or forwarding that the agent reverted.",

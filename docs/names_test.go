@@ -146,7 +146,7 @@ func TestFindingsAreDocumented(t *testing.T) {
 // The page contains config/reference.toml unchanged.
 func TestReferenceIsDocumentedWhole(t *testing.T) {
 	page := "# Every key\n\n" +
-		"[Configuration](configuration.md) describes how to use them.\n\n" +
+		"[Configuration](configuration.md) describes how to use these keys.\n\n" +
 		"```toml\n" + read(t, "../config/reference.toml") + "```\n"
 	if *update {
 		must.Do(t, os.WriteFile("reference.md", []byte(page), 0o644))

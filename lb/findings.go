@@ -5,8 +5,8 @@ package lb
 // Reachability for clients.
 var (
 	FoundWaiting = kind("waiting", SeverityDown,
-		"The agent is waiting for this node's network. Programs of an earlier agent in the kernel still forward.",
-		"Give the node the interface, route or address that the text names; the agent then starts by itself.")
+		"The agent waits for this node's network. Programs that an earlier agent left in the kernel still forward.",
+		"Give the node the interface, route or address that the finding names; the agent then starts by itself.")
 	FoundStarting = kind("starting", SeverityDegraded,
 		"The first health checks, or the first sync of the Services, are not complete.", "")
 	FoundNothingAnnounced = kind("nothing-announced", SeverityDown,
@@ -38,11 +38,11 @@ var (
 		"`steelyard backends` shows the reason for each backend.")
 	FoundAddressConflict = kind("address-conflict", SeverityDegraded,
 		"Another host on the link uses the address, and may receive clients' packets.",
-		"Remove the address from the host with the MAC address in the text.")
+		"Remove the address from the host with the MAC address in the finding.")
 	FoundCapacity = kind("capacity", SeverityDegraded,
 		"A limit of this node was reached, and packets of new connections were dropped or reset: `flows_full`, "+
 			"`snat_exhausted` or `udp_share_full`. Up to ten packets in a minute are only a warning, if that is less "+
-			"than one in a hundred new connections. The finding ends a minute after the last packet.",
+			"than one in a hundred new connections. The finding ends a minute after the last such packet.",
 		"`steelyard flows` lists the flows by service and backend; see docs/sizing.md for the limits.")
 	FoundRepliesLost = kind("replies-lost", SeverityDegraded,
 		"This node has lost the route to recent clients, because of a blackhole or a more specific prefix. A single "+
@@ -50,21 +50,21 @@ var (
 		"Compare with `ip route get CLIENT`.")
 	FoundServerReplies = kind("server-replies", SeverityDegraded,
 		"More than a third of a server's clients do not continue after their first packet, but clients of another "+
-			"server do. A filter or limit stops them but not the checks, or the replies are lost.",
+			"server do. A filter or limit stops clients but not checks, or the replies are lost.",
 		"On that server, compare `ip route get CLIENT` with another server's, and look for filters and limits "+
 			"(`nft list ruleset`), then on the path. With `nat`, clients use this node's address and `snat_ports`.")
 	FoundUnanswered = kind("unanswered", SeverityDegraded,
-		"More than a third of a port's clients do not continue after their first packet, and fewer do than before. "+
-			"No server answers them, or the answers are lost behind this node. A flood of SYNs while traffic falls "+
-			"looks the same.",
+		"More than a third of a port's clients do not continue after their first packet, and fewer continue than "+
+			"before. No server answers them, or the answers are lost behind this node. A flood of SYNs while traffic "+
+			"falls looks the same.",
 		"`steelyard explain CLIENT VIP:PORT` names the next hops: look for filters there, on the servers and on this "+
 			"node (`nft list ruleset`, `tc filter show`).")
 	FoundServerUnreached = kind("server-unreached", SeverityDegraded,
 		"Clients' packets do not reach a server that is in use: it has no check, or its checks take another path.",
-		"The text has the cause; `steelyard explain CLIENT VIP:PORT` shows the steps.")
+		"The finding has the cause; `steelyard explain CLIENT VIP:PORT` shows the steps.")
 	FoundFromOtherNodes = kind("from-other-nodes", SeverityDegraded,
 		"Packets that other Kubernetes nodes send to pods on this node do not reach them.",
-		"Repair the route, node address, tunnel source or key that the text names.")
+		"Repair the route, node address, tunnel source or key that the finding names.")
 )
 
 // Protection of clients against the next fault.
@@ -80,7 +80,7 @@ var (
 		"`ss -ltnp 'sport = :179'` names the process.")
 	FoundBFD = kind("bfd", SeverityDegraded,
 		"BFD with a peer is not up, so only the hold time detects a failure.",
-		"Configure BFD on the router, or disable it here; see docs/bgp.md.")
+		"Configure BFD on the router, or disable it on this node; see docs/bgp.md.")
 	FoundBackendDown = kind("backend-down", SeverityDegraded,
 		"Some backends are not healthy; others serve their clients.",
 		"`steelyard backends` shows the reason for each.")
@@ -94,15 +94,15 @@ var (
 	FoundMemberName = kind("member-name", SeverityDegraded,
 		"Two members of `[l2]` have the same name.", "Set `node.name`.")
 	FoundChecksInconclusive = kind("checks-inconclusive", SeverityDegraded,
-		"This node cannot run health checks; backends keep their last state. With `[l2]`, it is a warning for a "+
-			"minute after this node did not run for 0.3 s.",
-		"Resolve the shortage that the text names.")
+		"This node cannot run health checks; backends keep their last state. With `[l2]`, this is only a warning for "+
+			"a minute after the agent got no CPU time for 0.3 s.",
+		"Resolve the shortage that the finding names.")
 	FoundKernelBehind = kind("kernel-behind", SeverityDegraded,
 		"An update of the services has not reached the kernel for more than five seconds.",
 		"The log has the error of each attempt.")
 	FoundInterface = kind("interface", SeverityDegraded,
 		"A program is not attached to an interface as configured.",
-		"The text has the cause; `bpftool net` lists other programs.")
+		"The finding has the cause; `bpftool net` lists other programs.")
 	FoundAPIServerAway = kind("api-server-away", SeverityDegraded,
 		"The Kubernetes API server does not answer. The agent continues with the last known state.",
 		"Restore the API server; the agent then recovers by itself.")
@@ -115,14 +115,14 @@ var (
 		"Sections of the file that are read only at the start have changed.",
 		"Run `steelyard restart`, which ends no connection.")
 	FoundPartFails = kind("part-fails", SeverityDegraded,
-		"A part of the agent fails and will be retried.", "The text has the cause.")
+		"A part of the agent fails; the agent tries it again.", "The finding has the cause.")
 	FoundInputRefused = kind("input-refused", SeverityDegraded,
 		"An object or a message caused a panic in the agent, or exceeds a limit. The object keeps its last state; "+
 			"nothing else is affected.",
 		"After a panic, report the stack in the log. Change or delete the object.")
 	FoundNodesUnreachable = kind("nodes-unreachable", SeverityDegraded,
 		"More than half of the cluster's nodes do not answer through the tunnel. They still get connections, because "+
-			"the fault is probably here.",
+			"the fault is probably on this node.",
 		"Permit UDP 6090 (`datapath.tunnel_port`) and ICMP replies between the nodes: `nft list ruleset`.")
 	FoundTunnelKeys = kind("tunnel-keys", SeverityDegraded,
 		"The cluster's tunnel keys cannot be read or written.",
@@ -134,7 +134,7 @@ var (
 		"`steelyard cleanup` cannot restore sysctls, because their values could not be stored.",
 		"Make the state directory writable.")
 	FoundLogIncomplete = kind("log-incomplete", SeverityDegraded,
-		"Log lines were lost in the last ten minutes, because their reader is too slow or has stopped.",
+		"Log lines were lost in the last ten minutes, because the process that reads them is too slow or has stopped.",
 		"Check the process or disk that receives the log.")
 )
 
@@ -143,7 +143,7 @@ var (
 	FoundConfiguration = kind("configuration", SeverityWarning,
 		"The configuration is valid, but probably not as intended.", "")
 	FoundFileChanged = kind("file-changed", SeverityWarning,
-		"The configuration file was edited after it was loaded, or can no longer be read. The next start would use it.",
+		"The configuration file was edited after it was loaded, or can no longer be read. The next start reads it.",
 		"`steelyard diff` prints the difference, `steelyard reload` applies the file, and `steelyard config show` "+
 			"prints the active one.")
 	FoundHiddenPrograms = kind("hidden-programs", SeverityWarning,
@@ -154,11 +154,11 @@ var (
 	FoundPinsWritable = kind("pins-writable", SeverityWarning,
 		"Other users may write to the bpffs and could keep the agent from starting.", "")
 	FoundPinsLost = kind("pins-lost", SeverityWarning,
-		"Files under `/sys/fs/bpf/steelyard` cannot be restored, so the next start of the agent ends all connections.",
+		"Lost files of `/sys/fs/bpf/steelyard` cannot be restored; the agent's next start ends all connections.",
 		"Mount a bpffs on `/sys/fs/bpf`.")
 	FoundUnverified = kind("unverified", SeverityWarning,
 		"The kernel does not run synthetic packets, for example for lack of memory, so new faults are not detected.",
-		"Resolve the shortage that the text names.")
+		"Resolve the shortage that the finding names.")
 	FoundNoPackets = kind("no-packets", SeverityWarning,
 		"Clients sent packets to an announced address, but none have arrived for a minute. The clients have stopped, "+
 			"or their packets do not reach this node.",
@@ -168,9 +168,9 @@ var (
 		"A node of the cluster does not answer through the tunnel, so this node sends its pods no new connections.",
 		"If that node is running, permit UDP 6090 (`datapath.tunnel_port`) from this node to it.")
 	FoundNoDefaultRoute = kind("no-default-route", SeverityWarning,
-		"There was no default route at the start, so only clients on this node's links get replies.",
+		"There was no default route when the agent started, so only clients on this node's links get replies.",
 		"Add a default route if there are other clients.")
 	FoundTunnelKeyMismatch = kind("tunnel-key-mismatch", SeverityWarning,
-		"Packets from a tunnel source lack a valid token: they are forged, or the sender does not use our keys.",
+		"Packets from a tunnel source lack a valid token: they are forged, or the sender lacks this node's keys.",
 		"Add this node to the sender's `tunnel_sources`, and compare the key files (docs/keys.md).")
 )

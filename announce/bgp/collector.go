@@ -4,7 +4,7 @@ import "github.com/prometheus/client_golang/prometheus"
 
 var (
 	peerUp = prometheus.NewDesc("steelyard_bgp_peer_up",
-		"Whether the BGP session with the peer is established.", []string{"peer"}, nil)
+		"1 while the BGP session with the peer is established, otherwise 0.", []string{"peer"}, nil)
 	routesAnnounced = prometheus.NewDesc("steelyard_bgp_routes_announced",
 		"Routes announced to the peer.", []string{"peer"}, nil)
 	transitions = prometheus.NewDesc("steelyard_bgp_session_transitions_total",

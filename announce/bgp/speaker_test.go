@@ -279,7 +279,7 @@ func TestMetrics(t *testing.T) {
 	s := newSpeaker(t, r.options())
 	reg := prometheus.NewPedanticRegistry()
 	reg.MustRegister(s)
-	text := `# HELP steelyard_bgp_peer_up Whether the BGP session with the peer is established.
+	text := `# HELP steelyard_bgp_peer_up 1 while the BGP session with the peer is established, otherwise 0.
 # TYPE steelyard_bgp_peer_up gauge
 steelyard_bgp_peer_up{peer="127.0.0.1"} %d
 # HELP steelyard_bgp_routes_announced Routes announced to the peer.

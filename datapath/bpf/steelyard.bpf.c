@@ -86,7 +86,7 @@ int sy_tc_in(struct __sk_buff *skb)
 	return s ? act_tc(skb, s, decide(&s->p, s->parsed, &s->v, 0, 0), 0) : TC_ACT_SHOT;
 }
 
-/* Packets to a VIP that sy_tc_in has decapsulated. */
+/* Packets to a VIP, after sy_tc_in has decapsulated them. */
 SEC("tc")
 int sy_tc_decap(struct __sk_buff *skb)
 {

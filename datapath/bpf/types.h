@@ -253,13 +253,13 @@ enum reason {
 	REASON_ECHO_REPLY,
 	/* none: neighbour discovery, passed to the stack */
 	REASON_NEIGHBOUR_DISCOVERY,
-	/* none: the tunnel headers were removed, and the packet was passed to its local destination */
+	/* none: the tunnel headers were removed, and the packet was passed to its destination on this node */
 	REASON_DECAPSULATED,
 	/* none: a router reported the path MTU to a backend */
 	REASON_PMTU_LEARNED,
 	/* sender: headers are truncated or inconsistent, or have an address that is never on the wire; fix the sender */
 	REASON_MALFORMED,
-	/* sender: the source is a VIP, this node or a broadcast address, forged or used twice; find out who sends it */
+	/* sender: the source is a VIP, an address of this node or a broadcast address; find the host that sends it */
 	REASON_SOURCE_IS_LOCAL,
 	/* none: a later fragment arrived before the first one of its datagram, which has the ports */
 	REASON_FRAGMENT_NOT_FOUND,
@@ -293,21 +293,21 @@ enum reason {
 	REASON_NO_FORWARDING,
 	/* sender: the TTL or hop limit is used up; look for a routing loop or raise the initial TTL */
 	REASON_TTL_EXPIRED,
-	/* operator: larger than the path MTU, answered with an ICMP error; raise the MTU, or let ICMP errors pass */
+	/* operator: the packet exceeds the path MTU, which the sender was told; raise the MTU, or let ICMP errors pass */
 	REASON_TOO_BIG,
 	/* sender: an ICMP error for a NAT packet reports a path MTU below 1280, possibly forged; raise that MTU */
 	REASON_PMTU_TOO_LOW,
-	/* operator: the source of a tunnel packet is not in tunnel_sources; add it there if it should be */
+	/* operator: the source of a tunnel packet is not in tunnel_sources; add it there if it is legitimate */
 	REASON_UNKNOWN_TUNNEL_SOURCE,
-	/* operator: a tunnel packet without a valid key; look for a forged sender, or give it the same tunnel keys */
+	/* operator: a tunnel packet lacks a valid token; give the sender the tunnel keys, or find who forges it */
 	REASON_TUNNEL_KEY_MISMATCH,
-	/* operator: a process or pod of this node sent a packet to the tunnel port of another one; find and stop it */
+	/* operator: a process or pod of this node sent a packet to another node's tunnel port; find and stop it */
 	REASON_TUNNEL_SPOOFED,
-	/* operator: a tunnel packet is for neither a VIP nor an address of lo on this node; correct the sender or add it */
+	/* operator: a tunnel packet is for neither a VIP nor an address of lo; correct the sender or add the address */
 	REASON_DECAP_NOT_LOCAL,
 	/* operator: a router marked congestion on a tunnel packet whose inner packet does not use ECN; relieve the path */
 	REASON_CONGESTION_NOT_ECT,
-	/* operator: a frame with a VLAN tag has a second one or would leave by another interface; use VLAN interfaces */
+	/* operator: a VLAN frame has a second tag or would leave by another interface; use VLAN interfaces */
 	REASON_VLAN_TAGGED,
 	/* sender: the limit of ICMP errors per second is reached; find out why the sender causes them */
 	REASON_ICMP_RATELIMITED,

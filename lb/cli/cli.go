@@ -137,17 +137,17 @@ func commands(e *env) []*ucli.Command {
 	with := func(f ...ucli.Flag) []ucli.Flag { return f }
 	return []*ucli.Command{
 		{
-			Name: "run", Usage: "run the agent; SIGTERM withdraws the routes and exits, SIGHUP reloads",
+			Name: "run", Usage: "run the agent; SIGHUP reloads it, and SIGTERM withdraws the routes and ends it",
 			Flags: with(configFlag()), Action: e.run,
 		},
 		{
-			Name: "allocate", Usage: "assign addresses to a Kubernetes cluster's Services, without acting as a node",
+			Name: "allocate", Usage: "assign addresses to a cluster's Services, but neither announce nor forward",
 			Flags: with(configFlag()), Action: e.allocate,
 		},
 		{
 			Name: "check", Usage: "validate a configuration and report every error", ArgsUsage: "[FILE]",
 			Flags: with(configFlag(), outputFlag("text"), &ucli.BoolFlag{
-				Name: "elsewhere", Usage: "the file is for another machine, so do not compare it with this one",
+				Name: "elsewhere", Usage: "do not compare the file with this machine, because it is for another",
 			}),
 			Action: e.check,
 		},
@@ -159,8 +159,8 @@ func commands(e *env) []*ucli.Command {
 			Action: e.reload,
 		},
 		{
-			Name: "config", Usage: "the active configuration", Action: func(c *ucli.Context) error {
-				return fmt.Errorf("%w: steelyard config show", errUsage)
+			Name: "config", Usage: "show the active configuration", Action: func(c *ucli.Context) error {
+				return fmt.Errorf("%w: want \"steelyard config show\"", errUsage)
 			},
 			Subcommands: []*ucli.Command{{
 				Name: "show", Usage: "print the active file", Flags: with(socketFlag()), Action: e.configShow,
@@ -195,15 +195,18 @@ func commands(e *env) []*ucli.Command {
 				&ucli.BoolFlag{
 					Name: "cluster", Usage: "clean up a cluster instead: remove finalizers, addresses, Leases, keys",
 				},
-				&ucli.StringFlag{Name: "kubeconfig", Usage: "with --cluster: `FILE`; default: kubectl's own"},
 				&ucli.StringFlag{
-					Name: "namespace", Value: "steelyard", Usage: "with --cluster: `NAME` of the namespace",
+					Name: "kubeconfig", Usage: "with --cluster: use the kubeconfig `FILE`; default: kubectl's",
+				},
+				&ucli.StringFlag{
+					Name: "namespace", Value: "steelyard",
+					Usage: "with --cluster: remove Leases and keys from the namespace `NAME`",
 				},
 			),
 		},
 		{Name: "version", Usage: "print the version", Action: e.version},
 		{
-			Name: "completion", Usage: "print the completion script of bash, zsh or fish", ArgsUsage: "SHELL",
+			Name: "completion", Usage: "print the completion script for bash, zsh or fish", ArgsUsage: "SHELL",
 			UsageText: "source <(steelyard completion bash)", Action: e.completion,
 		},
 		{Name: "demo-router", Hidden: true, Usage: "run the router of the demo", Action: e.demoRouter},
@@ -220,7 +223,7 @@ func configFlag() ucli.Flag {
 // outputFlag is the flag of commands that can also print JSON.
 func outputFlag(form string) ucli.Flag {
 	return &ucli.StringFlag{
-		Name: "output", Aliases: []string{"o"}, Value: form, Usage: "`FORMAT`: " + form + " or json",
+		Name: "output", Aliases: []string{"o"}, Value: form, Usage: "print as `FORMAT`: " + form + " or json",
 	}
 }
 
@@ -236,7 +239,7 @@ func wantJSON(c *ucli.Context, form string) (bool, error) {
 // socketFlag is the flag of every command that is a client of the agent.
 func socketFlag() ucli.Flag {
 	return &ucli.StringFlag{
-		Name: "socket", Value: config.Default().Admin.Socket, Usage: "`PATH` of the agent's admin.socket",
+		Name: "socket", Value: config.Default().Admin.Socket, Usage: "connect to the agent's admin.socket at `PATH`",
 		EnvVars: []string{"STEELYARD_SOCKET"},
 	}
 }

@@ -15,7 +15,7 @@ func (e *env) drain(name, usage string) *ucli.Command {
 	return &ucli.Command{
 		Name: name, Usage: usage, ArgsUsage: "[SERVICE]",
 		Flags: []ucli.Flag{
-			&ucli.BoolFlag{Name: "node", Usage: "apply to every address of this node instead"}, socketFlag(),
+			&ucli.BoolFlag{Name: "node", Usage: "drain or undrain this node instead of a service"}, socketFlag(),
 		},
 		Action: func(c *ucli.Context) error {
 			if c.Bool("node") == (c.NArg() == 1) {

@@ -21,7 +21,7 @@ import (
 // events returns a command that prints the history. Without an agent, it reads what the last one has stored.
 func (e *env) events() *ucli.Command {
 	return &ucli.Command{
-		Name: "events", Usage: "print what has happened on this node, including before a restart",
+		Name: "events", Usage: "print the events of this node, including those before a restart",
 		UsageText: "steelyard events --since 10m --kind health\nsteelyard events --service web -f",
 		Flags: []ucli.Flag{
 			&ucli.DurationFlag{Name: "since", Usage: "print only the events of the last `DURATION`, such as 10m"},

@@ -62,7 +62,7 @@ func (e *env) status() *ucli.Command {
 	cmd.Flags = append(cmd.Flags, &ucli.BoolFlag{
 		Name: "ready", Usage: "fail until the configuration is active and BGP sessions are established",
 	}, &ucli.BoolFlag{
-		Name: "check", Usage: "exit with 0 for OK, 1 for DEGRADED, 2 for DOWN or without an agent",
+		Name: "check", Usage: "exit with 0 for OK, 1 for DEGRADED, 2 for DOWN or if no agent responds",
 	})
 	show := cmd.Action
 	cmd.Action = func(c *ucli.Context) error {
@@ -118,7 +118,7 @@ func notReady(i admin.Info) error {
 
 // flows returns a list command with filters.
 func (e *env) flows() *ucli.Command {
-	cmd := e.list("flows", "list entries of the flow table, by service, client, backend …", "", nil)
+	cmd := e.list("flows", "list entries of the flow table, filtered by service, client, backend …", "", nil)
 	usage := map[string]string{
 		"service": "list only flows of the service `NAME`",
 		"client":  "list only flows from `ADDRESS` or prefix",
@@ -126,7 +126,7 @@ func (e *env) flows() *ucli.Command {
 		"address": "list only flows to the VIP `ADDRESS`",
 		"port":    "list only flows to `PORT` of the VIP",
 		"state":   "list only flows in `STATE`: " + lb.Words(lb.FlowStates),
-		"limit":   "list at most `N` flows; 0: all; default 1000",
+		"limit":   "list at most `N` flows; 0: no limit; default 1000",
 	}
 	for _, name := range lb.FlowFilters {
 		cmd.Flags = append(cmd.Flags, &ucli.StringFlag{Name: name, Usage: usage[name]})
