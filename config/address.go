@@ -160,7 +160,7 @@ func (i item) addrRange() (lb.AddrRange, bool) {
 			return r, false
 		}
 		if r.From.Is4() != r.To.Is4() {
-			i.errorf("write both in the same family", "%q has two address families", s)
+			i.errorf("write two addresses of the same family", "%q mixes IPv4 and IPv6", s)
 			return r, false
 		}
 		if r.To.Less(r.From) {

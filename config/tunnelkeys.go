@@ -48,7 +48,7 @@ func (t *table) tunnelKeys(key string) (keys []Secret, seed Secret) {
 		switch secret := NewSecret(value); {
 		case !isSeed && otherWord.MatchString(line):
 			refuse(n+1, `write "seed:" before the hash seed, and nothing before a key`,
-				"begins with a word and a colon other than \"seed:\"")
+				"begins with a word and a colon, but not with \"seed:\"")
 		case len(value) < tunnelKeyMin:
 			refuse(n+1, fmt.Sprintf("write at least %d, as \"openssl rand -hex 32\" does", tunnelKeyMin),
 				fmt.Sprintf("has only %d bytes", len(value)))

@@ -232,7 +232,7 @@ func TestTunnelKeyFile(t *testing.T) {
 		{a + "\nseed: short", "", "", "k, line 2: has only 5 bytes"},
 		{a + "\nseed: " + d + "\nseed: " + c, "", "", "k, line 3: is a second seed"},
 		{"seed: " + d + "\n", "", "", "k has no key"},
-		{a + "\nSeed: " + d, "", "", `k, line 2: begins with a word and a colon other than "seed:"; write "seed:"`},
+		{a + "\nSeed: " + d, "", "", `k, line 2: begins with a word and a colon, but not with "seed:"; write "seed:"`},
 		{a + "\nsed:\t" + d, "", "", "k, line 2: begins with a word"},
 		{"correct-horse:battery: staple\n" + a, "correct-horse:battery: staple " + a, "", ""}, // a passphrase
 		{"# " + a + "\n\n", "", "", "k has no key"},
@@ -266,8 +266,9 @@ func TestTunnelKeyFile(t *testing.T) {
 func TestKeysWithoutTunnelSources(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "k")
 	must.Do(t, os.WriteFile(file, []byte("aaaaaaaaaaaaaaaa\n"), 0o600))
-	const warning = `service[0].tunnel (service "s"): none of its backends receives tokens of ` +
-		`datapath.tunnel_key_file; add those that run Steelyard to datapath.tunnel_sources here as well`
+	const warning = `service[0].tunnel (service "s"): this machine sends no token to any of ` +
+		`the service's backends, although it has keys; add the backends that run Steelyard to ` +
+		`datapath.tunnel_sources here as well`
 	const gue = "forward = \"tunnel\"\ntunnel = \"gue\""
 	keys := fmt.Sprintf("tunnel_key_file = %q\n", file)
 	for _, tt := range []struct{ datapath, service, want string }{

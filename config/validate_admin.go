@@ -21,7 +21,7 @@ func (d *decoder) admin(t *table) {
 			case !filepath.IsAbs(s):
 				i.errorf(fmt.Sprintf("write one like %q", a.Socket), "%q is not an absolute path", s)
 			case len(s) > socketPathMax:
-				i.errorf("at most 107", "a path of %d bytes is too long for a socket", len(s))
+				i.errorf("write at most 107", "a path of %d bytes is too long for a socket", len(s))
 			}
 			a.Socket = s
 		}

@@ -130,7 +130,7 @@ func (d *decoder) peer(t *table, asn uint32, seen map[netip.Addr]string) Peer {
 	p.TTLSecurity = t.boolean("ttl_security", p.TTLSecurity)
 	if p.TTLSecurity && p.Multihop > 0 {
 		t.at("ttl_security").errorf("leave one of the two out",
-			"cannot be combined with multihop = %d, because it requires a directly connected peer", p.Multihop)
+			"cannot be combined with multihop = %d, because it works only with directly connected peers", p.Multihop)
 	}
 	if i, ok := t.get("source"); ok && i.value != "" {
 		p.Source = d.source(i, p.Address)

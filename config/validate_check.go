@@ -53,7 +53,7 @@ func (d *decoder) check(t *table, of *Service) lb.CheckSpec {
 		warnOtherProtocol(sub, c.Type, ports)
 	}
 	if c.Type == lb.CheckTCP && c.Port >= 30000 && c.Port <= 32767 && !of.uses(uint16(c.Port)) {
-		sub.at("port").warnf(`write type = "health-check-node-port" if it is one`,
+		sub.at("port").warnf(`write type = "health-check-node-port" if the port is one`,
 			"a check of type tcp does not notice the response 503 of a health check node port")
 	}
 	c.ServicePort = portFor(c.Type, ports)

@@ -70,7 +70,7 @@ func (d *decoder) pool(t *table) {
 	p.Namespaces = distinct(t.list("namespaces", "default"), func(i item) (string, bool) {
 		s, ok := i.str("default")
 		if ok && !namespaceName.MatchString(s) {
-			i.errorf(`write small letters, digits and "-"`, "%q is not a namespace", s)
+			i.errorf(`write lower-case letters, digits and "-"`, "%q is not a namespace", s)
 			return "", false
 		}
 		return s, ok

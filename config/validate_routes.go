@@ -38,9 +38,9 @@ func (r *prefixRule) allows(addr netip.Addr) bool {
 			return true
 		}
 	}
-	where, problem := "pools that are announced by bgp", "but no pool has all of it"
+	where, problem := "pools that are announced by bgp", "but no pool contains all of it"
 	if r.own {
-		where, problem = "this pool", "but its pool does not have all of it"
+		where, problem = "this pool", "but the pool does not contain all of it"
 	}
 	r.item.errorf(fmt.Sprintf("write %d, or put all of %s in %s", r.full, p, where),
 		"%d would announce %s for %s, %s", r.bits, p, addr, problem)

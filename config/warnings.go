@@ -52,7 +52,7 @@ func (d *decoder) warnNested() {
 		for k, b := range s.Backends {
 			if of := vips[b.Addr]; of != "" && of != s.Name { // the service's own VIP is an error
 				i := item{d: d, path: "service" + index(n) + ".backends" + index(k), object: `service "` + s.Name + `"`}
-				i.warnf("write the addresses of its servers",
+				i.warnf("write the addresses of that service's servers",
 					"%s is an address of service %q, and forwarded packets are not balanced again", b.Addr, of)
 			}
 		}
@@ -74,7 +74,7 @@ func (d *decoder) warnTunnels() {
 		return
 	}
 	if len(c.TunnelSources) == 0 && !c.HashSeed.IsSet() {
-		item{d: d, path: "datapath.tunnel_key_file"}.warnf("add datapath.tunnel_sources, or leave it out",
+		item{d: d, path: "datapath.tunnel_key_file"}.warnf("add datapath.tunnel_sources, or leave the file out",
 			"has no effect without tunnels to or from other nodes")
 	}
 }
@@ -92,8 +92,8 @@ func (d *decoder) warnKeyless() (warned bool) {
 			continue
 		}
 		item{d: d, path: "service" + index(n) + ".tunnel", object: `service "` + s.Name + `"`}.warnf(
-			"add those that run Steelyard to datapath.tunnel_sources here as well",
-			"none of its backends receives tokens of datapath.tunnel_key_file")
+			"add the backends that run Steelyard to datapath.tunnel_sources here as well",
+			"this machine sends no token to any of the service's backends, although it has keys")
 		warned = true
 	}
 	return warned

@@ -150,7 +150,7 @@ func TestHTTP(t *testing.T) {
 		{"https, silent", silent(t), lb.CheckSpec{Type: lb.CheckHTTPS, Path: "/"}, "no response within 300ms"},
 		{"node port", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/weight"}, "ok: HTTP 200, 3 endpoints"},
 		{"node port, no endpoint", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/503"},
-			"HTTP 503: no local endpoint, or the node's proxy is not healthy"},
+			"HTTP 503: the node has no endpoint, or its proxy is not healthy"},
 		{"node port, something else", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/redirect"},
 			"HTTP 302: not a health check node port"},
 		{"node port, bad weight", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/badweight"},

@@ -155,7 +155,7 @@ func (c nodePortChecker) Probe(ctx context.Context) (Result, error) {
 	switch resp.StatusCode {
 	case http.StatusOK:
 	case http.StatusServiceUnavailable:
-		return Result{}, drainingError{errors.New("HTTP 503: no local endpoint, or the node's proxy is not healthy")}
+		return Result{}, drainingError{errors.New("HTTP 503: the node has no endpoint, or its proxy is not healthy")}
 	default:
 		return fail("HTTP %d: not a health check node port", resp.StatusCode)
 	}

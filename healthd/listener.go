@@ -17,7 +17,7 @@ import (
 type notRootError struct{ uid uint64 }
 
 func (e notRootError) Error() string {
-	return fmt.Sprintf("the socket there belongs to user %d, not to root", e.uid)
+	return fmt.Sprintf("the listening socket belongs to user %d, not to root", e.uid)
 }
 
 func (notRootError) Is(target error) bool { return target == syscall.ECONNREFUSED }

@@ -67,7 +67,7 @@ func TestAllocate(t *testing.T) {
 		{"exhausted", addrs("2001:db8::1"), "v6", "6", []Pool{v4, v6}, nil, "no free IPv6 address in v6"},
 		{"exhausted pools", nil, "", "6", []Pool{v4, first}, nil, "no free IPv6 address in first, v4"},
 		{"no such pool", nil, "x", "4", []Pool{v4}, nil, `there is no pool "x"`},
-		{"only manual pools", nil, "", "4", []Pool{manual}, nil, "no pool has auto_assign"},
+		{"only manual pools", nil, "", "4", []Pool{manual}, nil, "no pool has auto_assign = true"},
 		{"a manual pool by name", nil, "v4", "4", []Pool{manual}, addrs("203.0.113.0"), ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -126,7 +126,7 @@ func TestKeep(t *testing.T) {
 		"not allowed, two of a family": {func(r *Request) { r.Allows, r.PerFamily = autoOnly, 2 }, "", "[192.0.2.5]"},
 		"the named is not allowed": {func(r *Request) {
 			r.Allows, r.Pool = denied, "auto"
-		}, "", `the pool "auto" is not for this service`},
+		}, "", `the pool "auto" does not permit this service`},
 		"another holder":   {func(r *Request) {}, "other", "[192.0.2.5]"},
 		"the other family": {func(r *Request) { r.Families[0].Family = IPv6 }, "", "no free IPv6 address in auto"},
 	} {
@@ -159,7 +159,7 @@ func TestAddressesByName(t *testing.T) {
 	manual.AutoAssign, manual.AvoidBuggy = false, true
 	const (
 		noFamily   = "2001:db8::1 is requested, but the service has no such family"
-		notAllowed = `192.0.2.0 is in the pool "manual", which is not for this service`
+		notAllowed = `192.0.2.0 is in the pool "manual", which does not permit this service`
 	)
 	for name, tt := range map[string]struct {
 		families, addr, allowed, want string

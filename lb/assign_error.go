@@ -37,15 +37,15 @@ func (e *AssignError) Error() string {
 	case NoSuchPool:
 		return fmt.Sprintf("there is no pool %.200q", e.Pools[0])
 	case PoolNotAllowed:
-		return fmt.Sprintf("the pool %q is not for this service", e.Pools[0])
+		return fmt.Sprintf("the pool %q does not permit this service", e.Pools[0])
 	case NoPool:
-		return "no pool has auto_assign"
+		return "no pool has auto_assign = true"
 	case NoFreeAddress:
 		return fmt.Sprintf("no free %s address in %s", e.Family, strings.Join(e.Pools, ", "))
 	case AddrInNoPool:
 		return fmt.Sprintf("%s is in no pool", e.Addr)
 	case AddrNotAllowed:
-		return fmt.Sprintf("%s is in the pool %q, which is not for this service", e.Addr, e.Pools[0])
+		return fmt.Sprintf("%s is in the pool %q, which does not permit this service", e.Addr, e.Pools[0])
 	case AddrInUse, NotSharedWith:
 		return fmt.Sprintf("%s belongs to %s", e.Addr, e.Service)
 	case PortInUse:

@@ -128,5 +128,5 @@ func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	if pair := c.now.Load(); pair != nil {
 		return pair, nil
 	}
-	return nil, errors.New("there is no certificate")
+	return nil, errors.New("no certificate is loaded")
 }

@@ -72,7 +72,7 @@ func (i *Info) unsettled(now time.Time) (all []lb.Finding) {
 		add(lb.FoundReloadRejected.About(i.Config, "the last reload was rejected"))
 	}
 	if len(i.NeedRestart) > 0 {
-		add(lb.FoundRestartNeeded.About("", "a restart is needed to apply changes of: %s", List(i.NeedRestart)))
+		add(lb.FoundRestartNeeded.About("", "a restart is needed to apply changes to: %s", List(i.NeedRestart)))
 	}
 	return all
 }

@@ -88,7 +88,7 @@ func TestVerdict(t *testing.T) {
 				"interface eth0: not found",
 				"the API server has not answered since 2026-01-02T03:04:05Z; its last known state is used",
 				"drained: a, b, c, d, e and 1 more", "the last reload was rejected",
-				"a restart is needed to apply changes of: bgp", "port 179 is taken",
+				"a restart is needed to apply changes to: bgp", "port 179 is taken",
 			},
 		},
 		{"a drained node", Info{Drained: &lb.Drains{Node: true}}, lb.Status{Settled: true}, nil, Degraded,

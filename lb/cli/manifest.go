@@ -16,13 +16,13 @@ func (e *env) manifest() *ucli.Command {
 	return &ucli.Command{
 		Name: "manifest", Usage: "print the Kubernetes objects that run the agent on every node",
 		Flags: []ucli.Flag{
-			&ucli.StringFlag{Name: "image", Value: image + ":" + version, Usage: "`IMAGE` of the agent"},
+			&ucli.StringFlag{Name: "image", Value: image + ":" + version, Usage: "run the agent from `IMAGE`"},
 			&ucli.BoolFlag{Name: "l2", Usage: "announce by ARP and NDP"},
 			&ucli.StringFlag{
 				Name: "bgp", Usage: "announce by BGP to `asn=OWN,peer=ADDRESS:ASN`; peer= may be repeated",
 			},
 			&ucli.StringSliceFlag{
-				Name: "pool", Usage: "assign addresses from `RANGE`: a prefix or first-last; may be repeated",
+				Name: "pool", Usage: "assign addresses from `RANGE`, a prefix or FIRST-LAST; may be repeated",
 			},
 			&ucli.BoolFlag{
 				Name: "cleanup", Usage: "print the cleanup objects instead; apply them after deleting the others",
@@ -55,7 +55,7 @@ func firstConfiguration(l2 bool, bgp string, pools []string) (lines string, addr
 		return "", nil, nil
 	}
 	if !l2 && bgp == "" || len(pools) == 0 {
-		return "", nil, fmt.Errorf("%w: addresses are announced with --l2 or --bgp, and --pool", errUsage)
+		return "", nil, fmt.Errorf("%w: announcing addresses needs --l2 or --bgp, and --pool", errUsage)
 	}
 	var text strings.Builder
 	if l2 {

@@ -29,8 +29,8 @@ func TestManifestConfiguration(t *testing.T) {
 			!strings.Contains(out, "# [[pool]]"), "%s: other objects, or the example\n%s", tt.flags, out)
 	}
 	for _, tt := range []struct{ flags, want string }{
-		{"--l2", "addresses are announced with --l2 or --bgp, and --pool"},
-		{"--pool 192.0.2.0/28", "addresses are announced with --l2 or --bgp, and --pool"},
+		{"--l2", "announcing addresses needs --l2 or --bgp, and --pool"},
+		{"--pool 192.0.2.0/28", "announcing addresses needs --l2 or --bgp, and --pool"},
 		{"--l2 --pool 192.0.2.300", "192.0.2.300"},
 		{"--bgp peer=192.0.2.1:64500 --pool 192.0.2.0/28", "asn=NUMBER and at least one"},
 		{"--bgp asn=1,peer=192.0.2.1 --pool 192.0.2.0/28", `"192.0.2.1" is not ADDRESS:ASN`},

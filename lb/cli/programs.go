@@ -32,7 +32,7 @@ func (e *env) cleanup(c *ucli.Context) error {
 		}
 	}
 	if c.Bool("cluster") && c.Bool("wait") {
-		return fmt.Errorf("%w: --wait is for the cleanup of a node", errUsage)
+		return fmt.Errorf("%w: --wait cannot be combined with --cluster", errUsage)
 	}
 	if c.Bool("cluster") {
 		return e.programs.CleanupCluster(c.Context, c.String("kubeconfig"), c.String("namespace"), e.out)

@@ -120,7 +120,7 @@ func (e *env) restart(c *ucli.Context) error {
 	if errors.As(err, &refused) && refused.Code == http.StatusNotFound {
 		return fmt.Errorf("the running agent (%s) is from an earlier release that cannot replace itself: "+
 			"kill it with \"kill -9\" (systemd: \"systemctl kill -s KILL steelyard\"), and start the new one unless "+
-			"something else does; packets are still forwarded, and BGP peers with graceful restart keep the routes",
+			"a service manager does; packets are still forwarded, and BGP peers with graceful restart keep the routes",
 			before.Version)
 	}
 	if err != nil {

@@ -197,7 +197,7 @@ func TestCleanupNeedsCluster(t *testing.T) {
 		{"--kubeconfig k", 2, "", "steelyard: --kubeconfig needs --cluster\n"},
 		{"--kubeconfig=", 2, "", "steelyard: --kubeconfig needs --cluster\n"},
 		{"--namespace steelyard", 2, "", "steelyard: --namespace needs --cluster\n"},
-		{"--cluster --wait", 2, "", "steelyard: --wait is for the cleanup of a node\n"},
+		{"--cluster --wait", 2, "", "steelyard: --wait cannot be combined with --cluster\n"},
 		{"--cluster --namespace n", 0, "cleanup  n\n", ""},
 	} {
 		code, out, errOut := steelyard(t, append([]string{"cleanup"}, strings.Fields(tt.args)...)...)

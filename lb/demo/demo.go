@@ -33,11 +33,11 @@ type step struct {
 var steps = []step{
 	{"Announce", "both balancers announce both addresses to the router", (*show).announce},
 	{"Balance", "requests spread over balancers and servers", (*show).balance},
-	{"A server fails", "s2 crashes; its checks fail, new requests go to the other servers", (*show).serverFails},
+	{"A server fails", "s2 crashes; its checks fail, and new requests go to the other servers", (*show).serverFails},
 	{"All servers fail", "no backend is healthy: the routes must be withdrawn", (*show).allServersFail},
 	{"Recovery", "the servers are started again", (*show).recovery},
 	{
-		"kill -9 of an agent", "the kernel continues to forward, the router keeps the route (graceful restart)",
+		"kill -9 of an agent", "the kernel continues to forward, and the router keeps the route (graceful restart)",
 		(*show).agentKilled,
 	},
 	{"A balancer loses power", "its link goes down at the router; the other balancer takes over", (*show).powerOff},

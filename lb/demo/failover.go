@@ -59,7 +59,7 @@ func (s *show) agentKilled(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("expected no request to fail while an agent stops or starts; observed: %w",
 			r.Err())
 	}
-	s.observed("the new agent adopted the state in the kernel: none of %d requests failed, no connection was lost",
+	s.observed("the new agent adopted the state in the kernel: none of %d requests failed, and no connection was lost",
 		r.Answered())
 	return fmt.Sprintf("0 of %d requests failed, 0 of %d connections lost", r.Answered(), len(conns)*heldConns), nil
 }
@@ -85,7 +85,7 @@ func sessions(ctx context.Context, a *lab.Agent) error {
 		return err
 	}
 	if len(peers) == 0 {
-		return errors.New("it has no peers")
+		return errors.New("the agent has no peers")
 	}
 	for _, p := range peers {
 		if p.State != "established" {

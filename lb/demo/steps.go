@@ -58,7 +58,7 @@ func (s *show) routed(ctx context.Context, balancers ...lab.Node) (time.Duration
 		for _, vip := range vips {
 			got, err := s.Router.NextHops(host(vip))
 			if err == nil && !slices.Equal(got, hops(vip, balancers...)) {
-				err = fmt.Errorf("it routes %s via %v", vip, got)
+				err = fmt.Errorf("the router routes %s via %v", vip, got)
 			}
 			all = errors.Join(all, err)
 		}
@@ -242,7 +242,7 @@ func (s *show) recovery(ctx context.Context) (string, error) {
 	}
 	s.observed("%d of %d requests answered", r.Answered(), r.Answered()+len(r.Errors))
 	s.bars(r.Servers)
-	return fmt.Sprintf("routes installed after %s, all three servers respond", short(back)), nil
+	return fmt.Sprintf("routes installed after %s; all three servers respond", short(back)), nil
 }
 
 func names(nodes []lab.Node) string {

@@ -22,7 +22,7 @@ func Private(dir string) error {
 	const check = "; stop what uses it, check or remove its content, and "
 	switch owner := info.Sys().(*syscall.Stat_t).Uid; {
 	case info.Mode()&fs.ModeSymlink != 0:
-		return fmt.Errorf("%s is a symbolic link, and must be a directory%sremove the link", dir, check)
+		return fmt.Errorf("%s is a symbolic link, but must be a directory%sremove the link", dir, check)
 	case !info.IsDir(): // nothing can be stored there, which is reported at the first attempt
 		return nil
 	case int(owner) != os.Geteuid():

@@ -296,7 +296,7 @@ func (b *bench) assign(ctx context.Context, r *Result) error {
 			}
 		}
 		if without > 0 {
-			return fmt.Errorf("%d have none: %s", without, p.Log.Tail(3))
+			return fmt.Errorf("%d Services have no address: %s", without, p.Log.Tail(3))
 		}
 		return nil
 	})

@@ -118,7 +118,7 @@ func (n *network) settle(ctx context.Context) error {
 			return err
 		}
 		if len(r.Servers) != 2 {
-			return fmt.Errorf("servers %v", r.Servers)
+			return fmt.Errorf("only these servers answered: %v", r.Servers)
 		}
 		return nil
 	})

@@ -130,7 +130,7 @@ func (w *wrapper) run(prog *ebpf.Program, n int) (ns float64, ret uint32, out []
 		chain = w.objs.MeasuredXdp
 	}
 	if err := chain.Put(uint32(0), prog); err != nil {
-		return 0, 0, nil, fmt.Errorf("chain the program: %w", err)
+		return 0, 0, nil, fmt.Errorf("tail-call the program: %w", err)
 	}
 	if w.n == nil {
 		return w.testRun(0, n)
