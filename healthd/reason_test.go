@@ -89,7 +89,7 @@ func (hangs) Probe(ctx context.Context) (Result, error) {
 func TestServerWithoutTheVIP(t *testing.T) {
 	vip := netip.MustParseAddr("203.0.113.10")
 	const itself = ", but the server answers at its own address: is 203.0.113.10 on its interface lo?"
-	spec := lb.CheckSpec{Type: lb.CheckTCP, Interval: time.Hour, Timeout: time.Second, Rise: 1, Fall: 1}
+	spec := lb.CheckSpec{Type: lb.CheckTCP, Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 1}
 	for _, row := range []struct {
 		check lb.Check
 		want  string
@@ -98,14 +98,17 @@ func TestServerWithoutTheVIP(t *testing.T) {
 		{lb.Check{Target: netip.MustParseAddrPort("127.0.0.1:1"), VIP: vip}, itself}, // refused
 		{lb.Check{Target: targetOf(listen(t).Addr())}, ""},
 	} {
-		reports := make(chan lb.Health, 1)
+		reports := make(chan lb.Health, 100)
 		p := New(Options{Report: func(h lb.Health) { reports <- h }, Log: slog.New(slog.DiscardHandler)})
 		p.make = func(lb.Check) Checker { return hangs{} }
 		row.check.Spec = spec
 		p.Put("web", []lb.Check{row.check})
 		stop := must.Run(t, p.Run)
-		must.Row(t, fmt.Sprintf("%s, VIP %s", row.check.Target, row.check.VIP),
-			"no response within 1s"+row.want, (<-reports).Reason)
+		reason := (<-reports).Reason
+		for strings.HasPrefix(reason, "this node lacks CPU") { // a probe was late, and says nothing
+			reason = (<-reports).Reason
+		}
+		must.Row(t, fmt.Sprintf("%s, VIP %s", row.check.Target, row.check.VIP), "no response within 1s"+row.want, reason)
 		stop()
 	}
 }

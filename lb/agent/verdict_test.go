@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,16 +19,18 @@ import (
 // systemd gets the current verdict. A change of it is logged, as a warning unless all is well again.
 func TestVerdictIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var i admin.Info
+		var now atomic.Pointer[admin.Info]
+		now.Store(new(admin.Info))
 		var out strings.Builder
 		must.Run(t, verdictLog{
-			info:   func(context.Context) (admin.Info, error) { return i, nil },
+			info:   func(context.Context) (admin.Info, error) { return *now.Load(), nil },
 			status: func(line string) { fmt.Fprintf(&out, "STATUS=%s\n", line) },
 			log:    slog.New(slog.NewTextHandler(&out, nil)),
 		}.run)
 		full := admin.Info{Verdict: admin.Degraded, Reasons: []string{"full"},
 			Findings: []lb.Finding{{Code: "c", Text: "full"}}}
-		for _, i = range []admin.Info{{Verdict: admin.OK}, full, full, {Verdict: admin.OK}} {
+		for _, i := range []admin.Info{{Verdict: admin.OK}, full, full, {Verdict: admin.OK}} {
+			now.Store(&i)
 			time.Sleep(verdictEvery)
 			synctest.Wait()
 		}
