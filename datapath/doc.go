@@ -53,8 +53,8 @@
 // challenges it, and does not replace the flow.
 //
 // UDP has its own tables, which are not LRU maps either, because an evicted flow would give its source port, and with
-// it a pending answer, to another client. A frontend may use all free entries. A port is free again when its flow has
-// expired. The timeout is half_open until the client sends again after an answer, and then udp.
+// it a pending answer, to another client. A frontend may have as many flows as entries are free. A port is free again
+// when its flow has expired. The timeout is half_open until the client sends again after an answer, and then udp.
 //
 // A source port stays unused for a while after its flow has ended. If the server sent FIN first, it keeps the
 // connection in TIME_WAIT, so the port stays unused for 65 s. A SYN may use it earlier if the server must accept the
@@ -118,8 +118,8 @@
 // Nothing marks the first datagram of a flow, so the first datagrams of all flows would visit the previous nodes
 // forever. Therefore UDP slots forget these nodes after timeout_udp (table.Services.Settle). By then the slot's node
 // has relayed a datagram of each live flow that did not come back. It remembers these flows in sy_relays, where a
-// frontend may use all free entries, and continues to relay them. A flow is moved to another endpoint if its client was
-// silent for longer while its server sent.
+// frontend may have as many entries as are free, and continues to relay them. A flow is moved to another endpoint if
+// its client was silent for longer while its server sent.
 //
 // With affinity the client's address determines the slot, and a node remembers the backend of a client. If the slot's
 // node does not know a client, its connection goes to the previous nodes first. They open it if they know the client;

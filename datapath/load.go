@@ -148,8 +148,8 @@ func tableSizes(maxFlows int) map[string]uint32 {
 	}
 }
 
-// udpPart sets the number of UDP flows to max_flows/udpPart, in addition to max_flows for the other protocols. A
-// frontend may use all free entries.
+// udpPart limits UDP flows to max_flows/udpPart, in addition to max_flows for the other protocols. A frontend may have
+// as many UDP flows as entries are free.
 const udpPart = 2
 
 // placePart is the number of flows in a table per line of five places (bpf/reclaim.h). Half of the flows of a full

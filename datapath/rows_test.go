@@ -300,7 +300,7 @@ var (
 	isLive   = isIn(bpf.FlowEstablished, 0)
 )
 
-// resetBy is a RST with a sequence number.
+// resetBy makes a RST with from, and sets its sequence number to seq.
 func resetBy(from func(uint8) func(*fixture) dptest.Packet, seq uint32) func(*fixture) dptest.Packet {
 	return change(from(dptest.RST), func(_ *fixture, p *dptest.Packet) { p.Seq = seq })
 }

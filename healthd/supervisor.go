@@ -25,10 +25,10 @@ var programs = supervisor{start: make(chan starting), ended: make(chan ending)}
 // This process is a subreaper (PR_SET_CHILD_SUBREAPER): a descendant whose parent ends becomes its child, whatever
 // group and session it has moved to. A child is an orphan unless it is a running program, in a running program's
 // process group, or in this process's group. When any program ends, the supervisor kills all orphans, then their
-// children, including processes of other programs that left both their group and their parent.
+// children. A process of a program that still runs is an orphan too if it left the group and its parent has ended.
 //
-// A single thread that never ends does this. It has no_new_privs, so no file can give a program privileges. The kernel
-// kills the programs when the thread ends with this process (Pdeathsig).
+// A single thread starts, kills and reaps processes, and ends only with this process. The kernel then kills the
+// programs (Pdeathsig). The thread has no_new_privs, so no file can give a program privileges.
 type supervisor struct {
 	once  sync.Once
 	start chan starting

@@ -12,7 +12,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// Before a planned withdrawal a route has the lower preference for some time, so that routers choose others first (RFC
+// Before a planned withdrawal a route has a lower preference for some time, so that routers choose others first (RFC
 // 8326). A withdrawal for another reason is immediate, even during that time.
 func TestGracefulWithdrawal(t *testing.T) {
 	const grace = 2 * time.Second

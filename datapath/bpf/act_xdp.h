@@ -33,7 +33,7 @@ static __always_inline int xdp_is_addressed(struct xdp_md *ctx)
 	return mac_equal(eth->dst, up->mac);
 }
 
-/* xdp_send sends the packet as it is from an interface. */
+/* xdp_send sends the packet from an interface, without further changes. */
 static __always_inline int xdp_send(struct xdp_md *ctx, __u32 ifindex)
 {
 	if (ifindex == ctx->ingress_ifindex && !no_xdp_tx)

@@ -74,7 +74,7 @@ struct place_line {
 	__u64 pad;
 };
 
-/* The agent's state of collecting a table's flows. */
+/* What the agent tells the programs about its collection of a table's flows. */
 struct collector {
 	__u32 seen; /* flow_clock of its last write */
 	__u32 place_from; /* flows stored after this number (sy_stored) receive a place */

@@ -124,6 +124,16 @@ func (c *cluster) rollingUpdate(t *testing.T, service string, vip netip.Addr, po
 // connections there, but node 1 does.
 func (c *cluster) tunnelIsFiltered(t *testing.T, vips []netip.Addr) {
 	from, to := c.Balancers[2], c.Balancers[0]
+	answers := func() (n float64) {
+		const series = `steelyard_health_probes_total{result="ok",service="node/tunnel"} `
+		_, _ = fmt.Sscanf(strings.TrimPrefix(labtest.Metrics(t, c.Agents[2], series), series), "%g", &n)
+		return n
+	}
+	// A node that has not answered three probes is not avoided: it may not have the VIP yet.
+	before := answers()
+	labtest.Until(t, "nodes 0 and 1 have answered", func() error {
+		return labtest.ErrorIf(answers() < before+10, "%g answers", answers()-before)
+	})
 	for _, line := range []string{
 		"add table bridge firewall", "add chain bridge firewall forward { type filter hook forward priority 0 ; }",
 		fmt.Sprintf("add rule bridge firewall forward ip saddr %s ip daddr %s udp dport 6090 drop", from.V4, to.V4),

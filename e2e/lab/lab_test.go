@@ -23,35 +23,6 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-func TestRequestsGoThroughTheRouter(t *testing.T) {
-	for _, shape := range []lab.Shape{
-		{Servers: 2, Balancers: 2},
-		{Servers: 2, Balancers: 2, Wired: true},
-		{Servers: 2, Links: lab.LinkOptions{SoftwareChecksums: true, MTU: 1400}},
-	} {
-		t.Run(fmt.Sprintf("%+v", shape), func(t *testing.T) {
-			topo := labtest.Topology(t, shape)
-			node := topo.Clients[0]
-			client := traffic.From(node.Host)
-			for _, s := range topo.Servers {
-				labtest.HTTP(t, s, 8080)
-				for i, at := range s.At(8080) {
-					a := must.Get(client.Get(t.Context(), "http://"+at.String()+"/?size=100000"))(t)
-					want := []netip.Addr{node.V4, node.V6}[i]
-					if a.Server != s.Name() || a.Client.Addr() != want || len(a.Body) < 100000 {
-						t.Errorf("want %s answering %s with 100000 bytes, got %s answering %s with %d", s, want,
-							a.Server, a.Client, len(a.Body))
-					}
-				}
-			}
-			for _, b := range topo.Balancers { // load balancers reach the servers, through the router if Wired
-				url := "http://" + topo.Servers[0].At(8080)[0].String()
-				must.Do(t, traffic.From(b.Host).Load(t.Context(), traffic.Load{URL: url, Requests: 1}).Err())
-			}
-		})
-	}
-}
-
 func TestRoutesSpreadFlowsOverNextHops(t *testing.T) {
 	topo := labtest.Topology(t, lab.Shape{Servers: 3})
 	client, router := traffic.From(topo.Clients[0].Host), topo.Router

@@ -12,7 +12,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// This file contains what the source reads from Nodes. It ignores most fields, because most changes are heartbeats.
+// In this file, the source reads Nodes. It ignores most of their fields, because most changes are heartbeats.
 
 // sourcesRetry is the delay before the tunnel sources are set again after an error.
 const sourcesRetry = 10 * time.Second

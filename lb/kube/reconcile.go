@@ -117,7 +117,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 	conditions, text := t.conditionsFor(s, d)
 	if d.warning != "" && !said(s, d) {
 		t.events.Event(s, core.EventTypeWarning, d.reason, d.warning)
-		t.o.Log.Warn("no address for service", "service", key, "reason", d.warning)
+		t.o.Log.Warn("problem with the addresses of a service", "service", key, "reason", d.warning)
 	}
 	if d.write { // even without addresses, because an agent that no longer leads must not revoke any
 		i := intent{Service: key, UID: string(s.UID), Version: s.ResourceVersion, Addresses: d.addrs}

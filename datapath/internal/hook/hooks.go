@@ -211,8 +211,8 @@ func (a *Hooks) exchange(nic netlink.Link) error {
 	return a.o.Attached(name)
 }
 
-// Commit ends the agent's start and keeps what Attach did. If this node has no local backends, it also disables
-// forwarding on the uplinks that a previous agent enabled.
+// Commit ends the agent's start and keeps what Attach did. If this node has no local backends, it also disables the
+// forwarding that a previous agent enabled on the uplinks.
 func (a *Hooks) Commit() error {
 	t := a.open
 	a.open = nil

@@ -10,7 +10,7 @@ import (
 )
 
 // Main runs a package's tests. First it sets *binary to the program under test: the value of STEELYARD_BINARY, or a
-// binary that it builds. Parallel tests mostly wait, so more of them run concurrently than there are CPUs.
+// binary that it builds. Up to four parallel tests run concurrently, even on fewer CPUs, because they mostly wait.
 func Main(m *testing.M, binary *string) (status int) {
 	flag.Parse()
 	if err := flag.Set("test.parallel", "4"); err != nil {
