@@ -142,8 +142,8 @@ const reasonsPage = "../docs/reasons.md"
 func TestReasonsAreDocumented(t *testing.T) {
 	var page strings.Builder
 	page.WriteString("# Reasons\n\n" +
-		"This page lists the values of the label `reason` of `steelyard_datapath_packets_total`, which `steelyard explain` prints\n" +
-		"as well. Only packets to or from a VIP are counted.\n\n" +
+		"This page lists the values of the label `reason` of `steelyard_datapath_packets_total`, which " +
+		"`steelyard explain` prints\nas well. Only packets to or from a VIP are counted.\n\n" +
 		"| reason | who must act | meaning and remedy |\n|---|---|---|\n")
 	names := map[string]bool{"none": true, "not_ours": true, "max": true}
 	for _, r := range Reasons() {

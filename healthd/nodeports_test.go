@@ -84,8 +84,7 @@ func TestNodePorts(t *testing.T) {
 		behind, broken, inForce = tt.behind, tt.broken, tt.inForce
 		must.Do(t, n.Serve("default/web", port, tt.endpoints, tt.other))
 		for _, request := range []struct{ method, at string }{{"GET", "127.0.0.1"}, {"POST", "[::1]"}} {
-			req, err := http.NewRequest(request.method, fmt.Sprintf("http://%s:%d/any/path", request.at, port), nil)
-			must.Do(t, err)
+			req := must.Get(http.NewRequest(request.method, fmt.Sprintf("http://%s:%d/any", request.at, port), nil))(t)
 			resp := must.Get(http.DefaultClient.Do(req))(t)
 			body, err := io.ReadAll(resp.Body)
 			resp.Body.Close()

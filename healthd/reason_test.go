@@ -108,7 +108,8 @@ func TestServerWithoutTheVIP(t *testing.T) {
 		for strings.HasPrefix(reason, "this node lacks CPU") { // a probe was late, and says nothing
 			reason = (<-reports).Reason
 		}
-		must.Row(t, fmt.Sprintf("%s, VIP %s", row.check.Target, row.check.VIP), "no response within 1s"+row.want, reason)
+		name := fmt.Sprintf("%s, VIP %s", row.check.Target, row.check.VIP)
+		must.Row(t, name, "no response within 1s"+row.want, reason)
 		stop()
 	}
 }

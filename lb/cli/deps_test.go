@@ -126,8 +126,7 @@ func forbidden(pkg, dep string) string {
 // or Kubernetes programs.
 func TestMainLinksNoTestPrograms(t *testing.T) {
 	main := strings.TrimSuffix(module, "/")
-	out, err := exec.Command("go", "list", "-deps", main).Output()
-	must.Do(t, err)
+	out := must.Get(exec.Command("go", "list", "-deps", main).Output())(t)
 	deps := strings.Fields(string(out))
 	must.Need(t, slices.Contains(deps, module+"e2e/lab"), "%s does not link e2e/lab", main)
 	for _, dep := range deps {
@@ -142,8 +141,7 @@ func TestMainLinksNoTestPrograms(t *testing.T) {
 // package, so that they load fast and run without BPF or a cluster.
 func TestClientLinksNoDatapath(t *testing.T) {
 	for _, pkg := range []string{"lb/cli", "lb/admin", "config"} {
-		out, err := exec.Command("go", "list", "-deps", module+pkg).Output()
-		must.Do(t, err)
+		out := must.Get(exec.Command("go", "list", "-deps", module+pkg).Output())(t)
 		deps := strings.Fields(string(out))
 		must.True(t, slices.Contains(deps, module+"lb"),
 			"go list -deps %s does not list lb: the test sees nothing", pkg)
@@ -159,8 +157,7 @@ func TestClientLinksNoDatapath(t *testing.T) {
 
 // listImports returns what each package of the module imports outside its tests, by path below the module.
 func listImports(t *testing.T) map[string][]string {
-	out, err := exec.Command("go", "list", "-json=ImportPath,Imports", module+"...").Output()
-	must.Do(t, err)
+	out := must.Get(exec.Command("go", "list", "-json=ImportPath,Imports", module+"...").Output())(t)
 	imports := map[string][]string{}
 	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
 		var p struct {
