@@ -65,12 +65,13 @@ func (w *Watcher) Run(ctx context.Context, changed func(m *Message, lost error))
 	}
 }
 
-// Watch opens a Watcher and runs it until ctx ends. While none can be opened, it calls changed with the cause each
-// second.
+// Watch opens a Watcher and runs it until ctx ends. Once it is open, Watch calls changed with nil and nil, because
+// anything may have changed before. While none can be opened, it calls changed with nil and the cause each second.
 func Watch(ctx context.Context, changed func(m *Message, lost error), groups ...uint) {
 	for ctx.Err() == nil {
 		w, err := Open(groups...)
 		if err == nil {
+			changed(nil, nil)
 			err = w.Run(ctx, changed)
 		}
 		if err == nil {

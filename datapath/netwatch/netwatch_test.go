@@ -55,6 +55,12 @@ func TestWatcherSurvivesAnOverrun(t *testing.T) {
 		}
 		return err
 	})
+	started := make(chan bool, 1)
+	must.Run(t, func(ctx context.Context) error {
+		Watch(ctx, func(m *Message, lost error) { started <- m == nil && lost == nil }, unix.RTNLGRP_NEXTHOP)
+		return nil
+	})
+	must.True(t, <-started, "Watch does not report that anything may have changed before")
 	do(change(200)) // nobody is receiving
 	var changes, overruns atomic.Int64
 	must.Run(t, func(ctx context.Context) error {

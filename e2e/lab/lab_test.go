@@ -23,28 +23,6 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-func TestRoutesSpreadFlowsOverNextHops(t *testing.T) {
-	topo := labtest.Topology(t, lab.Shape{Servers: 3})
-	client, router := traffic.From(topo.Clients[0].Host), topo.Router
-	for f, vip := range []string{"203.0.113.1/32", "2001:db8:1::1/128"} {
-		vip := netip.MustParsePrefix(vip)
-		var hops []netip.Addr
-		for _, s := range topo.Servers {
-			must.Do(t, s.AddAddress("lo", vip))
-			at := netip.AddrPortFrom(vip.Addr(), 80)
-			must.Get(traffic.ServeHTTP(s.Host, s.Name(), at))(t)
-			hops = append(hops, s.At(0)[f].Addr())
-		}
-		must.Do(t, router.AddRoute(vip, hops...))
-		must.Get(router.WaitNextHops(t.Context(), time.Second, vip, hops...))(t)
-		url := "http://" + netip.AddrPortFrom(vip.Addr(), 80).String()
-		r := client.Load(t.Context(), traffic.Load{URL: url, Requests: 150})
-		must.True(t, r.Err() == nil && len(r.Servers) == 3, "want responses of 3 servers, got %v (%v)", r, r.Err())
-		must.Do(t, router.DeleteRoute(vip))
-		must.Get(router.WaitNextHops(t.Context(), time.Second, vip))(t)
-	}
-}
-
 func TestPowerOffStopsAndPowerOnRestores(t *testing.T) {
 	topo := labtest.Topology(t, lab.Shape{Servers: 2, Balancers: 1, Wired: true})
 	client, lb := traffic.From(topo.Clients[0].Host), topo.Balancers[0]
@@ -178,7 +156,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	use() // the runtime and the resolver open some descriptors permanently
 	before := traces(t)
 	use()
-	labtest.Until(t, "the traces are those of before", func() error {
+	labtest.Until(t, "the traces are as before", func() error {
 		diff := cmp.Diff(before, traces(t))
 		return labtest.ErrorIf(diff != "", "%s", diff)
 	})
