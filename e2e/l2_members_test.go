@@ -211,7 +211,7 @@ func separated(member, other string, r lb.RouteStatus, owner bool, since time.Ti
 	if owner {
 		return labtest.ErrorIf(!r.Announced, "%s; want it announced", at)
 	}
-	_, text, ok := strings.Cut(r.Reason, "which is not reached as a member of [l2], has answered for it since ")
+	_, text, ok := strings.Cut(r.Reason, "which is not reachable as a member of [l2], has answered for it since ")
 	if !ok || !strings.Contains(r.Reason, other+" (") || !strings.Contains(r.Reason, " on eth0)") {
 		return fmt.Errorf("%s; want %s named", at, other)
 	}
@@ -286,7 +286,7 @@ func TestTwoMachinesWithOneAddress(t *testing.T) {
 		labtest.Until(t, "one machine has the address, and the other one does not", func() error {
 			first, second := announced(agents[0]), announced(agents[1])
 			if slices.Contains(first, vip) == slices.Contains(second, vip) || len(first)+len(second) != len(vips) {
-				return fmt.Errorf("announced are %v and %v", first, second)
+				return fmt.Errorf("the machines announce %v and %v", first, second)
 			}
 			return s.Client().Ping(t.Context(), vip)
 		})

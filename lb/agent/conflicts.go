@@ -23,9 +23,9 @@ func (conflicts) text(c l2.Conflict) string {
 	host := fmt.Sprintf("%s on %s", c.MAC, c.Interface)
 	switch {
 	case c.Reached:
-		host = fmt.Sprintf("%s (%s), which has not told the other members of [l2] so,", c.Member, host)
+		host = fmt.Sprintf("%s (%s), without telling the other members of [l2],", c.Member, host)
 	case c.Member != "":
-		host = fmt.Sprintf("%s (%s), which is not reached as a member of [l2],", c.Member, host)
+		host = fmt.Sprintf("%s (%s), which is not reachable as a member of [l2],", c.Member, host)
 	}
 	if c.Withheld {
 		return fmt.Sprintf("not announced here: %s has answered for it since %s", host, c.Since.Format(time.RFC3339))

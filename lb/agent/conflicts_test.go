@@ -22,10 +22,10 @@ func TestConflictsInStatus(t *testing.T) {
 	vip := ip("203.0.113.10")
 	since := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	const text = "not announced here: 02:00:00:00:00:bb on eth0 has answered for it since 2026-01-02T03:04:05Z"
-	const member = "not announced here: lb2 (02:00:00:00:00:bb on eth0), which is not reached as a member of [l2], " +
+	const member = "not announced here: lb2 (02:00:00:00:00:bb on eth0), which is not reachable as a member of [l2], " +
 		"has answered for it since 2026-01-02T03:04:05Z"
-	const reached = "not announced here: lb2 (02:00:00:00:00:bb on eth0), which has not told the other members " +
-		"of [l2] so, has answered for it since 2026-01-02T03:04:05Z"
+	const reached = "not announced here: lb2 (02:00:00:00:00:bb on eth0), without telling the other members " +
+		"of [l2], has answered for it since 2026-01-02T03:04:05Z"
 	standby := l2.Waiting{Reason: "standby: lb2 has it", Intended: true}
 	for _, tt := range []struct {
 		name                   string
