@@ -95,7 +95,7 @@ func (d *decoder) ranges(b *BGP) {
 	for n, p := range b.Peers {
 		key, value := "interface", p.Interface
 		if p.Passive && b.ListenPort == -1 {
-			item{d: d, path: "bgp.peers" + index(n) + ".passive"}.errorf("set listen_port, or leave it out",
+			item{d: d, path: "bgp.peers" + index(n) + ".passive"}.errorf("set listen_port, or remove passive",
 				"neither side would connect with listen_port = -1")
 		}
 		if p.ListenRange.IsValid() {
@@ -110,7 +110,7 @@ func (d *decoder) ranges(b *BGP) {
 		}
 		seen[value] = n
 		if key == "listen_range" && b.ListenPort == -1 {
-			i.errorf("set listen_port, or leave it out", "nobody can connect with listen_port = -1")
+			i.errorf("set listen_port, or remove listen_range", "nobody can connect with listen_port = -1")
 		}
 	}
 }

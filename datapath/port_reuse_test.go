@@ -156,7 +156,7 @@ func TestNoResetOfAnotherFlow(t *testing.T) {
 	}
 }
 
-// Other clients' datagrams, which take the source port at the first server, do not move a live UDP flow.
+// Other clients that take the source port of a client's expired flow do not move the client's live UDP flow.
 func TestAnExpiredUDPFlowMovesNoOtherOne(t *testing.T) {
 	t.Parallel()
 	few := func(o *Options) { o.MaxFlows = 10_000; o.SNATPorts = []PortRange{{61000, 61007}} }

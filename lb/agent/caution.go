@@ -94,7 +94,7 @@ func panicked(dir string, log *slog.Logger) bool {
 		}
 	}
 	if err != nil {
-		log.Warn("cannot store a report of a panic", "err", err)
+		log.Warn("panic reports cannot be stored", "err", err)
 	}
 	return len(was) > 0
 }

@@ -111,7 +111,7 @@ func newCluster(
 	options.Booted, options.Namespace = booted(), ownNamespace()
 	options.NodeLabels, options.Held, options.Boundary = o.setLabels, held, o.boundary
 	options.Client, options.TunnelSources, options.Pools, options.Log = client, known.tunnelSources, pools, log
-	// This is not the backends' prober, because the names differ and the cluster source receives the reports.
+	// The cluster source has its own prober, which reports to the source instead of the engine.
 	relay := new(healthRelay)
 	prober := healthd.New(healthd.Options{
 		Report: relay.report, Way: way, Boundary: o.boundary, Log: component(o.Log, "health"),

@@ -32,7 +32,7 @@ func limitGarbage() {
 func releaseMemory() { time.AfterFunc(releaseDelay, debug.FreeOSMemory) }
 
 // releaseAfterStart releases memory once the datapath has all services, which takes a long time in a large cluster, and
-// again once they are announced and stored. behind returns when the datapath began to lack one.
+// again storeDelay later. behind returns when the datapath began to lack a service, or zero if it has all.
 func releaseAfterStart(ctx context.Context, behind func() time.Time, release func()) {
 	wait := func(d time.Duration) bool {
 		select {

@@ -16,7 +16,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// systemd gets the current verdict. A change of it is logged, as a warning unless all is well again.
+// systemd gets the current verdict. Each change is logged, as a warning unless the verdict is OK.
 func TestVerdictIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var now atomic.Pointer[admin.Info]

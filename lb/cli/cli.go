@@ -137,7 +137,7 @@ func commands(e *env) []*ucli.Command {
 	with := func(f ...ucli.Flag) []ucli.Flag { return f }
 	return []*ucli.Command{
 		{
-			Name: "run", Usage: "run the agent; SIGHUP reloads it, and SIGTERM withdraws the routes and ends it",
+			Name: "run", Usage: "run the agent; SIGHUP reloads it, and SIGTERM withdraws the routes and stops it",
 			Flags: with(configFlag()), Action: e.run,
 		},
 		{

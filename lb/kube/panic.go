@@ -150,7 +150,7 @@ func (s *Source) askNodes(i *interruption) {
 		name := i.toAsk[0]
 		i.toAsk = i.toAsk[1:]
 		i.mu.Unlock()
-		// The role of nodes permits only list. Version 0 reads from the API server's cache.
+		// The nodes' ClusterRole permits list, but not get. Version 0 reads from the API server's cache.
 		list, err := s.o.Client.CoreV1().Nodes().List(ctx, meta.ListOptions{
 			ResourceVersion: "0", FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String(),
 		})

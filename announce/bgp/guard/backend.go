@@ -100,7 +100,7 @@ func (b *Backend) exchange(conn net.Conn, r *messageReader, open *Open) error {
 			return err
 		}
 		if m.kind != step.want {
-			return fmt.Errorf("%v instead of %v", m.kind, step.want)
+			return fmt.Errorf("received %v instead of %v", m.kind, step.want)
 		}
 	}
 	return nil

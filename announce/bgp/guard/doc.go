@@ -30,8 +30,8 @@
 // KEEPALIVEs. When one of them fails, all end, and the connection sends the NOTIFICATION. The guard enforces the hold
 // time, including 0, which gobgp v3 does not support; the session with the backend has a hold time of 18 hours.
 //
-// When one side ends, so does the other. A NOTIFICATION from the backend is passed on after the UPDATEs before it. When
-// the session with the peer ends, the guard closes the session with the backend and calls Detach.
+// When one side ends, so does the other. The guard passes a NOTIFICATION from the backend on after the backend's last
+// UPDATEs. When the session with the peer ends, the guard closes the session with the backend and calls Detach.
 //
 // # Sockets
 //

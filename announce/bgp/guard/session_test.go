@@ -149,7 +149,7 @@ func TestOnlyNegotiatedFamilies(t *testing.T) {
 	}
 }
 
-// The backend's NOTIFICATION follows the UPDATEs before it.
+// When the backend ends the session, the peer receives its last UPDATEs before the NOTIFICATION.
 func TestBackendEndsTheSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, nil)

@@ -277,11 +277,11 @@ func (s *stream) receive() ([]byte, error) {
 	}
 	size, _, _ := length(header[1:], 4)
 	if size > s.limit {
-		return nil, fmt.Errorf("a message of %d bytes, more than %d", size, s.limit)
+		return nil, fmt.Errorf("a message of %d bytes exceeds the limit of %d", size, s.limit)
 	}
 	var all bytes.Buffer // grows with the received data
 	if n, err := io.CopyN(&all, s.Conn, int64(size)); err != nil {
-		return nil, fmt.Errorf("%d of %d bytes: %w", n, size, err)
+		return nil, fmt.Errorf("received %d of %d bytes: %w", n, size, err)
 	}
 	text, err := s.m.unseal(all.Bytes(), append(header, labelText...))
 	if err == nil && !validStream(text) {

@@ -62,7 +62,7 @@ func (a *Hooks) probeWay(vip, server netip.Addr, method bpf.Method) (mark uint32
 	mark, known := a.probes.marks[k]
 	if !known {
 		if mark = probeMark + uint32(len(a.probes.marks)) + 1; mark > probeMark+0xffff {
-			return 0, from, fmt.Errorf("all %d marks of probes are in use", len(a.probes.marks))
+			return 0, from, fmt.Errorf("all %d probe marks are in use", len(a.probes.marks))
 		}
 	}
 	ours := (&route.SourceFinder{}).Find(server)

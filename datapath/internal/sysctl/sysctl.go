@@ -32,10 +32,10 @@ func Open(stateDir string, log *slog.Logger) (*Settings, error) {
 		return s, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the sysctls changed before: %w", err)
+		return nil, fmt.Errorf("read the saved sysctls: %w", err)
 	}
 	if err := json.Unmarshal(text, &s.old); err != nil {
-		return nil, fmt.Errorf("read the sysctls changed before: %s: %w", s.file, err)
+		return nil, fmt.Errorf("read the saved sysctls: %s: %w", s.file, err)
 	}
 	return s, nil
 }

@@ -80,7 +80,7 @@ func Run(o Options) (r Result, err error) {
 	for what, n := range map[string]int{"nodes": o.Nodes, "services": o.Services, "endpoints": o.Endpoints,
 		"changes": o.Changes, "restarts": o.Restarts} {
 		if n < 1 {
-			return r, fmt.Errorf("%s: %d; at least 1", what, n)
+			return r, fmt.Errorf("%s: %d; want at least 1", what, n)
 		}
 	}
 	if err := kube.Available(o.ControlPlane); err != nil {
