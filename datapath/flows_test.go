@@ -183,7 +183,7 @@ func TestListOfFlows(t *testing.T) {
 		fx.went(fx.on(3, dptest.TCP, dptest.ACK))
 		if flows := list(lb.FlowFilter{}); len(flows) != 1 || flows[0].Forward != lb.MethodTunnel ||
 			flows[0].Backend != fx.at("b1", 80) {
-			t.Errorf("by tunnel: %+v", flows)
+			t.Errorf("flows with a tunnel: %+v; want one to b1", flows)
 		}
 	})
 }

@@ -206,7 +206,7 @@ func TestDroppedAnswersHaveAReason(t *testing.T) {
 				return nil
 			}
 		}
-		return errors.New("it does")
+		return errors.New("no failed router is known")
 	})
 	x.is("does not pass packets on")
 	must.Row(t, "explain", x.of(fx.addr("vip")), fx.answer(fx.at("unknown", 40000), fx.at("vip", 80), lb.TCP).Fault)

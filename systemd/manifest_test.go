@@ -129,7 +129,7 @@ func TestManifestRights(t *testing.T) {
 			case *rbac.Role:
 				rules[s.Name] = append(rules[s.Name], r.Rules...)
 			default:
-				t.Errorf("%s has %q, which the manifest does not have", s.Name, role)
+				t.Errorf("%s is bound to %q, which is not in the manifest", s.Name, role)
 			}
 		}
 	}
@@ -145,7 +145,7 @@ func TestManifestRights(t *testing.T) {
 		for _, r := range rules[account] {
 			for _, resource := range r.Resources {
 				if resource == "secrets" && !slices.Equal(r.ResourceNames, []string{"steelyard-tunnel-keys"}) {
-					t.Errorf("%s: %v of any Secret", account, r.Verbs)
+					t.Errorf("%s may %v any Secret", account, r.Verbs)
 				}
 				for _, name := range r.ResourceNames { // the account cannot create these
 					kind := map[string]string{
@@ -213,7 +213,7 @@ func TestCleanupManifest(t *testing.T) {
 		if !slices.ContainsFunc(agent.Volumes, func(a core.Volume) bool {
 			return a.HostPath != nil && strings.HasPrefix(a.HostPath.Path+"/", v.HostPath.Path+"/")
 		}) {
-			t.Errorf("%s has nothing of the agent", v.HostPath.Path)
+			t.Errorf("%s contains no directory of the agent", v.HostPath.Path)
 		}
 	}
 }

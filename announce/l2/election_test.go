@@ -35,7 +35,7 @@ func TestOneOwner(t *testing.T) {
 		x.pass(200 * time.Millisecond)
 		second := x.owner(vip)
 		if since, ok := second.a.Since()[vip]; !ok || since.Before(failed) {
-			t.Errorf("%s has the VIP since %v, before the failure at %v", second.name(), since, failed)
+			t.Errorf("%s has had the VIP since %v, before the failure at %v", second.name(), since, failed)
 		}
 		// The first owner returns. It believes that it still has the VIP, but its term is lower.
 		x.change(func() { first.down = false })

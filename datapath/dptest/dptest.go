@@ -213,10 +213,10 @@ func ParseWhole(f []byte) (Packet, error) {
 	}
 	whole := p.Frame()
 	if !bytes.Equal(whole[12:], f[12:]) {
-		return p, fmt.Errorf("%+v is not all: it is\n%x", p, whole)
+		return p, fmt.Errorf("parsed %x as %+v, which encodes to %x", f, p, whole)
 	}
 	if p.Inner != nil && p.Proto == UDP && !bytes.Equal(GUE(*p.Inner, p.Private...), p.Payload) {
-		return p, fmt.Errorf("%+v is not all of what %x carries", *p.Inner, p.Payload)
+		return p, fmt.Errorf("parsed the tunnel payload %x as %+v, which does not encode to it", p.Payload, *p.Inner)
 	}
 	return p, nil
 }

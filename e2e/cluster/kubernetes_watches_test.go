@@ -58,7 +58,7 @@ func quietNodes(t *testing.T, c *cluster, _ ...*pod) {
 				return nil
 			}
 		}
-		return fmt.Errorf("%d ConfigMaps do not have it", len(list.Items))
+		return fmt.Errorf("none of %d ConfigMaps has the node", len(list.Items))
 	})
 }
 

@@ -149,7 +149,7 @@ func TestLogThatNobodyReads(t *testing.T) {
 		log.mu.Lock()
 		defer log.mu.Unlock()
 		if !strings.Contains(log.text.String(), " lines of the log were lost") {
-			return errors.New("it does not")
+			return errors.New("no line about lost lines")
 		}
 		log.ended = true
 		return nil

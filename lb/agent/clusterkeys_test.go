@@ -312,7 +312,7 @@ func sent(keys ...string) datapath.TunnelKeys {
 func TestKeysAndSeedOfTheFile(t *testing.T) {
 	none := parse(t, webTOML)
 	if k := fileKeys(none); k == nil || !cmp.Equal(*k, datapath.TunnelKeys{}) || fileSeed(none) != [32]byte{} {
-		t.Errorf("no file: keys %+v, seed %x; want to remove earlier ones, and the constant", k, fileSeed(none))
+		t.Errorf("no file: keys %+v, seed %x; want empty keys and the constant seed", k, fileSeed(none))
 	}
 	none.Kubernetes = &config.Kubernetes{}
 	k := fileKeys(none)

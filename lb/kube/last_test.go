@@ -260,11 +260,11 @@ func TestPanicHold(t *testing.T) {
 			}
 			time.Sleep(2 * time.Second)
 			if s, used := look(errTest); used > 0 || s.WithholdReason == "" || s.LowerPreference != "" {
-				t.Errorf("%s: after the time %d endpoints in use, withheld for %q", tt.name, used, s.WithholdReason)
+				t.Errorf("%s: after panic_hold, %d endpoints in use, withheld for %q", tt.name, used, s.WithholdReason)
 			}
 			f.have(t, of("web", slice(8080, usable...)))
 			if s, used := look(nil); used == 0 || s.LowerPreference != "" || s.Check.Type != lb.CheckNone {
-				t.Errorf("%s: back again: %+v", tt.name, s)
+				t.Errorf("%s: after the endpoints returned: %+v", tt.name, s)
 			}
 		})
 	}

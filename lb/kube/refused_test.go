@@ -94,7 +94,7 @@ func TestRefusedService(t *testing.T) {
 			must.True(t, told, "%d %s: no Event says so", answer.Code, answer.Message)
 			clear(r.refused)
 			if r.lead(2 * time.Minute); r.has("refused") != "[203.0.113.1]" {
-				t.Errorf("%d %s: %s when the cause is gone", answer.Code, answer.Message, r.has("refused"))
+				t.Errorf("%d %s: addresses %s after the cause is gone", answer.Code, answer.Message, r.has("refused"))
 			}
 		})
 	}

@@ -143,7 +143,7 @@ func TestRecord(t *testing.T) {
 	} {
 		s.Status.Conditions = conditionsAfter(s, decision{addrs: []string{"203.0.113.1"}, record: record})
 		if h := holds(s); portsText(h.Ports) != want || h.ShareKey != "x" || len(conditionsOfOthers(s)) > 0 {
-			t.Errorf("%q: it holds %+v; want %s", record, h, want)
+			t.Errorf("%q: the Service holds %+v; want %s", record, h, want)
 		}
 	}
 	s.Spec.Ports = make([]core.ServicePort, sharedPortsMax+1)
@@ -190,7 +190,7 @@ func TestShareAcrossNamespaces(t *testing.T) {
 		if addrs, err := a.assign(joiner("203.0.113.1")); err != nil {
 			got = err.Error()
 		} else if fmt.Sprint(addrs) != "[203.0.113.1]" {
-			t.Errorf("%s: asks for it and gets %v", tt.name, addrs)
+			t.Errorf("%s: requests 203.0.113.1 and gets %v", tt.name, addrs)
 		}
 		must.Row(t, tt.name, tt.want, got)
 		a.release(tt.namespace + "/joiner")

@@ -209,7 +209,7 @@ func TestKeysWithoutPermission(t *testing.T) {
 		n := newKeyNode(client, log, nil)
 		start := time.Now()
 		if _, err := n.First(t.Context()); !apierrors.IsForbidden(err) || time.Since(start) > 0 {
-			t.Errorf("%v after %s; want it to continue immediately", err, time.Since(start))
+			t.Errorf("%v after %s; want Forbidden immediately", err, time.Since(start))
 		}
 		n.run(t)
 		defer n.stop()
