@@ -168,7 +168,7 @@ func (p *Prober) run(ctx context.Context, l *loop) {
 		return // the backend keeps its state until the check is replaced
 	}
 	interval := l.check.Spec.Interval
-	next := func() time.Time { return slotAfter(time.Now(), p.epoch, phaseOf(l.check.Key), interval) }
+	next := func(t time.Time) time.Time { return slotAfter(t, p.epoch, phaseOf(l.check.Key), interval) }
 	l.mu.Lock()
 	if l.earlier && !l.ended {
 		p.o.Report(l.health)
@@ -181,14 +181,17 @@ func (p *Prober) run(ctx context.Context, l *loop) {
 	// its phase.
 	first := time.Duration(phaseOf(l.check.Key) * float64(p.firstWindow(interval)))
 	if known {
-		first = time.Until(next())
+		first = time.Until(next(time.Now()))
 	}
 	if !sleep(ctx, first) {
 		return
 	}
 	for at := time.Now(); ; {
 		p.probe(ctx, l, checker, at)
-		at = next()
+		// A probe with a timeout of one interval ends just after the next slot, which must not be skipped.
+		if at = next(at); time.Since(at) > interval/2 {
+			at = next(time.Now())
+		}
 		if !sleep(ctx, time.Until(at)) {
 			return
 		}

@@ -107,14 +107,18 @@ func TestFirstProbeThenRiseAndFall(t *testing.T) {
 }
 
 func TestFailureIsReportedInTime(t *testing.T) {
-	f := &fake{}
-	bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
-		p.Put("web", []lb.Check{check(1, spec())})
-		time.Sleep(10 * time.Second)
-		f.take(time.Hour)                                // hangs: every probe takes its whole timeout
-		time.Sleep(3*time.Second + 500*time.Millisecond) // fall × interval + timeout
-		wantReports(t, reports, "healthy: fine", "unhealthy: no response within 500ms")
-	})
+	for _, timeout := range []time.Duration{500 * time.Millisecond, time.Second} {
+		f := &fake{}
+		bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
+			s := spec()
+			s.Timeout = timeout
+			p.Put("web", []lb.Check{check(1, s)})
+			time.Sleep(10 * time.Second)
+			f.take(time.Hour)                   // hangs: every probe takes its whole timeout
+			time.Sleep(3*time.Second + timeout) // fall × interval + timeout
+			wantReports(t, reports, "healthy: fine", "unhealthy: no response within "+timeout.String())
+		})
+	}
 }
 
 func TestProbesSpreadAndDoNotOverlap(t *testing.T) {
