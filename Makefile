@@ -16,7 +16,7 @@ GOLANGCI_VERSION := v2.12.2
 .PHONY: go-version release release-tool test-packages compile
 
 build: go-version ## build ./steelyard (the default)
-	go build -trimpath -ldflags '-s -w' -o steelyard .
+	go build -ldflags '-s -w' -o steelyard .
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -169,15 +169,15 @@ CONTROLPLANE := .cache/controlplane
 CONTROLPLANE_LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=v1.35.4 -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=35
 controlplane: $(CONTROLPLANE)/built
 $(CONTROLPLANE)/built: e2e/controlplane/go.sum
-	cd e2e/controlplane && go build -trimpath -ldflags '$(CONTROLPLANE_LDFLAGS)' -o $(CURDIR)/$(CONTROLPLANE)/ ./cmd/...
+	cd e2e/controlplane && go build -ldflags '$(CONTROLPLANE_LDFLAGS)' -o $(CURDIR)/$(CONTROLPLANE)/ ./cmd/...
 	touch $@
 
 # The tests of Kubernetes, and the programs that they use.
 UPSTREAM := .cache/conformance
 conformance-programs: $(UPSTREAM)/built
 $(UPSTREAM)/built: e2e/conformance/go.sum e2e/conformance/e2e_test.go
-	cd e2e/conformance && go test -c -trimpath -ldflags '$(CONTROLPLANE_LDFLAGS)' -o $(CURDIR)/$(UPSTREAM)/e2e.test .
-	cd e2e/conformance && go build -trimpath -ldflags '$(CONTROLPLANE_LDFLAGS)' -o $(CURDIR)/$(UPSTREAM)/ tool
+	cd e2e/conformance && go test -c -ldflags '$(CONTROLPLANE_LDFLAGS)' -o $(CURDIR)/$(UPSTREAM)/e2e.test .
+	cd e2e/conformance && go build -ldflags '$(CONTROLPLANE_LDFLAGS)' -o $(CURDIR)/$(UPSTREAM)/ tool
 	touch $@
 
 # An older go command with GOTOOLCHAIN=auto may have switched to the version in go.mod, and then reports that one.

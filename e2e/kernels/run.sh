@@ -77,7 +77,7 @@ boot() {
 # Emulation takes 10 to 30 times as long as KVM. A /dev/kvm without the processor's flag does not work.
 accel=tcg
 [ ! -w /dev/kvm ] || ! grep -qE '^flags.* (vmx|svm)( |$)' /proc/cpuinfo || accel=kvm
-go build -trimpath -o "$binaries/steelyard" .
+go build -o "$binaries/steelyard" .
 sed -n 's/^\([a-z][^ ]*\) .*/\1/p' e2e/kernels/tests | sort -u | while read -r package; do
 	mkdir -p "$(dirname "$binaries/$package")"
 	go test -c -tags kernels -o "$binaries/$package.test" "./$package"
