@@ -64,7 +64,7 @@ func checkKernel(release string, allowUntested bool, lacked func() []string) err
 func kernelRelease() (string, error) {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
-		return "", fmt.Errorf("read the release of the kernel: %w", err)
+		return "", fmt.Errorf("read the kernel release: %w", err)
 	}
 	return unix.ByteSliceToString(name.Release[:]), nil
 }

@@ -69,7 +69,7 @@ func TestExhaustedCapacityIsReported(t *testing.T) {
 }
 
 // A server whose clients do not continue is named until they do. If no server's clients do, the port is named, unless
-// as many continue as before: then the others are a flood of SYNs.
+// as many clients continue as before, because then the others are a flood of SYNs.
 func TestLostRepliesOfAServerAreFound(t *testing.T) {
 	t.Parallel()
 	for _, method := range []lb.Method{lb.MethodTunnel, lb.MethodNAT} {
