@@ -69,6 +69,9 @@ func forgedMetadata(t *testing.T, c *cluster) {
 		s.Finalizers = []string{"example.com/hold"}
 	})
 	c.waitAddresses(t, "forged")
+	out, err := c.Servers[0].Run(t.Context(), binary, "status", "--socket", "/run/steelyard-lab/allocator.sock")
+	must.True(t, err == nil && strings.HasPrefix(out, "OK\n") && strings.Contains(out, "are assigned by allocator\n") &&
+		strings.Contains(out, "ago: default/forged: assigned [203.0.113."), "%v\n%s", err, out)
 	const ours = "service.kubernetes.io/load-balancer-cleanup"
 	patch := func(api kubernetes.Interface, kind types.PatchType, text string, dry ...string) error {
 		_, err := api.CoreV1().Services("default").Patch(t.Context(), "forged", kind, []byte(text),

@@ -196,12 +196,12 @@ func (c *cluster) startAllocators(t *testing.T) {
 // startAllocator starts an allocator beside the API server, with its rights in the manifest.
 func (c *cluster) startAllocator(t *testing.T, name, config string) *lab.Process {
 	t.Helper()
-	h, file := c.Servers[0].Host, "/run/steelyard-lab/"+name+".toml"
+	h, file, socket := c.Servers[0].Host, "/run/steelyard-lab/"+name+".toml", "/run/steelyard-lab/"+name+".sock"
 	must.Do(t, errors.Join(h.WriteFile(kube.KubeconfigPath, c.kubeconfigOf(t, "steelyard-allocator"), 0o600),
 		h.WriteFile(file, config, 0o600)))
 	p := must.Get(h.Start(lab.Command{
 		Path: binary, Args: []string{"allocate", "-c", file},
-		Env: []string{"POD_NAMESPACE=steelyard", "POD_NAME=" + name},
+		Env: []string{"POD_NAMESPACE=steelyard", "POD_NAME=" + name, "STEELYARD_SOCKET=" + socket},
 	}))(t)
 	t.Cleanup(func() {
 		if t.Failed() {

@@ -45,7 +45,15 @@ type Info struct {
 	NeedRestart     []string     `json:"need_restart,omitempty"`     // changed sections that are read only at startup
 	Cluster         *Cluster     `json:"cluster,omitempty"`          // nil if no cluster is configured
 	Waiting         string       `json:"waiting,omitempty"`          // what startup waits for, or "" if it is complete
+	Allocator       *Allocator   `json:"allocator,omitempty"`        // of "steelyard allocate", which has no services
 	L2              bool         `json:"-"`                          // addresses are also announced by ARP and NDP
+}
+
+// Allocator describes a process that only assigns addresses.
+type Allocator struct {
+	Name string    `json:"name"`           // in the election, as Cluster.Leader
+	Last string    `json:"last,omitempty"` // the last decision, or "" if there was none
+	At   time.Time `json:"at,omitzero"`    // of the last decision
 }
 
 // Cluster is what the agent knows about its Kubernetes cluster.

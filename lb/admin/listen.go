@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/httplimit"
 )
 
@@ -58,6 +59,22 @@ func (s *Server) Run(ctx context.Context) error {
 		})
 	}
 	serving.Wait()
+	return nil
+}
+
+// RunStatus is like Run, but serves only /v1/status, from Options.Info, on the socket.
+func (s *Server) RunStatus(ctx context.Context) error {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) {
+		i := s.o.Info()
+		i.Settled = true
+		i.judge(lb.Status{Settled: true}, nil, s.now())
+		write(w, http.StatusOK, i)
+	})
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		writeError(w, http.StatusNotFound, errors.New("this is an allocator, which has only a status"))
+	})
+	s.serve(ctx, "admin API on "+s.o.Socket, mux, func() (net.Listener, error) { return listenUnix(s.o.Socket) })
 	return nil
 }
 

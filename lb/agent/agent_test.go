@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -16,6 +18,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	coordination "k8s.io/api/coordination/v1"
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
@@ -263,4 +266,32 @@ func TestMountedConfigurationIsFollowed(t *testing.T) {
 // Other files are read only on request.
 func TestOtherFilesAreNotFollowed(t *testing.T) {
 	must.Equal(t, "", mountedVersion(writeConfig(t, "", webTOML)))
+}
+
+// In the pod of an allocator, status says who assigns addresses, and whether the API server answers.
+func TestAllocatorHasStatus(t *testing.T) {
+	const leases = "/apis/coordination.k8s.io/v1/namespaces/steelyard/leases"
+	lease := coordination.Lease{TypeMeta: meta.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"}}
+	lease.Spec.HolderIdentity, lease.Spec.LeaseDurationSeconds = new("other"), new(int32(3600))
+	gone := httptest.NewServer(nil)
+	gone.Close()
+	for kubeconfig, want := range map[string]string{
+		apiServer(t, map[string]any{leases: nil, leases + "/steelyard": lease}): "OK other, this is a-1",
+		kubeconfigOf(t, gone.URL): "DEGRADED , this is a-1",
+	} {
+		socket := filepath.Join(t.TempDir(), "s")
+		t.Setenv("STEELYARD_SOCKET", socket)
+		t.Setenv("POD_NAME", "a-1")
+		file := writeConfig(t, "", fmt.Sprintf("[kubernetes]\nkubeconfig = %q\n", kubeconfig))
+		c := admin.NewClient(socket)
+		stop := must.Run(t, func(ctx context.Context) error { return Allocate(ctx, file, "v", io.Discard) })
+		eventually(t, want, func() bool {
+			var i admin.Info
+			err := c.Get(t.Context(), "/v1/status", &i)
+			return err == nil && i.Cluster.Away.IsZero() == (i.Verdict == admin.OK) &&
+				fmt.Sprintf("%s %s, this is %s", i.Verdict, i.Cluster.Leader, i.Allocator.Name) == want
+		})
+		must.Fail(t, c.Get(t.Context(), "/v1/services", new(any)), "this is an allocator")
+		stop()
+	}
 }

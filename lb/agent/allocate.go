@@ -40,7 +40,8 @@ func Allocate(ctx context.Context, configFile, version string, w io.Writer) erro
 	log, queue := openLog(w, cfg.Log, level)
 	defer queue.Flush()
 	klog.SetSlogLogger(log)
-	client, err := newClient(cfg.Kubernetes.Kubeconfig, version, 0, new(apiDialer).dial)
+	away := new(reachability)
+	client, err := newClient(cfg.Kubernetes.Kubeconfig, version, 0, retryingDial(log, away, nil))
 	if err != nil {
 		return fmt.Errorf("kubernetes: %w", err)
 	}
@@ -48,7 +49,10 @@ func Allocate(ctx context.Context, configFile, version string, w io.Writer) erro
 	if err != nil {
 		return err
 	}
-	a.file, a.level, a.hangup = configFile, level, hangup
+	a.file, a.level, a.hangup, a.away = configFile, level, hangup, away
+	a.info = admin.Info{
+		Node: os.Getenv("NODE_NAME"), Version: version, Started: time.Now(), Config: configFile, Loaded: time.Now(),
+	}
 	keys := kube.NewKeyKeeper(kube.KeyOptions{
 		Client: client, Namespace: ownNamespace(), Boundary: &lb.Boundary{Log: log, Before: before}, Log: log,
 	}, nil)
@@ -61,6 +65,10 @@ func Allocate(ctx context.Context, configFile, version string, w io.Writer) erro
 	}
 	if len(cfg.Datapath.TunnelKeys) == 0 {
 		g.Go(func() error { return keys.Run(ctx, func(kube.Keys) error { return nil }) })
+	}
+	if socket := os.Getenv("STEELYARD_SOCKET"); socket != "" { // where "steelyard status" looks
+		server := admin.New(admin.Options{Socket: socket, Info: a.status, Problem: a.problems.set, Log: log})
+		g.Go(func() error { return server.RunStatus(ctx) })
 	}
 	err = g.Wait()
 	log.Info("stopped", "err", err)
@@ -80,13 +88,31 @@ func loadForCluster(configFile string) (*config.Config, error) {
 type allocation struct {
 	name      string // identity in the election
 	allocator *kube.Allocator
+	away      *reachability
+	problems  *problems
 	file      string
 	level     *slog.LevelVar
 	hangup    <-chan os.Signal
 	log       *slog.Logger
 
-	mu      sync.Mutex // guards running
+	mu      sync.Mutex // guards all below
 	running *config.Config
+	info    admin.Info // without what follows from the fields above
+}
+
+// status returns what "steelyard status" shows in the allocator's pod.
+func (a *allocation) status() admin.Info {
+	a.mu.Lock()
+	i := a.info
+	a.mu.Unlock()
+	i.Findings = a.problems.findings()
+	i.Cluster = &admin.Cluster{Away: a.away.awaySince(), Leader: a.allocator.Leader()}
+	if i.Cluster.Leader == "" {
+		i.Findings = append(i.Findings, lb.FoundStarting.About("", "starting: no allocator holds the Lease yet"))
+	}
+	i.Allocator = &admin.Allocator{Name: a.name}
+	i.Allocator.Last, i.Allocator.At = a.allocator.Last()
+	return i
 }
 
 func newAllocation(
@@ -100,17 +126,16 @@ func newAllocation(
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}
-	a := &allocation{log: log, running: cfg}
+	a := &allocation{log: log, running: cfg, problems: newProblems(log)}
 	if a.name, err = allocatorName(); err != nil {
 		return nil, err
 	}
-	problems := newProblems(log)
 	a.allocator = kube.NewAllocator(kube.AllocatorOptions{
 		Client: client, Lease: lease, Node: a.name, Namespace: ownNamespace(),
 		Classes: cfg.Kubernetes.LoadBalancerClasses, Pools: pools, PublishNodes: true,
 		NoAnnouncer: cfg.BGP == nil && cfg.L2 == nil, IgnoreExclude: cfg.Kubernetes.IgnoreExcludeLabel,
 		Boundary: &lb.Boundary{Log: log, Before: before}, Log: log,
-		Problem: func(err error) { problems.set("addresses cannot be assigned", err) },
+		Problem: func(err error) { a.problems.set("addresses cannot be assigned", err) },
 	})
 	return a, nil
 }
@@ -135,6 +160,7 @@ func (a *allocation) reload() (admin.Reloaded, error) {
 	}
 	if err != nil {
 		a.log.Error("configuration rejected; the running one stays active", "config", a.file, "err", err)
+		a.info.LoadError = err.Error()
 		return admin.Reloaded{}, err
 	}
 	a.level.Set(cfg.Log.Level)
@@ -146,7 +172,7 @@ func (a *allocation) reload() (admin.Reloaded, error) {
 		done.NeedRestart = []string{"kubernetes"}
 		a.log.Warn("changed section takes effect at the next start", "section", "kubernetes")
 	}
-	a.running.Pools = cfg.Pools
+	a.running.Pools, a.info.Loaded, a.info.LoadError = cfg.Pools, done.Loaded, ""
 	a.log.Info("configuration reloaded", "config", a.file)
 	return done, nil
 }

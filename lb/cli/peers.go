@@ -91,6 +91,13 @@ func sessionDetails(line func(name, format string, args ...any), p lb.PeerStatus
 		s.Received.Updates, ago(s.Received.Last), p.Received)
 }
 
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
 // duration formats a number of seconds; none is the text for 0.
 func duration(seconds float64, none string) string {
 	if seconds == 0 {

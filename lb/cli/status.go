@@ -342,6 +342,15 @@ func statusTable(w io.Writer, answer []byte) error {
 		}
 		line("cluster", "%s", state)
 	}
+	if a := i.Allocator; a != nil {
+		last := "it has decided nothing yet"
+		if a.Last != "" {
+			last = fmt.Sprintf("last decision %s ago: %s", ago(a.At), a.Last)
+		}
+		line("allocator", "this is %s, which only assigns addresses; %s", a.Name, last)
+		findings(true, "warning")
+		return tw.Flush()
+	}
 	services := fmt.Sprintf("%d of %d frontends can be announced", i.Healthy, i.Services-i.DrainedServices)
 	if i.DrainedServices > 0 {
 		services += fmt.Sprintf(", %d drained", i.DrainedServices)
@@ -372,13 +381,6 @@ func yesNo(b bool) string {
 		return "yes"
 	}
 	return "no"
-}
-
-func dash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
 }
 
 // ago returns the time since t in one or two units, or "-" for the zero time.

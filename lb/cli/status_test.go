@@ -92,6 +92,7 @@ func TestStatusLines(t *testing.T) {
 		`{"cluster":{}}`:              "cluster connected\n",
 		`{"services":3,"services_healthy":2,"services_drained":1}`: "2 of 2 frontends can be announced, 1 drained\n",
 		`{"services":3,"services_healthy":2}`:                      "2 of 3 frontends can be announced\n",
+		`{"allocator":{"name":"a-1"}}`:                             "this is a-1, which only assigns addresses; ",
 	} {
 		var out strings.Builder
 		err := statusTable(&out, []byte(text))

@@ -23,7 +23,8 @@ const finalizer = "service.kubernetes.io/load-balancer-cleanup"
 type Allocator struct {
 	o      AllocatorOptions
 	events record.EventRecorder
-	leader atomic.Value // string: the node that assigns addresses
+	leader atomic.Value         // string: the node that assigns addresses
+	last   atomic.Pointer[told] // what was decided last, or nil
 	// blocked is why this agent assigns nothing although it leads, or nil.
 	blocked atomic.Pointer[error]
 	// unready is the number of agent pods if none is ready, or 0.
@@ -45,6 +46,18 @@ type Allocator struct {
 func (a *Allocator) Leader() string {
 	name, _ := a.leader.Load().(string)
 	return name
+}
+
+// Last returns what this process decided last about a Service's addresses and when, or "" if it has decided nothing.
+func (a *Allocator) Last() (text string, at time.Time) {
+	if l := a.last.Load(); l != nil {
+		text, at = l.text, l.at
+	}
+	return text, at
+}
+
+func (a *Allocator) decided(service, format string, args ...any) {
+	a.last.Store(&told{service + ": " + fmt.Sprintf(format, args...), time.Now()})
 }
 
 // AllocatorOptions configures an Allocator.

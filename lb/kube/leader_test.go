@@ -328,14 +328,15 @@ func TestElection(t *testing.T) {
 			}
 			return fmt.Sprint(addressesOf(s))
 		}
-		run := func(node string) (stop func()) {
+		run := func(node string) (stop func(), last func() (string, time.Time)) {
 			a := NewAllocator(AllocatorOptions{
 				Client: client, Lease: client, Node: node, Namespace: "kube-system", Log: discard,
 				Pools: []Pool{poolFrom("public", "203.0.113.1", "203.0.113.2")},
 			})
-			return must.Run(t, a.Run)
+			return must.Run(t, a.Run), a.Last
 		}
-		stopFirst, stopSecond := run("n1"), run("n2")
+		stopFirst, _ := run("n1")
+		stopSecond, last := run("n2")
 		pass(time.Minute)
 		if got := []string{address("old"), address("new"), address("late")}; !slices.Contains(got, "[]") ||
 			!slices.Contains(got, "[203.0.113.2]") || got[0] != "[203.0.113.1]" {
@@ -348,6 +349,8 @@ func TestElection(t *testing.T) {
 		slices.Sort(got)
 		want := []string{"[203.0.113.1]", "[203.0.113.2]"}
 		must.True(t, slices.Equal(got, want), "addresses %q after the first leader; want %q", got, want)
+		text, at := last()
+		must.True(t, strings.HasSuffix(text, ": assigned [203.0.113.1]") && !at.IsZero(), "decided %q at %s", text, at)
 		stopSecond()
 	})
 }

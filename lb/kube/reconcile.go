@@ -118,6 +118,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 	if d.warning != "" && !said(s, d) {
 		t.events.Event(s, core.EventTypeWarning, d.reason, d.warning)
 		t.o.Log.Warn("problem with the addresses of a service", "service", key, "reason", d.warning)
+		t.decided(key, "%s", d.warning)
 	}
 	if d.write { // even without addresses, because an agent that no longer leads must not revoke any
 		i := intent{Service: key, UID: string(s.UID), Version: s.ResourceVersion, Addresses: d.addrs}
@@ -170,6 +171,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 	}
 	t.moved(s, d.addrs, whyMoved(s))
 	t.o.Log.Info("address assigned", "service", key, "addresses", d.addrs)
+	t.decided(key, "assigned %v", d.addrs)
 	return nil
 }
 
@@ -298,6 +300,7 @@ func (t *term) withdraw(ctx context.Context, s *core.Service) error {
 	}
 	if had {
 		t.o.Log.Info("address released", "service", nameOf(s))
+		t.decided(nameOf(s), "released %v", given)
 	}
 	return nil
 }
