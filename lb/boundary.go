@@ -44,6 +44,7 @@ const (
 const (
 	PartRoom      Part = "room"      // for a service in the kernel's tables
 	PartEndpoints Part = "endpoints" // of a Service that has too many
+	PartEndpoint  Part = "endpoint"  // of a Service, with an address that cannot be an endpoint's
 )
 
 // Parts lists the parts that count panics.

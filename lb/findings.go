@@ -117,8 +117,8 @@ var (
 	FoundPartFails = kind("part-fails", SeverityDegraded,
 		"A part of the agent fails; the agent tries it again.", "The finding has the cause.")
 	FoundInputRefused = kind("input-refused", SeverityDegraded,
-		"An object or a message caused a panic in the agent, or exceeds a limit. The object keeps its last state; "+
-			"nothing else is affected.",
+		"An object or a message caused a panic in the agent or exceeds a limit, and keeps its last state; or an "+
+			"endpoint of a Service is ignored. Nothing else is affected.",
 		"After a panic, report the stack in the log. Change or delete the object.")
 	FoundNodesUnreachable = kind("nodes-unreachable", SeverityDegraded,
 		"More than half of the cluster's nodes do not answer through the tunnel. They still get connections, because "+

@@ -79,6 +79,7 @@ func TestEventOfATrouble(t *testing.T) {
 	f.recorder.Store(&f.events)
 	for part, want := range map[lb.Part]string{
 		lb.PartEndpoints: "TooManyEndpoints", lb.PartRoom: "NoRoom", lb.PartService: "Frozen", lb.PartPlan: "Frozen",
+		lb.PartEndpoint: "EndpointIgnored",
 	} {
 		f.Tell(lb.Trouble{Part: part, Object: "default/web", Reason: "why"})
 		must.Row(t, part, []string{"Warning " + want + " node n1: why"}, drained(f.emitted))

@@ -28,6 +28,7 @@ type endpointSlice struct {
 	family          discovery.AddressType
 	ports           []slicePort
 	endpoints       []endpoint // without a port yet
+	ignored         netip.Addr // an endpoint without a host address of its own, or zero
 	unreadable      bool       // only the service is known
 }
 
@@ -78,6 +79,8 @@ func slimSlice(s *discovery.EndpointSlice) *endpointSlice {
 	for _, e := range s.Endpoints {
 		if x, ok := toEndpoint(e); ok {
 			out.endpoints = append(out.endpoints, x)
+		} else if x.at.IsValid() {
+			out.ignored = x.at.Addr()
 		}
 	}
 	return out
@@ -138,17 +141,17 @@ func protocolOf(p *core.Protocol) core.Protocol {
 }
 
 // toEndpoint applies the API's defaults to the conditions: ready and serving are true, terminating is false. It returns
-// false for an endpoint without a valid address.
+// false for an endpoint without the address of a host.
 func toEndpoint(e discovery.Endpoint) (x endpoint, ok bool) {
 	if len(e.Addresses) == 0 {
 		return x, false
 	}
 	addr, err := netip.ParseAddr(e.Addresses[0])
 	addr = addr.Unmap() // the API server accepts "::ffff:192.0.2.1" as IPv4
+	x.at = netip.AddrPortFrom(addr, 0)
 	if err != nil || !isHost(addr) {
 		return x, false
 	}
-	x.at = netip.AddrPortFrom(addr, 0)
 	x.ready = e.Conditions.Ready == nil || *e.Conditions.Ready
 	x.serving = e.Conditions.Serving == nil || *e.Conditions.Serving
 	x.terminating = e.Conditions.Terminating != nil && *e.Conditions.Terminating

@@ -44,7 +44,9 @@ func TestEndpointsOfHosts(t *testing.T) {
 		"239.1.1.1": false, "255.255.255.255": false, "ff02::1": false, "0.0.0.0": false,
 	} {
 		s := &discovery.EndpointSlice{Endpoints: []discovery.Endpoint{{Addresses: []string{addr}}}}
-		must.Row(t, addr+" is an endpoint", want, len(slimSlice(s).endpoints) == 1)
+		slim := slimSlice(s)
+		must.Row(t, addr+" is an endpoint", want, len(slim.endpoints) == 1)
+		must.Row(t, addr+" is reported", !want, slim.ignored == netip.MustParseAddr(addr))
 	}
 }
 

@@ -52,12 +52,24 @@ func (s *Source) served(service *core.Service) []netip.Addr {
 // each other until the TTL expires, and open another flow each time.
 func (s *Source) withoutVIPs(x *endpointSlice) *endpointSlice {
 	isVIP := func(e endpoint) bool { return poolOf(s.o.Pools, e.at.Addr()) != nil }
-	if !slices.ContainsFunc(x.endpoints, isVIP) {
+	i := slices.IndexFunc(x.endpoints, isVIP)
+	if i < 0 {
 		return x
 	}
 	out := *x
+	out.ignored = x.endpoints[i].at.Addr()
 	out.endpoints = slices.DeleteFunc(slices.Clone(x.endpoints), isVIP)
 	return &out
+}
+
+// ignored names an endpoint of a Service that gets no packets, or returns "".
+func ignored(all []*endpointSlice) string {
+	for _, x := range all {
+		if x.ignored.IsValid() {
+			return x.ignored.String() + " gets no packets: it is in a pool, or not the address of a host"
+		}
+	}
+	return ""
 }
 
 // usePools activates other pools. Addresses that this node serves but that are in none of them stay served until their

@@ -65,13 +65,20 @@ func TestAddressInNoPoolIsNotServed(t *testing.T) {
 // An endpoint at the address of a Service would make nodes forward packets to each other in a loop.
 func TestEndpointsInPools(t *testing.T) {
 	const vip, pod = "203.0.113.10", "10.0.0.1"
-	f := newFixture(t, func(o *Options) { o.Pools = []Pool{poolOfOne(vip)} })
-	endpoints := slice(80, ep(vip, "a", "rs"), ep("::ffff:"+vip, "a", "rs"), ep(pod, "a", "rs"))
-	endpoints.Namespace, endpoints.Labels = "default", map[string]string{discovery.LabelServiceName: "web"}
-	f.have(t, aService(same), endpoints)
-	f.reconcile(webName, fakeSink{f.recorded})
-	got := f.put[webName].Ports[0].Backends
-	must.True(t, len(got) == 1 && got[0].Addr == netip.MustParseAddr(pod), "endpoints %+v; want %s only", got, pod)
+	b := &lb.Boundary{Log: discard}
+	f := newFixture(t, func(o *Options) { o.Pools, o.Boundary = []Pool{poolOfOne(vip)}, b })
+	for want, all := range map[string][]discovery.Endpoint{
+		"endpoint default/web: " + vip + " gets no packets: it is in a pool, or not the address of a host": {
+			ep(vip, "a", "rs"), ep("::ffff:"+vip, "a", "rs"), ep(pod, "a", "rs"),
+		},
+		"": {ep(pod, "a", "rs")},
+	} {
+		f.have(t, aService(same), of("web", slice(80, all...)))
+		f.reconcile(webName, fakeSink{f.recorded})
+		got := f.put[webName].Ports[0].Backends
+		must.True(t, got[0].Addr == netip.MustParseAddr(pod) && (len(got) == 1 || got[1].Deleted), "endpoints %+v", got)
+		must.Equal(t, want, strings.Join(b.Troubles(), "; "))
+	}
 }
 
 // An address that was in a pool is served, but not announced, until the grace period of the pool ends. After a restart

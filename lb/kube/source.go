@@ -315,7 +315,8 @@ func (s *Source) reconcileAll(sink lb.Sink) {
 
 // reconcileOne sends the engine what this node does for a service.
 func (s *Source) reconcileOne(name string, sink lb.Sink) {
-	if slices.ContainsFunc(s.slicesOf(name), func(x *endpointSlice) bool { return x.unreadable }) {
+	all := s.slicesOf(name)
+	if slices.ContainsFunc(all, func(x *endpointSlice) bool { return x.unreadable }) {
 		s.freeze(name, sink)
 		return
 	}
@@ -333,12 +334,14 @@ func (s *Source) reconcileOne(name string, sink lb.Sink) {
 			delete(s.held, name)
 		}
 		s.o.Boundary.Report(lb.PartEndpoints, name, "")
+		s.o.Boundary.Report(lb.PartEndpoint, name, "")
 		s.fits(name, 0)
 		s.boundExternal(name, &addresses{})
 		s.conditions.stop(name)
 		s.portOfOther(name)
 		return
 	}
+	s.o.Boundary.Report(lb.PartEndpoint, name, ignored(all))
 	s.addStale(v)
 	if old != nil {
 		if reflect.DeepEqual(old.Ports, v.service.Ports) {
