@@ -135,8 +135,17 @@ func (s *Source) addressesFor(service *core.Service) (a addresses) {
 		}
 	}
 	if matchesClass(service, s.o.Classes...) {
-		for _, addr := range addressesOf(service) {
-			if why := s.refusal(addr); why != "" {
+		vips := addressesOf(service)
+		for _, addr := range statusAddresses(service) {
+			why := s.refusal(addr)
+			switch {
+			case slices.Contains(vips, addr):
+			case isReleased(service) || len(s.o.Pools) == 0: // another controller's, if there are no pools
+				continue
+			default:
+				why = "has ipMode Proxy"
+			}
+			if why != "" {
 				if by := managers(service, addressField); len(by) > 0 && !isOurs(service) {
 					why += fmt.Sprintf("; %s wrote it: %s", strings.Join(by, ", "), textOthers)
 				}

@@ -30,6 +30,8 @@ func (s *Source) refusal(addr netip.Addr) string {
 		return ""
 	case len(s.o.Pools) > 0:
 		return "is in no pool"
+	case slices.Contains(s.tunnelSources, addr):
+		return "is the address of a node"
 	}
 	found, _ := s.services.ByIndex(withClusterIP, addr.String()) // the index exists
 	if len(found) == 0 {

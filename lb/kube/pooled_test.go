@@ -21,6 +21,7 @@ import (
 // is never served.
 func TestAddressInNoPoolIsNotServed(t *testing.T) {
 	const inNoPool, noHost = "is in no pool", "is not the address of a host"
+	const k3s = "; k3s wrote it: " + textOthers
 	for _, tt := range []struct {
 		addr  string
 		pools []Pool
@@ -38,12 +39,18 @@ func TestAddressInNoPoolIsNotServed(t *testing.T) {
 		{"127.0.0.1", nil, noHost},
 		{"10.96.0.10", nil, "is the ClusterIP of default/dns"},
 		{"10.96.0.11", nil, ""},
-		{"192.0.2.77", []Pool{poolOfOne("203.0.113.1")}, inNoPool + "; k3s wrote it: " + textOthers},
+		{"192.0.2.77", []Pool{poolOfOne("203.0.113.1")}, inNoPool + k3s},
+		{"192.0.2.77", nil, "is the address of a node" + k3s},
+		{"203.0.113.1", []Pool{poolOfOne("203.0.113.1")}, "has ipMode Proxy" + k3s},
 	} {
 		f := newFixture(t, func(o *Options) { o.Pools = tt.pools })
+		f.tunnelSources = addrs("192.0.2.77")
 		s := wanting("web", given(tt.addr))
-		if strings.Contains(tt.want, "k3s") {
+		if strings.Contains(tt.want, k3s) {
 			setManager(s, "k3s")
+		}
+		if strings.Contains(tt.want, "Proxy") {
+			s.Status.LoadBalancer.Ingress[0].IPMode = ptr(core.LoadBalancerIPModeProxy)
 		}
 		dns := aService(func(s *core.Service) { s.Name, s.Spec.ClusterIPs = "dns", []string{"10.96.0.10"} })
 		f.have(t, s, dns)
