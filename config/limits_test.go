@@ -190,8 +190,15 @@ func TestOverlap(t *testing.T) {
 			"%s and %s: overlap %t, want %t", c.a, c.b, overlap(a, b), c.want)
 	}
 	must.Equal(t, "0.0.0.0/0", formatRange(parse("0.0.0.0-255.255.255.255")))
-	must.Equal(t, "[192.0.2.1/32 192.0.2.2/31 192.0.2.4/30 192.0.2.8/31]",
-		fmt.Sprint(parse("192.0.2.1-192.0.2.9").Prefixes()))
+	r := parse("192.0.2.1-192.0.2.9")
+	must.Equal(t, "[192.0.2.1/32 192.0.2.2/31 192.0.2.4/30 192.0.2.8/31]", fmt.Sprint(r.Prefixes()))
+	for without, want := range map[string]string{
+		"192.0.2.4/30": "[{192.0.2.1 192.0.2.3} {192.0.2.8 192.0.2.9}]", "192.0.2.9/29": "[{192.0.2.1 192.0.2.7}]",
+		"192.0.2.0/24": "[]", "192.0.2.16/28": "[{192.0.2.1 192.0.2.9}]", "::/0": "[{192.0.2.1 192.0.2.9}]",
+	} {
+		must.Row(t, without, want, fmt.Sprint(r.Without(netip.MustParsePrefix(without))))
+	}
+	must.Row(t, "zero", []lb.AddrRange{r}, r.Without(netip.Prefix{}))
 }
 
 func TestSpecialAddresses(t *testing.T) {

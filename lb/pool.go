@@ -51,6 +51,21 @@ func (r AddrRange) Contains(a netip.Addr) bool {
 	return r.From.Is4() == a.Is4() && r.From.Compare(a) <= 0 && a.Compare(r.To) <= 0
 }
 
+// Without returns the parts of r that are not in p, which may be zero.
+func (r AddrRange) Without(p netip.Prefix) (rest []AddrRange) {
+	first := p.Masked().Addr()
+	if r.From.BitLen() != first.BitLen() || r.To.Less(first) || LastOf(p).Less(r.From) {
+		return []AddrRange{r}
+	}
+	if r.From.Less(first) {
+		rest = append(rest, AddrRange{r.From, first.Prev()})
+	}
+	if last := LastOf(p); last.Less(r.To) {
+		rest = append(rest, AddrRange{last.Next(), r.To})
+	}
+	return rest
+}
+
 // after returns the address in r that follows a, or zero if a is the last one.
 func (r AddrRange) after(a netip.Addr) netip.Addr {
 	if next := a.Next(); r.Contains(next) {

@@ -257,6 +257,8 @@ func (t *transport) serve(r *http.Request, body []byte) *http.Response {
 			return respond(int(answer.Code), answer)
 		}
 		return t.patchStatus(name, q.Get("fieldManager"), body)
+	case kind == "servicecidrs":
+		return status(http.StatusNotFound, meta.StatusReasonNotFound)
 	case strings.Contains(r.URL.Path, "/leases"):
 		return s.lease(r.Method, path, body)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	core "k8s.io/api/core/v1"
+	networking "k8s.io/api/networking/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
@@ -39,7 +40,9 @@ func forExternalIPs(p *Pool) { p.ExternalIPs = true }
 // Services that wait for an address get one when the pools change, without a new election; the others keep theirs.
 func TestAllocatorFollowsPools(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := fake.NewClientset(wanting("has", owning("203.0.113.1")), wanting("waits", same))
+		ranges := new(networking.ServiceCIDR)
+		ranges.Spec.CIDRs = []string{"198.51.100.0/24", "fd00::/108"}
+		client := fake.NewClientset(wanting("has", owning("203.0.113.1")), wanting("waits", same), ranges)
 		a := NewAllocator(AllocatorOptions{
 			Client: client, Lease: client, Node: "n1", Namespace: "steelyard", Log: discard,
 			Pools: []Pool{poolOfOne("203.0.113.1")},
@@ -54,6 +57,8 @@ func TestAllocatorFollowsPools(t *testing.T) {
 			return list
 		}
 		must.Row(t, "at first", "[203.0.113.1][]", addresses())
+		a.SetPools([]Pool{poolOfOne("203.0.113.1"), poolOfOne("198.51.100.1")})
+		must.Row(t, "with a pool of ClusterIPs", "[203.0.113.1][]", addresses())
 		a.SetPools([]Pool{poolOfOne("203.0.113.2"), poolOfOne("203.0.113.1")})
 		must.Row(t, "with another pool", "[203.0.113.1][203.0.113.2]", addresses())
 		a.SetPools([]Pool{poolOfOne("203.0.113.2")})

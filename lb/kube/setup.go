@@ -40,6 +40,35 @@ func excludedNodes(n int) string {
 	return fmt.Sprintf(textExcluded, have)
 }
 
+// avoidClusterIPs takes the cluster's ranges of ClusterIPs out of the pools, because service proxies would confuse such
+// an address with the ClusterIP of another Service.
+func (t *term) avoidClusterIPs(ctx context.Context) {
+	list, err := t.o.Client.NetworkingV1().ServiceCIDRs().List(ctx, meta.ListOptions{})
+	if err != nil { // they exist since Kubernetes 1.33, and an older manifest does not permit reading them
+		t.o.Log.Info("ranges of ClusterIPs not known", "err", err)
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	pools := slices.Clone(t.assigner.pools)
+	for _, c := range list.Items {
+		for _, text := range c.Spec.CIDRs {
+			cidr, _ := rangeOf(text) // the API server validates it
+			for i, p := range pools {
+				pools[i].Ranges = nil
+				for _, r := range p.Ranges {
+					pools[i].Ranges = append(pools[i].Ranges, r.Without(cidr)...)
+				}
+				if !slices.Equal(pools[i].Ranges, p.Ranges) {
+					t.o.Log.Warn("ClusterIPs in a pool are not assigned", "pool", p.Name, "range", text)
+				}
+			}
+		}
+	}
+	next := newAssigner(t.o.Classes, pools)
+	t.assigner.pools, t.assigner.alloc = next.pools, next.alloc
+}
+
 // isOfOthers reports whether a Service is left to another controller that assigns addresses, because there are no
 // pools.
 func (t *term) isOfOthers(s *core.Service) bool {

@@ -115,6 +115,7 @@ func (t *term) run(ctx context.Context) error {
 	if err := t.ledger.take(ctx); err != nil {
 		return fmt.Errorf("ledger %s/%s: %w", t.o.Namespace, t.ledger.name, err)
 	}
+	t.avoidClusterIPs(ctx)
 	if err := t.readAll(ctx); err != nil {
 		return fmt.Errorf("read the Services: %w", err)
 	}
