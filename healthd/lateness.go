@@ -1,6 +1,7 @@
 package healthd
 
 import (
+	"context"
 	"errors"
 	"sync"
 	"time"
@@ -19,14 +20,15 @@ type lateness struct {
 	timer *time.Timer
 }
 
-// measureLateness starts one timer at a time, each for a quarter of timeout, so a quick response costs only one.
-func measureLateness(timeout time.Duration) *lateness {
+// measureLateness starts one timer at a time, each for a quarter of timeout, so a quick response costs only one. stop
+// ends the measurement and returns the timers' total delay.
+func measureLateness(timeout time.Duration) (stop func() time.Duration) {
 	l := &lateness{step: max(timeout/4, time.Millisecond)}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.due = time.Now().Add(l.step)
 	l.timer = time.AfterFunc(l.step, l.fire)
-	return l
+	return l.stop
 }
 
 func (l *lateness) fire() {
@@ -41,11 +43,29 @@ func (l *lateness) fire() {
 	l.timer.Reset(l.step)
 }
 
-// stop ends the measurement. It reports whether the timers' total delay exceeds a quarter of the timeout.
-func (l *lateness) stop() bool {
+func (l *lateness) stop() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.timer.Stop()
 	l.timer = nil
-	return l.sum+max(0, time.Since(l.due)) > l.step
+	return l.sum + max(0, time.Since(l.due))
+}
+
+// isLate reports whether a timeout says nothing about the server, because this node was late by more than a quarter of
+// it. If this node was late by less while most servers fail, the server is asked once more.
+func (p *Prober) isLate(ctx context.Context, l *loop, checker Checker, late time.Duration) bool {
+	timeout := l.check.Spec.Timeout
+	if late > timeout/4 || late < timeout/16 {
+		return late > timeout/4
+	}
+	p.mu.Lock()
+	most := 2*int(p.failing.Load()) > p.count
+	p.mu.Unlock()
+	if !most {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout/2)
+	defer cancel()
+	_, err := p.ask(ctx, l, checker)
+	return err == nil
 }

@@ -38,7 +38,9 @@ type Prober struct {
 	slots   slots
 	own     ownTrouble
 	changes atomic.Uint64 // state changes of all checks
+	failing atomic.Int64  // checks whose last probe failed
 	make    func(lb.Check) Checker
+	measure func(timeout time.Duration) (stop func() time.Duration)
 
 	mu     sync.Mutex                       // guards all below
 	ctx    context.Context                  // of Run; nil before
@@ -51,7 +53,7 @@ type Prober struct {
 func New(o Options) *Prober {
 	p := &Prober{
 		o: o, metrics: newMetrics(o.Registerer), slots: newSlots(maxProbes()),
-		own: ownTrouble{log: o.Log}, checks: map[string]map[lb.CheckKey]*loop{},
+		own: ownTrouble{log: o.Log}, checks: map[string]map[lb.CheckKey]*loop{}, measure: measureLateness,
 	}
 	p.make = func(c lb.Check) Checker { return checkers[c.Spec.Type](target{c, o.Way, o.Log}) }
 	return p
@@ -60,7 +62,7 @@ func New(o Options) *Prober {
 type loop struct {
 	check   lb.Check
 	cancel  context.CancelFunc // nil before Run
-	failing bool               // whether the last probe failed; owned by the loop's goroutine
+	failing bool               // whether the last probe failed; owned by the loop's goroutine; see Prober.setFailing
 	warned  time.Time          // time of the last warning about a weight; owned by the loop's goroutine
 	mu      sync.Mutex         // guards all below; held while reporting
 	ended   bool
@@ -174,7 +176,8 @@ func (p *Prober) run(ctx context.Context, l *loop) {
 		p.o.Report(l.health)
 		l.earlier = false
 	}
-	l.failing = l.health.State == lb.StateUnhealthy || l.health.State == lb.StateDraining
+	p.setFailing(l, l.health.State == lb.StateUnhealthy || l.health.State == lb.StateDraining)
+	defer p.setFailing(l, false)
 	known := l.health.State != lb.StateUnknown
 	l.mu.Unlock()
 	// At startup, announcements wait for the first result of a check without a state, so that probe does not wait for
@@ -198,6 +201,21 @@ func (p *Prober) run(ctx context.Context, l *loop) {
 	}
 }
 
+func (p *Prober) setFailing(l *loop, failing bool) {
+	if failing != l.failing {
+		l.failing = failing
+		p.failing.Add(map[bool]int64{true: 1, false: -1}[failing])
+	}
+}
+
+// ask runs one probe.
+func (p *Prober) ask(ctx context.Context, l *loop, checker Checker) (result Result, err error) {
+	err = errPanicked
+	object := l.check.Key.Service + " " + l.check.Key.BackendName()
+	p.o.Boundary.Do(lb.PartProbe, object, func() { result, err = checker.Probe(ctx) })
+	return result, err
+}
+
 // errPanicked is the result of a probe that panicked. The backend keeps its state.
 var errPanicked = ownError{errors.New("the check itself failed; see the log")}
 
@@ -212,18 +230,16 @@ func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.T
 	}
 	bounded, cancel := context.WithTimeout(ctx, l.check.Spec.Timeout)
 	defer cancel()
-	start, lateness := time.Now(), measureLateness(l.check.Spec.Timeout)
+	start, lateness := time.Now(), p.measure(l.check.Spec.Timeout)
 	answersItself := ownAddress(bounded, l.check)
-	result, err := Result{}, error(errPanicked)
-	object := l.check.Key.Service + " " + l.check.Key.BackendName()
-	p.o.Boundary.Do(lb.PartProbe, object, func() { result, err = checker.Probe(bounded) })
-	if late := lateness.stop(); late && err != nil && isTimeout(err) {
+	result, err := p.ask(bounded, l, checker)
+	if late := lateness(); err != nil && isTimeout(err) && p.isLate(ctx, l, checker, late) {
 		err = errLate
 	}
 	if ctx.Err() != nil {
 		return // the check was stopped, so the backend did not cause the error
 	}
-	l.failing = err != nil
+	p.setFailing(l, err != nil)
 	service := l.check.Key.Service
 	if err != nil && inconclusive(err) {
 		p.metrics.probes.WithLabelValues(service, "inconclusive").Inc()

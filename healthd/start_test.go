@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os/exec"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -208,4 +209,37 @@ func TestLateProbeIsInconclusive(t *testing.T) {
 	want := "1 health checks are inconclusive, and their backends keep their state: " + errLate.Error()
 	must.True(t, len(server.found) == 1 && server.found[0] == want,
 		"problems after the first probe: %q; want %q", server.found, want)
+}
+
+// If this node was a little late, and most servers time out, each server is asked once more.
+func TestServersAreAskedOnceMore(t *testing.T) {
+	for _, tt := range []struct {
+		late    time.Duration
+		failing byte // of three servers
+		answers bool // the second question
+		want    int  // unhealthy servers
+	}{
+		{50 * time.Millisecond, 3, true, 0}, {50 * time.Millisecond, 3, false, 3}, {50 * time.Millisecond, 1, true, 1},
+		{0, 3, true, 3},
+	} {
+		bubble(t, nil, func(t *testing.T, p *Prober, reports func() []string) {
+			begin := time.Now()
+			p.measure = func(time.Duration) func() time.Duration { return func() time.Duration { return tt.late } }
+			p.make = func(c lb.Check) Checker {
+				return checkerFunc(func(ctx context.Context) (Result, error) {
+					end, _ := ctx.Deadline()
+					answers := tt.answers && time.Until(end) <= c.Spec.Timeout/2
+					if time.Since(begin) < 5*time.Second || c.Target.Addr().As4()[3] >= tt.failing || answers {
+						return ok("fine")
+					}
+					<-ctx.Done()
+					return Result{}, ctx.Err()
+				})
+			}
+			p.Put("web", checks(3, spec()))
+			time.Sleep(15 * time.Second)
+			got := strings.Count(strings.Join(reports(), " "), "unhealthy")
+			must.Row(t, fmt.Sprintf("%+v", tt), tt.want, got)
+		})
+	}
 }
