@@ -177,12 +177,6 @@ type zeros struct{}
 
 func (zeros) Read(b []byte) (int, error) { return len(b), nil }
 
-func TestTCP(t *testing.T) {
-	for want, at := range map[string]netip.AddrPort{"ok: connected": silent(t), "connection refused": closedPort(t)} {
-		wantProbe(t, lb.Check{Target: at, Spec: lb.CheckSpec{Type: lb.CheckTCP}}, want)
-	}
-}
-
 // udpServer replies to each datagram with the result of reply; a nil result means no reply.
 func udpServer(t testing.TB, reply func([]byte) []byte) netip.AddrPort {
 	c := must.Get(net.ListenPacket("udp", "127.0.0.1:0"))(t)

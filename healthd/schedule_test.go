@@ -152,9 +152,7 @@ func TestWarningOfWeights(t *testing.T) {
 		for _, tt := range []struct {
 			weight int
 			want   bool
-		}{
-			{3, false}, {6, false}, {2, true}, {1000, false}, {-1, false}, {0, false}, {1, true}, {0, false},
-		} {
+		}{{3, false}, {6, false}, {2, true}, {1000, false}, {-1, false}, {0, false}, {1, true}, {0, false}} {
 			log.Reset()
 			p.warnOfWeight(l, tt.weight)
 			got := strings.Contains(log.String(), "a new weight")
@@ -223,24 +221,16 @@ func TestRunWaitsForProbes(t *testing.T) {
 
 // A failed probe has no weight, whatever the backend's weight was.
 func TestFailureHasNoWeight(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var got []int
-		p := New(Options{Log: slog.New(slog.DiscardHandler), Report: func(h lb.Health) { got = append(got, h.Weight) }})
-		fails := error(syscall.ECONNREFUSED)
-		results := []error{nil, fails}
-		checker := checkerFunc(func(context.Context) (Result, error) {
-			err := results[0]
-			results = results[1:]
-			return Result{Weight: 3}, err
-		})
-		s := spec()
-		s.Fall = 1
-		l := &loop{check: check(1, s), health: lb.Health{Weight: -1}}
-		p.probe(t.Context(), l, checker, time.Now())
-		p.probe(t.Context(), l, checker, time.Now())
-		must.Row(t, "weights", []int{3, -1}, got)
-		must.True(t, errors.Is(l.health.Err, fails), "error %v", l.health.Err)
-	})
+	var got []int
+	p := New(Options{Log: slog.New(slog.DiscardHandler), Report: func(h lb.Health) { got = append(got, h.Weight) }})
+	l := &loop{check: check(1, spec()), health: lb.Health{Weight: -1}}
+	l.check.Spec.Fall = 1
+	for _, err := range []error{nil, syscall.ECONNREFUSED} {
+		answer := func(context.Context) (Result, error) { return Result{Weight: 3}, err }
+		p.probe(t.Context(), l, checkerFunc(answer), time.Now())
+	}
+	must.Row(t, "weights", []int{3, -1}, got)
+	must.True(t, errors.Is(l.health.Err, syscall.ECONNREFUSED), "error %v", l.health.Err)
 }
 
 // Checks put before Run start with Run. Checks put after its end never start.

@@ -18,39 +18,39 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// A backend without a state becomes unhealthy only after Fall failures, not after the first.
-func TestFirstFailureDoesNotDecide(t *testing.T) {
-	f := &fake{err: errors.New("broken")}
-	bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
-		p.Put("web", []lb.Check{check(1, spec())})
-		time.Sleep(time.Second)
-		wantReports(t, reports, "unknown: broken")
-		time.Sleep(2 * time.Second)
-		wantReports(t, reports, "unknown: broken", "unhealthy: broken")
-	})
-}
-
-// The health from the previous run is reported before the first probe, and one failure does not change it.
-func TestEarlierHealth(t *testing.T) {
+// A backend without a state becomes unhealthy only after Fall failures. The health from the previous run is reported
+// before the first probe, and one failure does not change it. A presumed check is healthy, and reports no failure
+// before Fall probes have failed.
+func TestFirstHealth(t *testing.T) {
+	broken := errors.New("broken")
 	for _, tt := range []struct {
-		earlier lb.State
-		err     error
-		after   time.Duration
-		want    []string
+		earlier  lb.State
+		presumed bool
+		err      error
+		after    time.Duration
+		want     []string
 	}{
-		{lb.StateHealthy, errors.New("broken"), 1990 * time.Millisecond, []string{"healthy: earlier"}},
-		{lb.StateHealthy, errors.New("broken"), 3 * time.Second, []string{"healthy: earlier", "unhealthy: broken"}},
-		{lb.StateUnhealthy, nil, 990 * time.Millisecond, []string{"unhealthy: earlier"}},
-		{lb.StateUnhealthy, nil, 2 * time.Second, []string{"unhealthy: earlier", "healthy: fine"}},
+		{lb.StateUnknown, false, broken, time.Second, []string{"unknown: broken"}},
+		{lb.StateUnknown, false, broken, 3 * time.Second, []string{"unknown: broken", "unhealthy: broken"}},
+		{lb.StateUnknown, true, broken, 1990 * time.Millisecond, nil},
+		{lb.StateUnknown, true, broken, 3 * time.Second, []string{"unhealthy: broken"}},
+		{lb.StateHealthy, false, broken, 1990 * time.Millisecond, []string{"healthy: earlier"}},
+		{lb.StateHealthy, false, broken, 3 * time.Second, []string{"healthy: earlier", "unhealthy: broken"}},
+		{lb.StateUnhealthy, false, nil, 990 * time.Millisecond, []string{"unhealthy: earlier"}},
+		{lb.StateUnhealthy, false, nil, 2 * time.Second, []string{"unhealthy: earlier", "healthy: fine"}},
 	} {
-		t.Run(fmt.Sprint(tt.earlier, tt.after), func(t *testing.T) {
-			f := &fake{err: tt.err}
-			bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
+		t.Run(fmt.Sprint(tt.earlier, tt.presumed, tt.after), func(t *testing.T) {
+			bubble(t, &fake{err: tt.err}, func(t *testing.T, p *Prober, reports func() []string) {
+				has := tt.earlier != lb.StateUnknown
 				p.o.Earlier = func(k lb.CheckKey) (lb.Health, bool) {
-					return lb.Health{Key: k, State: tt.earlier, Reason: "earlier", Weight: -1}, true
+					return lb.Health{Key: k, State: tt.earlier, Reason: "earlier", Weight: -1}, has
 				}
-				p.Put("web", []lb.Check{check(1, spec())})
-				wantReports(t, reports, tt.want[:1]...)
+				c := check(1, spec())
+				c.Presumed = tt.presumed
+				p.Put("web", []lb.Check{c})
+				if has {
+					wantReports(t, reports, tt.want[:1]...)
+				}
 				time.Sleep(tt.after)
 				wantReports(t, reports, tt.want...)
 			})
@@ -156,20 +156,6 @@ func TestChangedPortKeepsTheState(t *testing.T) {
 		wantReports(t, reports, "healthy: fine")
 		h := p.Health()
 		must.True(t, len(h) == 1 && h[0].Key == c.Key, "health %+v", h)
-	})
-}
-
-// A presumed check is healthy until Fall probes have failed, at their phase. It reports no failure before that.
-func TestPresumedHealth(t *testing.T) {
-	f := &fake{err: errors.New("broken")}
-	bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
-		c := check(1, spec())
-		c.Presumed = true
-		p.Put("web", []lb.Check{c})
-		time.Sleep(1990 * time.Millisecond)
-		wantReports(t, reports)
-		time.Sleep(1010 * time.Millisecond)
-		wantReports(t, reports, "unhealthy: broken")
 	})
 }
 

@@ -108,9 +108,7 @@ func TestDrainsWith(t *testing.T) {
 	for name, tt := range map[string]struct {
 		d    Drains
 		want string
-	}{
-		"b": {d, drained}, "c": {d, ""}, "d": {d.With("", true), drained}, "e": {d.With("", true).With("", false), ""},
-	} {
+	}{"b": {d, drained}, "c": {d, ""}, "d": {d.With("", true), drained}, "e": {d.With("", true).With("", false), ""}} {
 		must.Row(t, fmt.Sprintf("%s with %+v", name, tt.d), tt.want, tt.d.reason(name))
 	}
 }

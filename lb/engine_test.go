@@ -53,9 +53,7 @@ type consumers interface {
 }
 
 // inEngine runs f with a running engine, in a synctest bubble. change sets other options.
-func inEngine(
-	t *testing.T, fx *lbtest.Fixture, f func(t *testing.T, e *lb.Engine), change ...func(*lb.EngineOptions),
-) {
+func inEngine(t *testing.T, fx *lbtest.Fixture, f func(t *testing.T, e *lb.Engine), change ...func(*lb.EngineOptions)) {
 	synctest.Test(t, func(t *testing.T) {
 		o := engineOptions(fx)
 		for _, set := range change {

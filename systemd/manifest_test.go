@@ -53,10 +53,7 @@ func TestManifestPods(t *testing.T) {
 	for name, tt := range map[string]struct {
 		pod  core.PodSpec
 		caps []core.Capability
-	}{
-		"agent":     {agent, caps},
-		"allocator": {allocator, nil},
-	} {
+	}{"agent": {agent, caps}, "allocator": {allocator, nil}} {
 		if got := tt.pod.NodeSelector[core.LabelOSStable]; got != "linux" || len(tt.pod.NodeSelector) != 1 {
 			t.Errorf("%s: node selector %v; want %s=linux", name, tt.pod.NodeSelector, core.LabelOSStable)
 		}

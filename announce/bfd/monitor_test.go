@@ -146,9 +146,7 @@ var sample = Packet{
 }
 
 // The expected bytes are literal, because a decoder that merely agrees with its encoder would prove nothing.
-var sampleBytes = []byte{
-	0x21, 0xe8, 3, 24, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 0x86, 0xa0, 0, 4, 0x93, 0xe0, 0, 0, 0, 50,
-}
+var sampleBytes = []byte{0x21, 0xe8, 3, 24, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 0x86, 0xa0, 0, 4, 0x93, 0xe0, 0, 0, 0, 50}
 
 func TestPacketOnTheWire(t *testing.T) {
 	got := sample.Append(nil)

@@ -226,9 +226,7 @@ func TestMonitorNotices(t *testing.T) {
 	})
 }
 
-func monitor(
-	t *testing.T, h *lab.Host, o bfd.Options, neighbors ...bfd.Neighbor,
-) (m *bfd.Monitor, stop func()) {
+func monitor(t *testing.T, h *lab.Host, o bfd.Options, neighbors ...bfd.Neighbor) (m *bfd.Monitor, stop func()) {
 	t.Helper()
 	m = must.Get(bfd.New(o))(t)
 	m.Set(neighbors)

@@ -92,9 +92,7 @@ func TestBFDOfTheSessionBefore(t *testing.T) {
 		up := s.until(peer, "both sessions are up still", both)
 		ended := up.Flaps
 		stop := watchRoute(t, r, vip4, b.ours[0][0])
-		for _, c := range []bgp.BFD{
-			{Interval: 300 * time.Millisecond, Multiplier: multiplier + 1}, o.Peers[0].BFD,
-		} {
+		for _, c := range []bgp.BFD{{Interval: 300 * time.Millisecond, Multiplier: multiplier + 1}, o.Peers[0].BFD} {
 			o.Peers[0].BFD = c
 			s.configure(o)
 			time.Sleep(2 * time.Second) // a router detects the end of a session within one second

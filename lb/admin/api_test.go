@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"os"
@@ -132,10 +131,6 @@ func TestAPI(t *testing.T) {
 	}
 }
 
-func TestOnlyGET(t *testing.T) {
-	must.Equal(t, http.StatusMethodNotAllowed, ask(options(t), true, "POST", "/v1/status", "").Code)
-}
-
 // Requests that change something are served only on the socket.
 func TestDrain(t *testing.T) {
 	for _, tt := range []struct {
@@ -221,12 +216,6 @@ func TestDiff(t *testing.T) {
 		must.True(t, w.Code == tt.code && compact(w) == tt.want,
 			"%s %s: %d %s; want %d %s", tt.method, tt.path, w.Code, w.Body, tt.code, tt.want)
 	}
-}
-
-func TestDashboard(t *testing.T) {
-	w := ask(options(t), true, "GET", "/", "")
-	must.True(t, w.Code == 200 && strings.Contains(w.Body.String(), "<title>Steelyard</title>"),
-		"GET /: %d %.60s", w.Code, w.Body)
 }
 
 func TestStuckEngineIsUnhealthy(t *testing.T) {

@@ -119,9 +119,3 @@ func TestClientClosesBody(t *testing.T) {
 			"status %d: %v, closed %d times", code, err, b.closed)
 	}
 }
-
-// The client keeps no connection, because a command sends one request.
-func TestClientKeepsNoConnection(t *testing.T) {
-	transport := NewClient("s").http.Transport.(*http.Transport)
-	must.True(t, transport.DisableKeepAlives, "connections are kept")
-}

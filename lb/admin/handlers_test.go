@@ -99,9 +99,7 @@ func TestDrainedServicesAreCounted(t *testing.T) {
 	for _, tt := range []struct {
 		drained         *lb.Drains
 		healthy, drains int
-	}{
-		{nil, 1, 0}, {&lb.Drains{Services: []string{"web", "mail"}}, 1, 2}, {&lb.Drains{Node: true}, 0, 4},
-	} {
+	}{{nil, 1, 0}, {&lb.Drains{Services: []string{"web", "mail"}}, 1, 2}, {&lb.Drains{Node: true}, 0, 4}} {
 		o.Info = func() Info { return Info{Drained: tt.drained} }
 		i := New(o).info(lb.Status{Services: services})
 		must.True(t, i.Services == 4 && i.Healthy == tt.healthy && i.DrainedServices == tt.drains,
@@ -193,17 +191,22 @@ steelyard_engine_apply_errors_total{consumer="datapath"} 1
 	must.Do(t, testutil.CollectAndCompare(m, strings.NewReader(want)))
 }
 
-func TestMetricsHandler(t *testing.T) {
+// Only GET reads, and JSON is indented, because people read the API with curl.
+func TestOnlyGET(t *testing.T) {
 	o := options(t)
 	o.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("up 1\n")) })
-	w := ask(o, false, http.MethodGet, "/metrics", "")
-	must.True(t, w.Code == http.StatusOK && w.Body.String() == "up 1\n", "%d %s", w.Code, w.Body)
-}
-
-// Answers are indented, because people read the API with curl.
-func TestAnswersAreIndented(t *testing.T) {
-	w := ask(options(t), true, http.MethodGet, "/healthz", "")
-	must.Equal(t, "{\n  \"healthy\": true,\n  \"settled\": true\n}\n", w.Body.String())
+	for _, tt := range []struct {
+		request, want string
+		code          int
+	}{
+		{"GET /healthz", "{\n  \"healthy\": true,\n  \"settled\": true\n}\n", 200}, {"GET /metrics", "up 1\n", 200},
+		{"GET /", "<title>Steelyard</title>", 200}, {"POST /v1/status", "", 405},
+	} {
+		method, path, _ := strings.Cut(tt.request, " ")
+		w := ask(o, true, method, path, "")
+		must.Row(t, tt.request, tt.code, w.Code)
+		must.True(t, strings.Contains(w.Body.String(), tt.want), "%s: %s", tt.request, w.Body)
+	}
 }
 
 // A service without flows has an empty list, and one that does not exist an error. Flows of a deleted one are listed.

@@ -152,8 +152,7 @@ func TestKeysOfAFileNeedNoSecret(t *testing.T) {
 	cfg := parse(t, keyed(t, t.TempDir(), keyA)+"[kubernetes]\nkubeconfig = \"/no/such/file\"\n")
 	c, err := openClusterKeys(Options{Config: cfg, Log: discard})
 	must.True(t, c == nil && err == nil, "%+v, %v; want none", c, err)
-	p := lbtest.Texts((*clusterKeys)(nil).findings())
-	must.True(t, p == nil, "problems %q", p)
+	must.Equal(t, nil, lbtest.Texts((*clusterKeys)(nil).findings()))
 }
 
 // apiServer serves lists by their path, and watches without events. It returns the name of a kubeconfig.

@@ -165,7 +165,7 @@ func TestRetryingDialIntervals(t *testing.T) {
 	})
 }
 
-// An engine that does not run is reported after its timeout.
+// An engine that does not run is reported after its timeout, and one that runs responds.
 func TestEngineThatDoesNotRun(t *testing.T) {
 	f := newFixture(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -173,6 +173,9 @@ func TestEngineThatDoesNotRun(t *testing.T) {
 		must.True(t, f.checkEngine() != nil, "an engine that does not run responds")
 		must.Equal(t, engineTimeout, time.Since(start))
 	})
+	f = newFixture(t)
+	stop := f.start(t)
+	must.Do(t, errors.Join(f.checkEngine(), stop()))
 }
 
 // The addresses of an interface are the first global ones of each family in the order of the kernel.

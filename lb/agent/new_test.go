@@ -195,22 +195,16 @@ func TestNewFails(t *testing.T) {
 	}
 }
 
-// Drains that cannot be read are a problem, and do not prevent the start.
+// Drains that cannot be read are a problem, and do not prevent the start. Warnings are logged.
 func TestUnreadableDrains(t *testing.T) {
+	var log bytes.Buffer
 	a, _, err := newInMemory(t, "", func(o *Options) {
+		o.Log, o.Config.Warnings = slog.New(slog.NewTextHandler(&log, nil)), []string{"pointless"}
 		must.Do(t, os.WriteFile(filepath.Join(o.StateDir, "drained.json"), []byte("x"), 0o600))
 	})
-	must.Do(t, err)
+	must.True(t, err == nil && strings.Contains(log.String(), "reason=pointless"), "error %v, log %s", err, &log)
 	p := lbtest.Texts(a.problems.findings())
 	must.True(t, len(p) == 1 && strings.Contains(p[0], "read the drains from "), "problems %q", p)
-}
-
-func TestNewLogsWarnings(t *testing.T) {
-	var log bytes.Buffer
-	_, _, err := newInMemory(t, "", func(o *Options) {
-		o.Log, o.Config.Warnings = slog.New(slog.NewTextHandler(&log, nil)), []string{"pointless"}
-	})
-	must.True(t, err == nil && strings.Contains(log.String(), "reason=pointless"), "error %v, log %s", err, &log)
 }
 
 // The parts of the cluster source that run depend on who the service proxy is and who assigns addresses.

@@ -139,13 +139,6 @@ func TestRunReloadsAtSIGHUP(t *testing.T) {
 	must.Do(t, stop())
 }
 
-func TestAlive(t *testing.T) {
-	f := newFixture(t)
-	stop := f.start(t)
-	must.Do(t, f.checkEngine())
-	must.Do(t, stop())
-}
-
 // A restart refuses what check refuses, with the same text, including what a starting agent would only wait for. A
 // reload warns about the interfaces, which it does not change.
 func TestRestartRefusesWhatCheckRefuses(t *testing.T) {

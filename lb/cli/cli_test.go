@@ -106,6 +106,7 @@ func TestExitCodes(t *testing.T) {
 		{"restart, no agent", []string{"restart", "--socket", "/nowhere.sock"}, 1, "",
 			"no agent listens on /nowhere.sock"},
 		{"manifest", []string{"manifest", "--image", "x:1"}, 0, "image: x:1\n", ""},
+		{"manifest of the release", []string{"manifest"}, 0, "image: steelyard-lb/steelyard:" + version + "\n", ""},
 		{"status, bad format", []string{"status", "-o", "xml"}, 2, "", "-o xml: unknown format; allowed: table, json"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -155,6 +156,8 @@ func TestPrograms(t *testing.T) {
 		must.True(t, code == tt.code && out == tt.out && errOut == tt.err,
 			"%s: code %d, stdout %q, stderr %q; want %+v", tt.args, code, out, errOut, tt)
 	}
+	_, out, _ := steelyard(t, "help")
+	must.True(t, !strings.Contains(out, "demo-router"), "users see the process of the demo:\n%s", out)
 }
 
 func TestTables(t *testing.T) {
@@ -318,12 +321,6 @@ func TestRemedy(t *testing.T) {
 	} {
 		must.Row(t, fmt.Sprintf("%v as %d: got", tc.err, tc.euid), tc.want, remedy(tc.err, tc.euid))
 	}
-}
-
-// The router of the demo is a process that the demo starts, not a command for users.
-func TestHelpHidesTheRouterOfTheDemo(t *testing.T) {
-	_, out, _ := steelyard(t, "help")
-	must.True(t, !strings.Contains(out, "demo-router") && strings.Contains(out, "reload"), "help:\n%s", out)
 }
 
 // Shells get a completion script, and the program prints the words that may follow.

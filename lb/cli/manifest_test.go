@@ -43,10 +43,3 @@ func TestManifestConfiguration(t *testing.T) {
 			"%s: code %d, stdout %q, stderr %q; want %q", tt.flags, code, out, errOut, tt.want)
 	}
 }
-
-// The image has the name and the version of the release.
-func TestManifestImage(t *testing.T) {
-	code, out, _ := steelyard(t, "manifest")
-	must.True(t, code == 0 && strings.Count(out, "image: steelyard-lb/steelyard:"+version+"\n") == 2,
-		"code %d\n%s", code, out)
-}

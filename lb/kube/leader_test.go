@@ -238,10 +238,7 @@ func TestRequestsFail(t *testing.T) {
 		name   string
 		change func(*core.Service)
 		want   string
-	}{
-		{"assign", same, setBoth},
-		{"withdraw", gone, clearBoth},
-	} {
+	}{{"assign", same, setBoth}, {"withdraw", gone, clearBoth}} {
 		s := wanting("web", tt.change)
 		term, client, events := testTerm(t, s)
 		term.assigner.adopt(s, pending{})

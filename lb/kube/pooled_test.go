@@ -64,6 +64,8 @@ func TestAddressInNoPoolIsNotServed(t *testing.T) {
 		}
 		must.True(t, fmt.Sprint(got.Refused) == fmt.Sprint(refused) && len(got.VIPs) == 1-len(refused),
 			"%s: serves %v, refuses %v; want %v", tt.addr, got.VIPs, got.Refused, refused)
+		_, claimed := f.claimOf(s, netip.MustParseAddr(tt.addr))
+		must.Row(t, tt.addr+" is claimed", tt.want == "", claimed)
 		f.touchSharing(dns)
 		must.Row(t, tt.addr+" follows a change of the other Service", tt.addr == "10.96.0.10", f.queue.Len() > 0)
 	}
@@ -134,14 +136,6 @@ func TestGrace(t *testing.T) {
 				"%s: after %s it serves %v", name, tt.grace, f.put[webName].VIPs)
 		})
 	}
-}
-
-// A claim to an address that is not served has no effect.
-func TestAddressInNoPoolHasNoOwner(t *testing.T) {
-	f := newFixture(t, func(o *Options) { o.Pools = []Pool{poolOfOne("203.0.113.1", forExternalIPs)} })
-	f.have(t, wanting("other", given("198.51.100.7")))
-	_, ok := f.claimOf(f.Service("default/other"), netip.MustParseAddr("198.51.100.7"))
-	must.True(t, !ok, "an address that is in no pool is claimed")
 }
 
 // A Service from which an address is taken gets an Event with the reason, unless the Service is deleted.

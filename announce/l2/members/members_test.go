@@ -31,10 +31,7 @@ func freePort(t *testing.T) uint16 {
 // start runs member i of n until stop is called.
 func start(t *testing.T, port uint16, i, n int, keys ...string) (m *Members, stop func()) {
 	t.Helper()
-	m = New(Options{
-		Name: fmt.Sprintf("lb%d", i), Address: node(i), Port: port,
-		Log: slog.New(slog.DiscardHandler),
-	})
+	m = New(Options{Name: fmt.Sprintf("lb%d", i), Address: node(i), Port: port, Log: slog.New(slog.DiscardHandler)})
 	m.SetMACs([]string{fmt.Sprintf("02:00:00:00:00:%02x", i)})
 	var peers []netip.Addr
 	for k := range n {
