@@ -6,10 +6,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
@@ -67,7 +69,7 @@ func load(o Options, dir string) (_ *bpf.Objects, inner map[string]*ebpf.MapSpec
 		}
 	}
 	var objects bpf.Objects
-	err = spec.LoadAndAssign(&objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}})
+	err = loadConcurrently(spec, dir, &objects)
 	var verifier *ebpf.VerifierError
 	switch {
 	case errors.Is(err, ebpf.ErrMapIncompatible):
@@ -86,6 +88,39 @@ func load(o Options, dir string) (_ *bpf.Objects, inner map[string]*ebpf.MapSpec
 		}
 	}
 	return &objects, inner, nil
+}
+
+// loadConcurrently loads all maps and then all programs concurrently, because their verification takes most of a start.
+func loadConcurrently(spec *ebpf.CollectionSpec, dir string, objects *bpf.Objects) error {
+	programs := spec.Programs
+	spec.Programs = nil
+	all, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}})
+	if err != nil {
+		return err
+	}
+	defer all.Close() // what is not assigned
+	all.Programs = map[string]*ebpf.Program{}
+	var loads errgroup.Group
+	var mu sync.Mutex // guards all.Programs
+	for name, program := range programs {
+		one := spec.Copy()
+		one.Programs = map[string]*ebpf.ProgramSpec{name: program}
+		loads.Go(func() error {
+			c, err := ebpf.NewCollectionWithOptions(one, ebpf.CollectionOptions{MapReplacements: all.Maps})
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			mu.Lock()
+			defer mu.Unlock()
+			all.Programs[name] = c.DetachProgram(name)
+			return nil
+		})
+	}
+	if err := loads.Wait(); err != nil {
+		return err
+	}
+	return all.Assign(objects)
 }
 
 // anyInterface reports whether like is true for one of the interfaces.
