@@ -150,7 +150,7 @@ func TestAClientKeepsNoPortOfALostConnection(t *testing.T) {
 	}
 }
 
-// An SCTP client cannot either: a server without the association answers its old cookie with ERROR (RFC 9260, 5.2.6).
+// An SCTP client cannot either: a server without an association answers a stale cookie with ERROR (RFC 9260, 5.2.6).
 // The answer to a HEARTBEAT keeps the flow.
 func TestAnOldCookieKeepsNoPort(t *testing.T) {
 	t.Parallel()

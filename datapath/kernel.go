@@ -69,7 +69,7 @@ func kernelRelease() (string, error) {
 	return unix.ByteSliceToString(name.Release[:]), nil
 }
 
-// capabilities lists the capabilities in the systemd unit that the datapath uses.
+// capabilities lists the capabilities that the datapath uses. The systemd unit has all of them.
 var capabilities = []struct {
 	name     string
 	bit      int

@@ -67,10 +67,10 @@ func tunnelled(proto ...uint8) checkFunc {
 		}
 		if out.Inner == nil || !is(src, "self") || !is(dst, "b1", "b2") ||
 			!bytes.Contains(proto, []byte{out.Proto}) || out.TTL != 64 {
-			return fmt.Errorf("sent as %+v", out)
+			return fmt.Errorf("sent as %+v; want a tunnel packet to b1 or b2", out)
 		}
 		if out.Proto == dptest.UDP && (out.Dst.Port() != 6090 || out.Src.Port() < 0xc000) {
-			return fmt.Errorf("sent from %s to %s", out.Src, out.Dst)
+			return fmt.Errorf("sent from %s to %s; want ports from 49152 to 6090", out.Src, out.Dst)
 		}
 		return untouched(fx, in, *out.Inner)
 	}

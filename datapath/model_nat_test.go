@@ -33,7 +33,7 @@ func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) predictio
 		rests := m.servers[to.back()]
 		used := rests != nil && !m.gives(rests, s) || half != nil && half.state != bpf.FlowClosed && rest < snatTries-2
 		if ours.Addr() != m.fx.addr("self") || ours.Port() < 61000 || used {
-			return to, fmt.Errorf("opened from %s", ours)
+			return to, fmt.Errorf("opened from %s; want a free port of this node from 61000", ours)
 		}
 		return to, nil
 	}, func() {

@@ -104,9 +104,9 @@ func nodesOf(out dptest.Packet) (a nodeList, err error) {
 	a.nodes = []netip.Addr{out.Dst.Addr()}
 	size := len(out.Dst.Addr().AsSlice())
 	if n := len(out.Private); n < privateHead || out.Private[0] != 0x5d || out.Private[1] > 3 {
-		return a, fmt.Errorf("private data %x", out.Private)
+		return a, fmt.Errorf("malformed head of the private data %x", out.Private)
 	} else if alone := out.Private[1] == 0; alone != (n == privateHead) || !alone && n != privateHead+3*size {
-		return a, fmt.Errorf("private data of %d bytes: %x", n, out.Private)
+		return a, fmt.Errorf("private data of unexpected length %d: %x", n, out.Private)
 	}
 	for i := range int(out.Private[1]) {
 		next, _ := netip.AddrFromSlice(out.Private[privateHead+i*size:][:size])

@@ -242,7 +242,7 @@ func TestForeignPackets(t *testing.T) {
 			case test.reason != "" && (s.State != bfd.Down || s.Discarded != test.reason):
 				return fmt.Errorf("session %+v, discarded %v, want %s", s, m.Discarded(), test.reason)
 			case test.reason != "" && m.Discarded()[test.reason] == 0:
-				return fmt.Errorf("discarded %v", m.Discarded())
+				return fmt.Errorf("discarded %v, none for %s", m.Discarded(), test.reason)
 			}
 			return nil
 		})

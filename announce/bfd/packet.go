@@ -67,7 +67,7 @@ const (
 // Parse decodes a packet and applies the rules of RFC 5880, section 6.8.6, that need no session.
 func Parse(b []byte) (Packet, error) {
 	if len(b) < packetLen {
-		return Packet{}, fmt.Errorf("%d bytes, want %d", len(b), packetLen)
+		return Packet{}, fmt.Errorf("%d bytes, want at least %d", len(b), packetLen)
 	}
 	flags, length := b[1], int(b[3])
 	p := Packet{

@@ -47,7 +47,7 @@ type Options struct {
 	LongLivedRestartTime time.Duration
 	// MaxRoutes is the maximum number of announced prefixes. Set reports an error for VIPs beyond it. 0 means no limit.
 	MaxRoutes int
-	// GracefulShutdown is what Grace returns while a session is established (RFC 8326). 0 turns it off.
+	// GracefulShutdown is how long routes have LowerPreference before a planned withdrawal (RFC 8326). 0 turns it off.
 	GracefulShutdown time.Duration
 	// NextHopV4 and NextHopV6 are this node's next hops if neither the session nor the interface towards the peer has
 	// an address of the family. They may be zero.

@@ -253,7 +253,7 @@ func TestElectApart(t *testing.T) {
 		for vip, node := range free {
 			for _, p := range claims[vip] {
 				if p.Alive && p.Claim.Eligible && count[p.Address]+1 < count[node] && len(free) == 1 {
-					t.Fatalf("%s: %s has %d, and %s %d", vip, node, count[node], p.Address, count[p.Address])
+					t.Fatalf("%s: %s has %d VIPs; want %s with %d", vip, node, count[node], p.Address, count[p.Address])
 				}
 			}
 		}

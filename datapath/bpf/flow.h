@@ -69,7 +69,7 @@ static __always_inline __u32 backend_generation(const struct backend *b)
 	return *(const volatile __u32 *)&b->generation;
 }
 
-/* flow_ended_before is flow_ended for a flow of an older generation. Another frontend may have caused the change. */
+/* flow_ended_before is flow_ended if the generations differ, which may be because of another frontend's flows. */
 __noinline int flow_ended_before(__u32 frontend, __u32 backend, __u32 generation)
 {
 	struct member_key k = { .frontend = frontend, .backend = backend };

@@ -37,7 +37,7 @@ enum flow_doubt {
 };
 
 /* Half-open: the server has answered more than once, with different numbers. It sends SYN cookies, speaks SCTP, or has
- * received a SYN or INIT that others forged. client_end is the last of its numbers. */
+ * received a forged SYN or INIT. client_end is the last of these numbers. */
 #define ANSWERED_AGAIN 2
 
 /* State of one side of a flow. Both entries begin with it. */

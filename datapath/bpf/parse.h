@@ -200,7 +200,7 @@ static __always_inline enum reason parse_sctp(void *l4, void *end, struct pkt *p
 	case SCTP_SHUTDOWN_ACK:
 		p->flags = TCP_FIN | TCP_ACK;
 		break;
-	case SCTP_ERROR: /* acknowledges nothing, because a server without the association sends one for an old cookie */
+	case SCTP_ERROR: /* acknowledges nothing, because a server without an association sends it for a stale cookie */
 		p->flags = 0;
 		break;
 	}

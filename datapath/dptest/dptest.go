@@ -225,7 +225,7 @@ func ParseWhole(f []byte) (Packet, error) {
 func Parse(f []byte) (Packet, error) {
 	var p Packet
 	if len(f) < 34 {
-		return p, fmt.Errorf("frame of %d bytes", len(f))
+		return p, fmt.Errorf("frame of only %d bytes", len(f))
 	}
 	at := 12
 	for binary.BigEndian.Uint16(f[at:]) == 0x8100 {
@@ -263,7 +263,7 @@ func (p *Packet) parseIP(ip []byte, kind uint16) error {
 		src, _ = netip.AddrFromSlice(ip[8:24])
 		dst, _ = netip.AddrFromSlice(ip[24:40])
 	default:
-		return fmt.Errorf("ethertype %#x", kind)
+		return fmt.Errorf("unexpected EtherType %#x", kind)
 	}
 	p.Src, p.Dst = netip.AddrPortFrom(src, 0), netip.AddrPortFrom(dst, 0)
 	if p.Proto == IPIP || p.Proto == IPv6 {
@@ -286,7 +286,7 @@ func (p *Packet) parseInner(ip []byte, proto byte) error {
 
 func (p *Packet) parseTransport(l4 []byte) error {
 	if len(l4) < 8 || p.Proto == TCP && len(l4) < 20 || p.Proto == SCTP && len(l4) < 20 {
-		return fmt.Errorf("transport header of %d bytes", len(l4))
+		return fmt.Errorf("transport header of only %d bytes", len(l4))
 	}
 	switch p.Proto {
 	case TCP:

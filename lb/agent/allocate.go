@@ -181,7 +181,7 @@ func (a *allocation) reload() (admin.Reloaded, error) {
 func allocatorName() (string, error) {
 	host, err := os.Hostname()
 	if err != nil {
-		return "", fmt.Errorf("host name: %w", err)
+		return "", fmt.Errorf("find the host name: %w", err)
 	}
 	return cmp.Or(os.Getenv("POD_NAME"), fmt.Sprintf("%s-%d", host, os.Getpid())), nil
 }

@@ -115,8 +115,8 @@ func links(n *machine.Network, missing, wrong fail) config.Rule {
 	}
 }
 
-// memberFamily is the rule for members of [l2] that this node cannot reach, because it is a member by one address only.
-// It only warns about their addresses if other members have its family, and otherwise calls found.
+// memberFamily is the rule for members of [l2] that this node cannot reach because their addresses have the other
+// family. It only warns if some members have this node's family, and otherwise calls found.
 func memberFamily(h host, found fail) config.Rule {
 	return func(c *config.Config, r *config.Report) {
 		if c.L2 == nil {

@@ -130,7 +130,7 @@ func TestFollowsTheKeysOfTheCluster(t *testing.T) {
 		t.Error(err)
 	}
 	if stored, err := a.keys.load(); err != nil || stored.Seed[0] != 8 || dp.options.HashSeed[0] != 7 {
-		t.Errorf("stored %+v, %v; in force %x", stored, err, dp.options.HashSeed)
+		t.Errorf("stored %+v, %v; want seed 8; active seed %x, want 7", stored, err, dp.options.HashSeed)
 	}
 }
 
@@ -143,7 +143,7 @@ func TestStartsWithChangedKeys(t *testing.T) {
 	delete(now, "/api/v1/namespaces/"+defaultNamespace+"/secrets/"+kube.KeySecret) // it is not read
 	a, dp := startWith(t, apiServer(t, now), dir)
 	if k := dp.options.TunnelKeys; k == nil || string(k.Send) != "the current key B" || dp.options.HashSeed[0] != 8 {
-		t.Errorf("keys %+v, seed %x", k, dp.options.HashSeed)
+		t.Errorf("keys %+v, seed %x; want the current key B and seed 8", k, dp.options.HashSeed)
 	}
 	must.Equal(t, nil, lbtest.Texts(a.keys.findings()))
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // Reading a configuration of 10,000 services takes ten times the memory that the agent then needs, and the initial
-// lists of a cluster take several times as much. Go returns memory slowly, so the agent forces it to.
+// lists of a cluster take several times as much. Go is slow to return memory, so the agent forces it to.
 
 // collectorPercent is GOGC if it is not set: garbage of up to two fifths of the memory in use, for slightly more CPU
 // time. Changes leave little garbage.

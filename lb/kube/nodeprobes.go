@@ -131,8 +131,7 @@ func (n *nodeProbes) health(h lb.Health) {
 	case h.State == lb.StateHealthy:
 		n.o.Log.Info("node answers through the tunnel again", "address", node)
 	default:
-		n.o.Log.Warn("node does not answer through the tunnel; it gets no new connections", "address", node,
-			"reason", h.Reason)
+		n.o.Log.Warn("node does not answer through the tunnel", "address", node, "reason", h.Reason)
 	}
 	n.changed()
 }

@@ -127,12 +127,12 @@ func TestRouteEventsAreCorrected(t *testing.T) {
 	some := fx.limit
 	route(true)
 	if got := fx.emitted(); len(got) != 1 {
-		t.Fatalf("%q", got)
+		t.Fatalf("events %q; want one", got)
 	}
 	fx.limit = flowcontrol.NewFakeNeverRateLimiter()
 	route(false)
 	if got := fx.emitted(); len(got) > 0 {
-		t.Fatalf("beyond the limit: %q", got)
+		t.Fatalf("events beyond the limit: %q; want none", got)
 	}
 	fx.limit = some
 	got := fx.emitted()

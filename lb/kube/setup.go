@@ -60,7 +60,7 @@ func (t *term) avoidClusterIPs(ctx context.Context) {
 					pools[i].Ranges = append(pools[i].Ranges, r.Without(cidr)...)
 				}
 				if !slices.Equal(pools[i].Ranges, p.Ranges) {
-					t.o.Log.Warn("ClusterIPs in a pool are not assigned", "pool", p.Name, "range", text)
+					t.o.Log.Warn("pool contains ClusterIPs, which are not assigned", "pool", p.Name, "range", text)
 				}
 			}
 		}

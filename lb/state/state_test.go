@@ -85,7 +85,7 @@ func TestPrivate(t *testing.T) {
 			}
 			must.Do(t, err)
 			if info, err := os.Stat(dir); err == nil && info.Mode().Perm() != 0o700 {
-				t.Errorf("mode %04o", info.Mode().Perm())
+				t.Errorf("mode %04o; want 0700", info.Mode().Perm())
 			}
 		})
 	}

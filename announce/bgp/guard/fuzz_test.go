@@ -109,7 +109,7 @@ func checkBackend(t *testing.T, b []byte) {
 			must.True(t, err == nil && o.ASN == 64500 && o.HoldTime == backendHoldTime &&
 				bytes.Equal(o.message(), m.raw), "OPEN %+v, %v", o, err)
 		default:
-			t.Errorf("%v %x", m.kind, m.body())
+			t.Errorf("unexpected %v %x", m.kind, m.body())
 		}
 	}
 }

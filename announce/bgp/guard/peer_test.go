@@ -139,10 +139,10 @@ func TestSetPeers(t *testing.T) {
 			}
 			if row.code == 0 {
 				if m := l.next(); m != nil {
-					t.Errorf("%v %x", m.kind, m.body())
+					t.Errorf("unexpected %v %x", m.kind, m.body())
 				}
 			} else if b := l.want(typeNotification); b[0] != codeCease || b[1] != row.code {
-				t.Errorf("NOTIFICATION %v", b)
+				t.Errorf("NOTIFICATION %v; want code %d, subcode %d", b, codeCease, row.code)
 			}
 			f.until("a reason", func() bool {
 				return slices.ContainsFunc(f.faults, func(s string) bool {

@@ -161,14 +161,14 @@ func ErrorIf(bad bool, format string, args ...any) error {
 	return nil
 }
 
-// Until polls f until it returns nil, and returns how long that took. It fails the test after lab.Ready: how long
-// something takes is for Within.
+// Until polls f until it returns nil, and returns how long that took. It fails the test after lab.Ready. Use Within
+// to test how long something takes.
 func Until(t testing.TB, what string, f func() error) time.Duration {
 	t.Helper()
 	return Within(t, lab.Ready, what, f)
 }
 
-// Within is Until for what has to happen within a time.
+// Within is Until with its own time limit.
 func Within(t testing.TB, within time.Duration, what string, f func() error) time.Duration {
 	t.Helper()
 	return must.Get(lab.Until(t.Context(), within, what, f))(t)

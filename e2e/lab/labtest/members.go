@@ -193,7 +193,7 @@ func (m *Members) Apart(t *testing.T, agents ...*lab.Agent) {
 				}
 			}
 			if len(has) != len(agents) {
-				return fmt.Errorf("%v", has)
+				return fmt.Errorf("%d of %d agents have one: %v", len(has), len(agents), has)
 			}
 		}
 		return nil
