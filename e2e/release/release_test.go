@@ -96,8 +96,8 @@ func TestBOM(t *testing.T) {
 	check(t, json.Unmarshal(text, &list))
 	info, err := buildinfo.ReadFile(r.binary("arm64"))
 	check(t, err)
-	if len(list.Modules) != len(info.Deps)+1 || list.Metadata.Timestamp != "2026-01-02T03:04:05Z" {
-		t.Errorf("%d modules at %s", len(list.Modules), list.Metadata.Timestamp)
+	if n, at := len(list.Modules), list.Metadata.Timestamp; n != len(info.Deps)+1 || at != "2026-01-02T03:04:05Z" {
+		t.Errorf("the list has %d modules and the time %s; want %d and 2026-01-02T03:04:05Z", n, at, len(info.Deps)+1)
 	}
 	refs := map[string]bool{}
 	for _, m := range list.Modules {
@@ -123,7 +123,7 @@ func TestLicences(t *testing.T) {
 	files, err := licencesOf(root, map[string]bool{filepath.Join(root, "a/b"): true})
 	if err != nil || len(files) != 3 || files["LICENSE"] == nil || files["a/COPYING"] == nil ||
 		files["a/b/NOTICE.txt"] == nil {
-		t.Errorf("%q, %v", files, err)
+		t.Errorf("files %q, error %v; want LICENSE, a/COPYING and a/b/NOTICE.txt", files, err)
 	}
 	var text strings.Builder
 	add(&text, "example.org/m v1.0.0", files)
@@ -133,7 +133,7 @@ func TestLicences(t *testing.T) {
 	}
 	check(t, os.Remove(filepath.Join(root, "LICENSE")))
 	if _, err := licencesOf(root, map[string]bool{root: true}); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a module without a licence: %v", err)
+		t.Errorf("a module without a licence: error %v; want %v", err, os.ErrNotExist)
 	}
 }
 
@@ -164,7 +164,7 @@ func TestPush(t *testing.T) {
 		check(t, err)
 		licences := string(files["usr/share/doc/steelyard/licences.txt"])
 		if !bytes.Equal(files["steelyard"], program) || licences != "licences" {
-			t.Errorf("%s: other files than those of the release", arch)
+			t.Errorf("%s: the image has a different program or different licences", arch)
 		}
 	}
 	if err := r.push(index, "no such name"); err == nil {
