@@ -68,7 +68,7 @@ func (p *progress) forget(service string) {
 	delete(p.refused, service)
 }
 
-// count adds n to the frontends that a service lacks.
+// count adds n to the number of frontends that a service lacks.
 func (p *progress) count(service string, n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -232,5 +232,5 @@ func (x *segment) elected(vip netip.Addr) *host {
 	return x.hosts[0]
 }
 
-// but returns the other one of two hosts.
+// but returns the host other than h.
 func (x *segment) but(h *host) *host { return x.hosts[(slices.Index(x.hosts, h)+1)%2] }

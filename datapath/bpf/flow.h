@@ -69,7 +69,7 @@ static __always_inline __u32 backend_generation(const struct backend *b)
 	return *(const volatile __u32 *)&b->generation;
 }
 
-/* flow_ended_before is flow_ended if the generations differ, which may be because of another frontend's flows. */
+/* flow_ended_before is the rest of flow_ended: the generations also differ if only another frontend's flows ended. */
 __noinline int flow_ended_before(__u32 frontend, __u32 backend, __u32 generation)
 {
 	struct member_key k = { .frontend = frontend, .backend = backend };

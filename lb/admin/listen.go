@@ -72,7 +72,7 @@ func (s *Server) RunStatus(ctx context.Context) error {
 		write(w, http.StatusOK, i)
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		writeError(w, http.StatusNotFound, errors.New("this is an allocator, which has only a status"))
+		writeError(w, http.StatusNotFound, errors.New("this is an allocator, which serves only its status"))
 	})
 	s.serve(ctx, "admin API on "+s.o.Socket, mux, func() (net.Listener, error) { return listenUnix(s.o.Socket) })
 	return nil

@@ -142,7 +142,7 @@ func Cleanup(w io.Writer) error {
 func Remains() (bool, error) { return datapath.Remains(datapath.DefaultPinPath) }
 
 // Left says what the programs of a stopped agent still do, and for how long routers will send packets here. It returns
-// "" if there are none.
+// "" if no programs are left.
 func Left() (string, error) {
 	left, err := datapath.ReadRemainder(datapath.DefaultPinPath)
 	if err != nil || left == nil {

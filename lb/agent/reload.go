@@ -76,8 +76,7 @@ func historyOf(o Options) *state.History {
 	return state.NewHistory(filepath.Join(o.KeepDir, "config"), ".toml")
 }
 
-// withoutServices returns a copy without the services, which take most of the memory and which their source already
-// has.
+// withoutServices returns a copy without Services and Text, which take most of the memory and are stored elsewhere.
 func withoutServices(c *config.Config) *config.Config {
 	sections := *c
 	sections.Services, sections.Text = nil, ""

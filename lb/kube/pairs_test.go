@@ -185,7 +185,7 @@ func firstBackends(s *lb.Service) (all []netip.Addr) {
 	return all
 }
 
-// After a restart, a Service whose frontends are in the kernel is in force. A node without any counts every Service.
+// After a restart, a Service with a frontend in the kernel is in force. If the kernel has none, every Service is.
 func TestTooManyEndpointsAtStart(t *testing.T) {
 	vip := netip.MustParseAddr("203.0.113.1")
 	for _, tt := range []struct {

@@ -18,7 +18,7 @@ import (
 // reasonRefused is the reason of such a Service's Event and condition.
 const reasonRefused = "StatusRefused"
 
-// saidFor is the time after which the owner of such a Service is told again. Events are kept for an hour.
+// saidFor is the time after which an Event or condition is repeated. The API server keeps Events for an hour.
 const saidFor = 30 * time.Minute
 
 // told is what the owner of a Service was told, and when.

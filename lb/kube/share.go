@@ -90,8 +90,8 @@ func (a *assigner) recordFor(h lb.Holder) string {
 	return portsText(h.Ports)
 }
 
-// grant adds to a decision which ports the Service has on its addresses. Until the status is written, the Service has
-// both its current and its future ports.
+// grant adds to a decision the ports that the Service has on its addresses. Until the status is written, the Service
+// has both its current and its future ports.
 func (a *assigner) grant(s *core.Service, p pending, d decision) decision {
 	h := holder(s)
 	denied := a.alloc.Denied(h)

@@ -16,7 +16,7 @@ const (
 	someFlows    = 10 // fewer say nothing
 )
 
-// continued holds what was last read of flows and of how many of them their clients continued.
+// continued holds the last reading of how many flows there were, and how many of them clients continued.
 type continued struct {
 	at      time.Time
 	servers map[netip.AddrPort]table.Traffic

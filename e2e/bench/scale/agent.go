@@ -29,7 +29,7 @@ type Running struct {
 	KernelMemory  uint64  // of the maps, in bytes
 }
 
-// Agent measures agents with this binary and 10 backends per service.
+// Agent runs this binary with 1 to 10,000 services, and measures each run.
 func Agent(binary string, log io.Writer) (all []Running, err error) {
 	for _, n := range []int{1, 100, 1000, 10_000} {
 		fmt.Fprintf(log, "agent with %d services\n", n)
