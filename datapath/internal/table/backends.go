@@ -30,8 +30,7 @@ type backends struct {
 	hosts   map[netip.Addr]int // number of backends by address
 	servers *serverIDs
 	finder  *route.SourceFinder
-	next    uint32   // lowest id that was never used
-	spare   []uint32 // free ids below next
+	free    []uint32 // unused ids
 }
 
 // backend is one backend in the kernel. It exists while a table or a flow refers to its id.
@@ -71,18 +70,13 @@ func openBackends(o *bpf.Objects, c *Chunks, filter *Filter, log *slog.Logger) (
 		b.certain = b.Hop
 		s.ByAddr[b.at], s.ByID[b.ID] = b, b
 		s.hosts[b.at.Addr()]++
-		s.next = b.ID + 1
 		if !isNode(b.at) {
 			if err := filter.Add(b.at.Addr(), bpf.AddrBackend); err != nil {
 				return nil, err
 			}
 		}
 	}
-	for id := range s.next {
-		if s.ByID[id] == nil {
-			s.spare = append(s.spare, id)
-		}
-	}
+	s.free = freeIDs(maxBackends, s.ByID)
 	return s, nil
 }
 
@@ -150,12 +144,11 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 		b.local, b.keyed = local, keyed
 		return b, s.write(b)
 	}
-	id := s.next
-	if n := len(s.spare); n > 0 {
-		id = s.spare[n-1]
-	} else if id == maxBackends {
+	last := len(s.free) - 1
+	if last < 0 {
 		return nil, fmt.Errorf("%w: backend map full (%d entries)", lb.ErrRefused, maxBackends)
 	}
+	id := s.free[last]
 	b := &backend{ID: id, at: at, local: local, keyed: keyed}
 	ours := s.finder.Find(at.Addr())
 	b.ours, b.Hop, b.certain = ours.Addrs, ours.Hop, ours.Hop
@@ -176,12 +169,7 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 	if err := s.write(b); err != nil {
 		return nil, err
 	}
-	if n := len(s.spare); n > 0 {
-		s.spare = s.spare[:n-1]
-	} else {
-		s.next++
-	}
-	s.ByAddr[at], s.ByID[id] = b, b
+	s.free, s.ByAddr[at], s.ByID[id] = s.free[:last], b, b
 	s.changes++
 	s.hosts[at.Addr()]++
 	return b, nil
@@ -223,7 +211,7 @@ func (s *backends) release(unused func(id uint32) bool) {
 		delete(s.ByAddr, at)
 		s.changes++
 		delete(s.ByID, b.ID)
-		s.spare = append(s.spare, b.ID)
+		s.free = append(s.free, b.ID)
 		if !isNode(at) {
 			if err := s.filter.Remove(at.Addr(), bpf.AddrBackend); err != nil {
 				s.log.Warn("address of a backend not removed from the filter", "backend", at, "err", err)

@@ -10,10 +10,10 @@ import (
 // reserve grows the arrays once for everything that plans need, and proportionally for about later more targets. A
 // failure is also reported when the plan that needs the missing entries is applied.
 func (s *Services) reserve(plans []*lb.FrontendPlan, later int) {
-	words, frontends, targets := uint32(0), uint32(0), 0
+	words, frontends, targets := 0, 0, 0
 	servers := map[netip.AddrPort]bool{}
 	for _, p := range plans {
-		if words += WholeLines(span{size: uint32(p.TableLen())}).size; s.Frontends[p.Frontend] == nil {
+		if words += int(WholeLines(span{size: uint32(p.TableLen())}).size); s.Frontends[p.Frontend] == nil {
 			frontends++
 		}
 		targets += 1 + len(p.Targets)
@@ -23,15 +23,17 @@ func (s *Services) reserve(plans []*lb.FrontendPlan, later int) {
 			}
 		}
 	}
-	all := func(n int, most uint32) uint32 { return uint32(min(n+n*later/max(targets, 1), int(most))) }
-	frontends = all(int(frontends), uint32(len(s.Free)))
-	ids := s.Backends.next + uint32(max(int(all(len(servers), maxBackends))-len(s.Backends.spare), 0))
-	ids = min(ids, maxBackends)
-	err := errors.Join(s.Slots.Reserve(all(int(words), s.Slots.Space.size)), s.Backends.entries.grow(ids),
-		s.Backends.counters.grow(ids))
-	if n := uint32(len(s.Free)); n >= frontends && frontends > 0 {
-		err = errors.Join(err, s.counters.grow(s.Free[n-frontends]+1))
+	all := func(n, most int) int { return min(n+n*later/max(targets, 1), most) }
+	size := func(n int, free []uint32) uint32 { // of an array for the next n ids
+		if n = all(n, len(free)); n == 0 {
+			return 0
+		}
+		return free[len(free)-n] + 1
 	}
+	backends := size(len(servers), s.Backends.free)
+	err := errors.Join(s.Slots.Reserve(uint32(all(words, int(s.Slots.Space.size)))),
+		s.Backends.entries.grow(backends), s.Backends.counters.grow(backends),
+		s.counters.grow(size(frontends, s.Free)))
 	if err != nil {
 		s.log.Warn("could not reserve map space for all services", "err", err)
 	}

@@ -9,16 +9,24 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
-// maxServers is the number of server ids, which have 24 bits in the keys of flows (bpf/flow.h, server_id).
-const maxServers = 1 << 24
+// freeIDs returns the ids below size that are not in used. Callers take the last one first, and append ids that are
+// free again.
+func freeIDs[V any](size uint32, used map[uint32]V) []uint32 {
+	free := make([]uint32, 0, size)
+	for id := size; id > 0; id-- {
+		if _, ok := used[id-1]; !ok {
+			free = append(free, id-1)
+		}
+	}
+	return free
+}
 
 // serverIDs maintains the ids of backend addresses. The programs look up a packet as a reply only if its source has an
 // id.
 type serverIDs struct {
 	servers *ebpf.Map
 	ids     map[netip.Addr]uint32
-	next    uint32
-	free    []uint32 // ids below next
+	free    []uint32
 }
 
 // openServerIDs reads the ids that a previous agent assigned.
@@ -30,13 +38,8 @@ func openServerIDs(servers *ebpf.Map) (*serverIDs, error) {
 	all := servers.Iterate()
 	for all.Next(&addr, &id) {
 		s.ids[bpf.FromAddr(addr)], used[id] = id, true
-		s.next = max(s.next, id+1)
 	}
-	for id := range s.next {
-		if !used[id] {
-			s.free = append(s.free, id)
-		}
-	}
+	s.free = freeIDs(maxBackends, used)
 	if err := all.Err(); err != nil {
 		return nil, fmt.Errorf("read the ids of servers: %w", err)
 	}
@@ -48,21 +51,15 @@ func (s *serverIDs) get(addr netip.Addr) (uint32, error) {
 	if id, ok := s.ids[addr]; ok {
 		return id, nil
 	}
-	id, n := s.next, len(s.free)
-	if n > 0 {
-		id = s.free[n-1]
-	} else if id == maxServers {
-		return 0, fmt.Errorf("no id is free for server %s (%d are in use)", addr, maxServers)
+	last := len(s.free) - 1
+	if last < 0 {
+		return 0, fmt.Errorf("no id is free for server %s (%d are in use)", addr, maxBackends)
 	}
+	id := s.free[last]
 	if err := s.servers.Put(bpf.ToAddr(addr), id); err != nil {
 		return 0, fmt.Errorf("put server %s: %w", addr, err)
 	}
-	if n > 0 {
-		s.free = s.free[:n-1]
-	} else {
-		s.next++
-	}
-	s.ids[addr] = id
+	s.free, s.ids[addr] = s.free[:last], id
 	return id, nil
 }
 

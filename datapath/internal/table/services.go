@@ -60,20 +60,11 @@ func Open(o *bpf.Objects, chunks *Chunks, filter *Filter, log *slog.Logger) (*Se
 		Frontends: map[lb.Frontend]*frontend{}, vips: map[netip.Addr]map[uint32]*frontend{},
 		Ended: map[Target]EndedFlows{},
 	}
-	used, err := s.readFrontends()
+	byID, err := s.readFrontends()
 	if err != nil {
 		return nil, fmt.Errorf("read the frontends: %w", err)
 	}
-	var values []bpf.Frontend
-	for _, f := range s.Frontends {
-		values = append(values, f.Value)
-	}
-	s.Slots = openSlotStore(chunks.Slots, values, log)
-	for id := uint32(MaxFrontends); id > 0; id-- {
-		if !used[id-1] {
-			s.Free = append(s.Free, id-1)
-		}
-	}
+	s.Slots, s.Free = openSlotStore(chunks.Slots, byID, log), freeIDs(MaxFrontends, byID)
 	if s.Backends, err = openBackends(o, chunks, filter, log); err != nil {
 		return nil, err
 	}
@@ -83,8 +74,8 @@ func Open(o *bpf.Objects, chunks *Chunks, filter *Filter, log *slog.Logger) (*Se
 	return s, s.openEnded()
 }
 
-func (s *Services) readFrontends() (used map[uint32]bool, err error) {
-	byID := map[uint32]*frontend{}
+func (s *Services) readFrontends() (byID map[uint32]*frontend, err error) {
+	byID = map[uint32]*frontend{}
 	note := func(part lb.Frontend, value bpf.Frontend) {
 		f, ok := byID[value.Id]
 		if !ok {
@@ -104,17 +95,15 @@ func (s *Services) readFrontends() (used map[uint32]bool, err error) {
 	for ranges.Next(&prefix, &value) {
 		note(fromRangeKey(prefix), value)
 	}
-	used = map[uint32]bool{}
 	err = errors.Join(single.Err(), ranges.Err())
 	for id, f := range byID {
-		used[id] = true
 		s.Frontends[f.is] = f
 		if len(s.vips[f.is.VIP]) == 0 {
 			err = errors.Join(err, s.Filter.Add(f.is.VIP, bpf.AddrVIP))
 		}
 		s.ofVIP(f.is.VIP)[id] = f
 	}
-	return used, err
+	return byID, err
 }
 
 // Held returns the frontends in the kernel.

@@ -33,10 +33,10 @@ type slotStore struct {
 }
 
 // openSlotStore opens the tables that a previous agent wrote for the frontends in used.
-func openSlotStore(words *Chunked, used []bpf.Frontend, log *slog.Logger) *slotStore {
+func openSlotStore(words *Chunked, used map[uint32]*frontend, log *slog.Logger) *slotStore {
 	var spans []span
 	for _, f := range used {
-		spans = append(spans, SpansOf(f)...)
+		spans = append(spans, SpansOf(f.Value)...)
 	}
 	size := words.outer.MaxEntries() * words.Spec.MaxEntries * LineWords
 	return &slotStore{Words: words, log: log, Space: newSpace(size, spans), wakeup: make(chan struct{}, 1)}
