@@ -113,7 +113,9 @@ func (d *Datapath) open(t *pin.Transaction) (err error) {
 			return err
 		}
 	}
-	d.tunnels = table.NewTunnels(d.objects, filter, d.o.TunnelSources, d.o.Own)
+	if d.tunnels, err = table.NewTunnels(d.objects, filter, d.o.TunnelSources, d.o.Own); err != nil {
+		return err
+	}
 	if err := d.tunnels.Refresh(); err != nil {
 		return err
 	}

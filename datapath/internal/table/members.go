@@ -1,6 +1,7 @@
 package table
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -10,147 +11,147 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
+// entries maintains the entries of a map in the kernel, by frontend id or another owner.
+type entries[K comparable] struct {
+	m  *ebpf.Map
+	of map[uint32]map[K]uint32 // values by owner
+	n  int                     // number of entries
+}
+
+// openEntries reads a previous agent's entries.
+func openEntries[K comparable](m *ebpf.Map, owner func(K) uint32) (*entries[K], error) {
+	e := &entries[K]{m: m, of: map[uint32]map[K]uint32{}}
+	var k K
+	var value uint32
+	all := m.Iterate()
+	for all.Next(&k, &value) {
+		e.note(owner(k), k, value)
+	}
+	if err := all.Err(); err != nil {
+		return nil, fmt.Errorf("read %v: %w", m, err)
+	}
+	return e, nil
+}
+
+func (e *entries[K]) note(owner uint32, k K, value uint32) {
+	if e.of[owner] == nil {
+		e.of[owner] = map[K]uint32{}
+	}
+	if _, known := e.of[owner][k]; !known {
+		e.n++
+	}
+	e.of[owner][k] = value
+}
+
+// add writes the entries in want that differ.
+func (e *entries[K]) add(owner uint32, want map[K]uint32) error {
+	for k, value := range want {
+		if was, known := e.of[owner][k]; known && was == value {
+			continue
+		}
+		if err := e.m.Put(k, value); err != nil {
+			return fmt.Errorf("put an entry into %v: %w", e.m, err)
+		}
+		e.note(owner, k, value)
+	}
+	return nil
+}
+
+// trim removes the owner's entries that are not in want.
+func (e *entries[K]) trim(owner uint32, want map[K]uint32) error {
+	for k := range e.of[owner] {
+		if _, ok := want[k]; ok {
+			continue
+		}
+		if err := IgnoreMissing(e.m.Delete(k)); err != nil {
+			return fmt.Errorf("remove an entry from %v: %w", e.m, err)
+		}
+		delete(e.of[owner], k)
+		e.n--
+	}
+	if len(want) == 0 {
+		delete(e.of, owner)
+	}
+	return nil
+}
+
+func (e *entries[K]) replace(owner uint32, want map[K]uint32) error {
+	if err := e.add(owner, want); err != nil {
+		return err
+	}
+	return e.trim(owner, want)
+}
+
 // frontendEntries maintains each frontend's entries in two maps that all frontends share: allowed sources, and weights
 // of backends. New entries are added before the frontend refers to them, and stale ones are removed afterwards.
 type frontendEntries struct {
-	objects *bpf.Objects
-	allowed map[uint32]map[bpf.AllowKey]bool    // by frontend id
-	members map[uint32]map[bpf.MemberKey]uint32 // values by frontend id
-	epochs  map[uint32]uint32                   // for the next new member, by frontend id
-	used    lb.Places                           // number of entries, in Sources and Weights
+	allowed *entries[bpf.AllowKey]
+	members *entries[bpf.MemberKey]
+	epoch   uint32 // for the next new member; it changes when members leave
 }
 
 // memberWeightBits is the number of weight bits in a member's value (bpf/types.h).
 const memberWeightBits = 12
 
-// openFrontendEntries reads a previous agent's entries.
-func openFrontendEntries(o *bpf.Objects) (*frontendEntries, error) {
-	s := &frontendEntries{objects: o, allowed: map[uint32]map[bpf.AllowKey]bool{},
-		members: map[uint32]map[bpf.MemberKey]uint32{}, epochs: map[uint32]uint32{}}
-	var ak bpf.AllowKey
-	var mk bpf.MemberKey
-	var n uint32
-	allowed := o.SySrcAllow.Iterate()
-	for allowed.Next(&ak, &n) {
-		s.allowedOf(bpf.Swap32(ak.Frontend))[ak] = true
-		s.used.Sources++
+func openFrontendEntries(o *bpf.Objects) (s *frontendEntries, err error) {
+	s = &frontendEntries{}
+	s.allowed, err = openEntries(o.SySrcAllow, func(k bpf.AllowKey) uint32 { return bpf.Swap32(k.Frontend) })
+	if err != nil {
+		return nil, err
 	}
-	members := o.SyWeights.Iterate()
-	for members.Next(&mk, &n) {
-		s.membersOf(mk.Frontend)[mk] = n
-		s.used.Weights++
-		s.epochs[mk.Frontend] = max(s.epochs[mk.Frontend], n>>memberWeightBits+1)
+	if s.members, err = openEntries(o.SyWeights, func(k bpf.MemberKey) uint32 { return k.Frontend }); err != nil {
+		return nil, err
 	}
-	for _, it := range []*ebpf.MapIterator{allowed, members} {
-		if err := it.Err(); err != nil {
-			return nil, fmt.Errorf("read allowed sources and weights: %w", err)
+	for _, members := range s.members.of {
+		for _, value := range members {
+			s.epoch = max(s.epoch, value>>memberWeightBits+1)
 		}
 	}
 	return s, nil
 }
 
-func (s *frontendEntries) allowedOf(id uint32) map[bpf.AllowKey]bool {
-	if s.allowed[id] == nil {
-		s.allowed[id] = map[bpf.AllowKey]bool{}
-	}
-	return s.allowed[id]
-}
-
-func (s *frontendEntries) membersOf(id uint32) map[bpf.MemberKey]uint32 {
-	if s.members[id] == nil {
-		s.members[id] = map[bpf.MemberKey]uint32{}
-	}
-	return s.members[id]
-}
-
 // add adds p's missing entries.
 func (s *frontendEntries) add(id uint32, p *lb.FrontendPlan, backends []uint32) error {
-	for k := range allowedKeys(id, p) {
-		if s.allowedOf(id)[k] {
-			continue
-		}
-		if err := s.objects.SySrcAllow.Put(k, uint32(1)); err != nil {
-			return fmt.Errorf("allow a source: %w", err)
-		}
-		s.allowedOf(id)[k] = true
-		s.used.Sources++
-	}
-	for k, weight := range memberWeights(id, p, backends) {
-		was, known := s.membersOf(id)[k]
-		epoch := was >> memberWeightBits
-		if !known {
-			epoch = s.epochs[id]
-		}
-		value := epoch<<memberWeightBits | weight
-		if known && was == value {
-			continue
-		}
-		if err := s.objects.SyWeights.Put(k, value); err != nil {
-			return fmt.Errorf("put the weight of a backend: %w", err)
-		}
-		s.membersOf(id)[k] = value
-		if !known {
-			s.used.Weights++
-		}
-	}
-	return nil
+	return errors.Join(s.allowed.add(id, allowedKeys(id, p)), s.members.add(id, s.values(id, p, backends)))
 }
 
 // trim removes all entries but p's, or all if p is nil.
 func (s *frontendEntries) trim(id uint32, p *lb.FrontendPlan, backends []uint32) error {
-	var allowed map[bpf.AllowKey]bool
-	var members map[bpf.MemberKey]uint32
-	if p != nil {
-		allowed, members = allowedKeys(id, p), memberWeights(id, p, backends)
+	had := s.members.n
+	err := errors.Join(s.allowed.trim(id, allowedKeys(id, p)), s.members.trim(id, s.values(id, p, backends)))
+	if s.members.n < had {
+		s.epoch = (s.epoch + 1) % (1 << (32 - memberWeightBits))
 	}
-	for k := range s.allowed[id] {
-		if allowed[k] {
-			continue
-		}
-		if err := IgnoreMissing(s.objects.SySrcAllow.Delete(k)); err != nil {
-			return fmt.Errorf("remove an allowed source: %w", err)
-		}
-		delete(s.allowed[id], k)
-		s.used.Sources--
-	}
-	for k, value := range s.members[id] {
-		if _, ok := members[k]; ok {
-			continue
-		}
-		if err := IgnoreMissing(s.objects.SyWeights.Delete(k)); err != nil {
-			return fmt.Errorf("remove the weight of a backend: %w", err)
-		}
-		delete(s.members[id], k)
-		s.used.Weights--
-		s.epochs[id] = max(s.epochs[id], value>>memberWeightBits+1) & (1<<(32-memberWeightBits) - 1)
-	}
-	if p == nil {
-		delete(s.allowed, id)
-		delete(s.members, id)
-	}
-	return nil
+	return err
 }
 
-func allowedKeys(id uint32, plan *lb.FrontendPlan) map[bpf.AllowKey]bool {
-	keys := map[bpf.AllowKey]bool{}
+func allowedKeys(id uint32, plan *lb.FrontendPlan) map[bpf.AllowKey]uint32 {
+	keys := map[bpf.AllowKey]uint32{}
+	if plan == nil {
+		return keys
+	}
 	for _, p := range plan.Allow {
 		if p.Addr().Is4() == plan.VIP.Is4() { // ::/0 would match IPv4-mapped addresses
-			keys[bpf.ToAllowKey(id, p)] = true
+			keys[bpf.ToAllowKey(id, p)] = 1
 		}
 	}
 	return keys
 }
 
-// memberWeights returns the weights that the programs look up.
-func memberWeights(id uint32, p *lb.FrontendPlan, backends []uint32) map[bpf.MemberKey]uint32 {
-	if !p.HasWeights() {
+// values returns the entries of the members that the programs look up.
+func (s *frontendEntries) values(id uint32, p *lb.FrontendPlan, backends []uint32) map[bpf.MemberKey]uint32 {
+	if p == nil || !p.HasWeights() {
 		return nil
 	}
-	weights := map[bpf.MemberKey]uint32{}
+	values := map[bpf.MemberKey]uint32{}
 	for i, t := range p.Targets {
-		weights[bpf.MemberKey{Frontend: id, Backend: backends[i]}] = uint32(min(t.Weight, 1<<memberWeightBits-1))
+		k, epoch := bpf.MemberKey{Frontend: id, Backend: backends[i]}, s.epoch
+		if was, known := s.members.of[id][k]; known {
+			epoch = was >> memberWeightBits
+		}
+		values[k] = epoch<<memberWeightBits | uint32(min(t.Weight, 1<<memberWeightBits-1))
 	}
-	return weights
+	return values
 }
 
 func (s *Services) SetMembers(members []netip.Prefix) { s.Backends.members = members }

@@ -21,9 +21,9 @@ func (s *Services) shared() []sharedTable {
 	return []sharedTable{
 		{"frontends", MaxFrontends, MaxFrontends - len(s.Free), func(n lb.Places) int { return n.Frontends }},
 		{"backends", maxBackends, len(s.Backends.ByID), func(n lb.Places) int { return n.Backends }},
-		{"allowed sources", int(s.objects.SySrcAllow.MaxEntries()), s.entries.used.Sources,
+		{"allowed sources", int(s.objects.SySrcAllow.MaxEntries()), s.entries.allowed.n,
 			func(n lb.Places) int { return n.Sources }},
-		{"weights", int(s.objects.SyWeights.MaxEntries()), s.entries.used.Weights,
+		{"weights", int(s.objects.SyWeights.MaxEntries()), s.entries.members.n,
 			func(n lb.Places) int { return n.Weights }},
 		{"slots", int(slots.Space.size), int(slots.Space.used()), func(n lb.Places) int { return n.Slots }},
 	}

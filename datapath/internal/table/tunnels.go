@@ -10,7 +10,6 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
@@ -19,18 +18,26 @@ import (
 
 // Tunnels maintains the sources from which tunnel packets are accepted, at any address of this node.
 type Tunnels struct {
-	objects *bpf.Objects
-	filter  *Filter
-	always  []netip.Prefix // Options.TunnelSources
-	never   []netip.Addr   // Options.Own
+	filter *Filter
+	always []netip.Prefix // Options.TunnelSources
+	never  []netip.Addr   // Options.Own
 
-	mu  sync.Mutex          // guards own
-	own map[netip.Addr]bool // this node's addresses, and its links' broadcast addresses
+	mu      sync.Mutex // guards all below
+	sources *entries[bpf.AllowKey]
+	local   *entries[bpf.Addr]
+	own     map[netip.Addr]bool // this node's addresses, and its links' broadcast addresses
 }
 
 // NewTunnels returns tunnels that do not know this node's addresses until Refresh.
-func NewTunnels(objects *bpf.Objects, filter *Filter, always []netip.Prefix, never []netip.Addr) *Tunnels {
-	return &Tunnels{objects: objects, filter: filter, always: always, never: never}
+func NewTunnels(
+	o *bpf.Objects, filter *Filter, always []netip.Prefix, never []netip.Addr,
+) (t *Tunnels, err error) {
+	t = &Tunnels{filter: filter, always: always, never: never}
+	if t.sources, err = openEntries(o.SyTunnelSrc, func(bpf.AllowKey) uint32 { return 0 }); err != nil {
+		return nil, err
+	}
+	t.local, err = openEntries(o.SyLocalAddrs, func(bpf.Addr) uint32 { return 0 })
+	return t, err
 }
 
 // Set replaces the sources, including a previous agent's.
@@ -43,7 +50,10 @@ func (t *Tunnels) Set(addrs []netip.Addr) error {
 	for _, p := range sources {
 		allowed[bpf.ToAllowKey(0, p.Masked())] = 1
 	}
-	if err := replaceEntries(t.objects.SyTunnelSrc, allowed); err != nil {
+	t.mu.Lock()
+	err := t.sources.replace(0, allowed)
+	t.mu.Unlock()
+	if err != nil {
 		return fmt.Errorf("allow tunnels: %w", err)
 	}
 	return t.Refresh()
@@ -68,7 +78,7 @@ func (t *Tunnels) Refresh() error {
 			err = errors.Join(err, t.filter.Add(addr, bpf.AddrOwn))
 		}
 	}
-	err = errors.Join(err, replaceEntries(t.objects.SyLocalAddrs, entries))
+	err = errors.Join(err, t.local.replace(0, entries))
 	for addr := range t.own {
 		if !own[addr] {
 			err = errors.Join(err, t.filter.Remove(addr, bpf.AddrOwn))
@@ -119,33 +129,6 @@ func broadcast(n *net.IPNet) net.IP {
 		last[i] |= ^n.Mask[i]
 	}
 	return last
-}
-
-// replaceEntries makes the contents of a map equal to want.
-func replaceEntries[K comparable](m *ebpf.Map, want map[K]uint32) error {
-	for k, v := range want {
-		if err := m.Put(k, v); err != nil {
-			return err
-		}
-	}
-	var stale []K
-	var k K
-	var v uint32
-	entries := m.Iterate()
-	for entries.Next(&k, &v) {
-		if _, ok := want[k]; !ok {
-			stale = append(stale, k)
-		}
-	}
-	if err := entries.Err(); err != nil {
-		return err
-	}
-	for _, k := range stale {
-		if err := IgnoreMissing(m.Delete(k)); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // TunnelKeys holds the keys of the tunnels between nodes. A packet carries a token derived from a key, which proves to
