@@ -66,6 +66,15 @@ func (f ClientFlow) SameFlow(k ServerKey, s ServerFlow) bool {
 	return f.Backend == s.Backend && f.Source == k.To && f.Sport == k.Dport && f.Dport == k.Sport
 }
 
+// Add adds the counters in x.
+func (t *Traffic) Add(x Traffic) {
+	t.Packets += x.Packets
+	t.Bytes += x.Bytes
+	t.Flows += x.Flows
+	t.Replies += x.Replies
+	t.Continued += x.Continued
+}
+
 // Truth returns the C value of b.
 func Truth(b bool) uint8 {
 	if b {

@@ -10,22 +10,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Traffic counts the packets and bytes of a frontend or backend in both directions since the maps were created.
-type Traffic struct {
-	Packets, Bytes, Flows uint64
-	Replies               uint64 // servers' packets, included in Packets
-	// Continued is the number of flows whose client sent more than the first packet. A UDP flow with nat counts once
-	// its server has replied.
-	Continued uint64
-}
-
-func (t *Traffic) Add(x Traffic) {
-	t.Packets += x.Packets
-	t.Bytes += x.Bytes
-	t.Flows += x.Flows
-	t.Replies += x.Replies
-	t.Continued += x.Continued
-}
+// Traffic counts the packets and bytes of a frontend or backend in both directions since the maps were created
+// (bpf/types.h).
+type Traffic = bpf.Traffic
 
 // ReadVerdicts returns the number of packets with each verdict, summed over all CPUs.
 func ReadVerdicts(m *ebpf.Map) ([]uint64, error) {
@@ -49,7 +36,7 @@ func ReadTraffic(c *Chunked, id uint32) (sum Traffic, err error) {
 		return sum, fmt.Errorf("read counters: %w", err)
 	}
 	for _, x := range perCPU {
-		sum.Add(Traffic{x.Packets, x.Bytes, x.Flows, x.Replies, x.Continued})
+		sum.Add(x)
 	}
 	return sum, nil
 }
@@ -106,14 +93,4 @@ type named struct {
 	frontends map[uint32]lb.Frontend
 	service   map[uint32]string
 	backends  map[uint32]netip.AddrPort
-}
-
-// ServiceOf returns the service of a VIP's frontend with this id, or "" if there is none.
-func (s *Services) ServiceOf(vip netip.Addr, id uint32) string {
-	s.Mu.Lock()
-	defer s.Mu.Unlock()
-	if f := s.vips[vip][id]; f != nil {
-		return f.service
-	}
-	return ""
 }

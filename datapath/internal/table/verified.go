@@ -103,12 +103,6 @@ func (s *Services) Interfaces(of []*Update) (indexes []int) {
 	return indexes
 }
 
-func (s *Services) Count() int {
-	s.Mu.Lock()
-	defer s.Mu.Unlock()
-	return len(s.Frontends)
-}
-
 // Has reports whether a VIP has a frontend.
 func (s *Services) Has(vip netip.Addr) bool {
 	s.Mu.Lock()

@@ -106,7 +106,8 @@ func opening(q lb.Question) []byte {
 // name adds the names of the ids in a verdict.
 func (v *Verifier) name(e *lb.Explanation, verdict bpf.Verdict) {
 	if verdict.Counted > 0 {
-		e.Service = v.Services.ServiceOf(e.Address, verdict.Frontend)
+		_, service, _ := v.Services.Names()
+		e.Service = service[verdict.Frontend]
 	}
 	if e.Action != "forward" {
 		return

@@ -55,6 +55,7 @@ type Verifier struct {
 	ofNode   string              // last fault reported for all VIPs
 	reported map[netip.Addr]string
 	queue    []lb.Frontend // rest of the sweep
+	sweep    int           // length of the queue when the sweep began
 	missed   route.Changes // postponed changes
 	sample   lb.Frontend   // frontend of the packet that made returns
 	Routes   route.Cache
@@ -153,8 +154,9 @@ func (v *Verifier) Tick() {
 	}
 	if len(v.queue) == 0 {
 		v.queue = v.Services.Held()
+		v.sweep = len(v.queue)
 	}
-	v.round(route.Changes{}, max(minChecks, v.Services.Count()*int(route.Tick)/int(sweepTime)))
+	v.round(route.Changes{}, max(minChecks, v.sweep*int(route.Tick)/int(sweepTime)))
 }
 
 // round verifies the node, the frontends with a fault, and the first n frontends of the queue.
