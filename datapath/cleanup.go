@@ -43,13 +43,7 @@ func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
 }
 
 // Remains reports whether an agent is running, or has left programs and maps that keep forwarding until Cleanup.
-func Remains(pinPath string) (bool, error) {
-	has, err := pin.HasPins(pinPath)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return has, err
-}
+func Remains(pinPath string) (bool, error) { return pin.HasPins(pinPath) }
 
 // Remainder is what a stopped agent left in the kernel.
 type Remainder struct {

@@ -70,7 +70,7 @@ func Open(o Options) (_ *Datapath, err error) {
 	if err := d.pins.Publish(); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(d.hooks.Commit(), d.services.SyncFilter()); err != nil {
+	if err := errors.Join(d.hooks.Commit(), d.services.Filter.Sync()); err != nil {
 		return nil, err
 	}
 	if !o.Delivers { // otherwise SetTunnelSources follows soon, and the previous agent's sources remain until then
@@ -163,7 +163,7 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 			failed[f] = fmt.Errorf("remove frontend %s: %w", f, err)
 			continue
 		}
-		d.flows.EndFrontend(id)
+		d.flows.End(id, 0)
 	}
 	plans, slots := d.tables(delta.Put, failed)
 	updates := d.services.Put(plans, delta.Later, slots)
@@ -180,7 +180,7 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 			d.flows.Wake()
 		}
 		if u.MethodChanged {
-			d.flows.EndOtherMethods(u.Frontend.ID, bpf.Method(u.Value.Method))
+			d.flows.End(u.Frontend.ID, bpf.Method(u.Value.Method))
 		}
 	}
 	d.verifier.Applied(updates, delta.Delete)

@@ -50,14 +50,11 @@ func load(o Options, dir string) (_ *bpf.Objects, inner map[string]*ebpf.MapSpec
 	}
 	for name, size := range tableSizes(o.MaxFlows) {
 		spec.Maps[name].MaxEntries = size
+		keepSize(spec.Maps[name], filepath.Join(dir, name))
 	}
 	for name, m := range spec.Maps {
-		if strings.HasPrefix(name, ".") { // sections of constants
-			continue
-		}
-		m.Pinning = ebpf.PinByName
-		if _, ok := tableSizes(o.MaxFlows)[name]; ok {
-			keepSize(m, filepath.Join(dir, name))
+		if !strings.HasPrefix(name, ".") { // not a section of constants
+			m.Pinning = ebpf.PinByName
 		}
 	}
 	for variable, name := range map[string]string{

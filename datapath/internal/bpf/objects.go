@@ -42,34 +42,24 @@ const (
 	XDPPass    = 2
 )
 
-// enumNames returns the enumerators of a C enum, indexed by value, in lower case and without their prefix.
-func enumNames(enum, prefix string) ([]string, error) {
-	spec, err := LoadSy()
-	if err != nil {
-		return nil, fmt.Errorf("read the embedded programs: %w", err)
-	}
-	var e *btf.Enum
-	if err := spec.Types.TypeByName(enum, &e); err != nil {
-		return nil, fmt.Errorf("read enum %s: %w", enum, err)
-	}
-	names := make([]string, len(e.Values))
-	for _, v := range e.Values {
-		names[v.Value] = strings.ToLower(strings.TrimPrefix(v.Name, prefix))
-	}
-	return names, nil
-}
-
-// Names holds the names of enumerators, indexed by value.
+// Names holds the names of enumerators, indexed by value, in lower case and without their prefix.
 type Names struct{ Reasons, Actions, Commits []string }
 
 // ReadNames reads the names from the embedded object, because only the C code lists them.
 func ReadNames() (n Names, err error) {
-	if n.Reasons, err = enumNames("reason", "REASON_"); err != nil {
-		return n, err
+	spec, err := LoadSy()
+	if err != nil {
+		return n, fmt.Errorf("read the embedded programs: %w", err)
 	}
-	if n.Actions, err = enumNames("action", "ACTION_"); err != nil {
-		return n, err
+	for enum, names := range map[string]*[]string{"reason": &n.Reasons, "action": &n.Actions, "commit": &n.Commits} {
+		var e *btf.Enum
+		if err := spec.Types.TypeByName(enum, &e); err != nil {
+			return n, fmt.Errorf("read enum %s: %w", enum, err)
+		}
+		*names = make([]string, len(e.Values))
+		for _, v := range e.Values {
+			(*names)[v.Value] = strings.TrimPrefix(strings.ToLower(v.Name), enum+"_")
+		}
 	}
-	n.Commits, err = enumNames("commit", "COMMIT_")
-	return n, err
+	return n, nil
 }

@@ -37,10 +37,8 @@ type Collector struct {
 	wakeup   chan struct{}    // capacity 1: flows have ended
 	state    [2]bpf.Collector // indexed by table, as in sy_collector
 
-	mu sync.Mutex // guards all below
-	// frontends holds the frontends whose flows end, except flows with the given method. With method 0 all flows end,
-	// and the id is then released.
-	frontends map[uint32]bpf.Method
+	mu        sync.Mutex            // guards all below
+	frontends map[uint32]bpf.Method // whose flows end, and the exception (see End)
 	flows     Counts
 	tables    [2]uint32 // number of flows, indexed as in walk
 	clients   []sampledClient
@@ -72,13 +70,9 @@ func New(
 	return g, g.Resume(empty)
 }
 
-// EndFrontend makes Run remove all flows of a removed frontend and then release its id.
-func (g *Collector) EndFrontend(id uint32) { g.end(id, 0) }
-
-// EndOtherMethods makes Run remove a frontend's flows with methods other than its current one.
-func (g *Collector) EndOtherMethods(id uint32, now bpf.Method) { g.end(id, now) }
-
-func (g *Collector) end(frontend uint32, except bpf.Method) {
+// End makes Run remove a frontend's flows, except flows with the given method. With method 0, for a removed frontend,
+// it removes all flows and then releases the id.
+func (g *Collector) End(frontend uint32, except bpf.Method) {
 	g.mu.Lock()
 	g.frontends[frontend] = except
 	g.mu.Unlock()
@@ -240,7 +234,7 @@ func (g *Collector) release(w *walk) {
 // publish writes the flow counts of a complete walk.
 func (g *Collector) publish(w *walk) {
 	g.services.Settle(g.Limits.HalfOpen, g.Limits.UDP)
-	err := errors.Join(g.services.SetLoads(w.open), g.services.SetUDPFlows(w.udp),
+	err := errors.Join(g.services.SetLoads(w.open), g.services.SetShares(g.objects.SyUdpShare, w.udp),
 		g.counted(w.tables, w.stored))
 	if err != nil {
 		g.log.Error("flow counts not written", "err", err)

@@ -65,21 +65,21 @@ func (g *Collector) expiredDSR(k bpf.FlowKey, f bpf.DSRFlow, now time.Duration) 
 // of the frontend and may be down. If none remains, the next datagram opens a flow here. The remaining entries are
 // counted for the programs.
 func (g *Collector) expireRelays(ctx context.Context, now time.Duration) {
-	nodes, relays := sync.OnceValue(g.services.Nodes), map[lb.Frontend]uint32{} // most hosts have no entry
+	nodes, relays := sync.OnceValue(g.services.Nodes), map[uint32]uint32{} // most hosts have no entry
 	err := WalkMap(ctx, g.objects.SyRelays, 0, func(k bpf.FlowKey, r bpf.Relay) {
 		f := lb.Frontend{VIP: bpf.FromAddr(k.T.Dst), Port: bpf.Swap(k.T.Dport), Protocol: lb.Protocol(k.Proto)}
-		has, known := nodes()[f]
+		of, known := nodes()[f]
 		if bpf.Idle(now, r.Seen) > g.Limits.UDP || !known {
 			g.removeDSR(g.objects.SyRelays, k)
 			return
 		}
-		if has == nil {
-			relays[f]++
+		if of.Has == nil {
+			relays[of.ID]++
 			return
 		}
 		left := bpf.Relay{Seen: r.Seen}
 		for _, node := range r.Next[:min(int(r.N), len(r.Next))] {
-			if has[node] {
+			if of.Has[node] {
 				left.Next[left.N] = node
 				left.N++
 			}
@@ -88,7 +88,7 @@ func (g *Collector) expireRelays(ctx context.Context, now time.Duration) {
 			g.removeDSR(g.objects.SyRelays, k)
 			return
 		}
-		relays[f]++
+		relays[of.ID]++
 		if left.N != r.N {
 			if err := g.objects.SyRelays.Update(k, left, ebpf.UpdateExist); table.IgnoreMissing(err) != nil {
 				g.log.Debug("relayed flow not changed", "err", err)
@@ -96,7 +96,7 @@ func (g *Collector) expireRelays(ctx context.Context, now time.Duration) {
 		}
 	})
 	if err == nil {
-		err = g.services.SetRelays(relays)
+		err = g.services.SetShares(g.objects.SyRelayShare, relays)
 	}
 	if err != nil {
 		g.log.Error("relayed flows not counted", "err", err)

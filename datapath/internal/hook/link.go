@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"path/filepath"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -104,7 +103,10 @@ func (a *Hooks) orphan(h place) (link.Link, error) {
 			l.Close()
 			continue
 		}
-		a.open.KeepProgram(earlier, func(earlier *ebpf.Program) error { return restoreByID(id, earlier) })
+		a.open.KeepProgram(earlier, func(earlier *ebpf.Program) error {
+			l, err := link.NewFromID(id)
+			return restore(l, err, id, earlier)
+		})
 		if err := l.Update(h.prog); err != nil {
 			return nil, errors.Join(fmt.Errorf("update the link %d: %w", id, err), l.Close())
 		}
@@ -143,14 +145,15 @@ func programOf(l link.Link) (id ebpf.ProgramID, name string) {
 	return info.Program, nameOf(prog)
 }
 
-// restoreByID makes a link run its previous program again.
-func restoreByID(id link.ID, earlier *ebpf.Program) error {
-	l, err := link.NewFromID(id)
-	if err != nil {
-		return fmt.Errorf("open the link %d: %w", id, err)
+// restore makes the link run its previous program again.
+func restore(l link.Link, err error, name any, earlier *ebpf.Program) error {
+	if err == nil {
+		err = errors.Join(l.Update(earlier), l.Close())
 	}
-	defer l.Close()
-	return l.Update(earlier)
+	if err != nil {
+		return fmt.Errorf("restore the link %v: %w", name, err)
+	}
+	return nil
 }
 
 func nameOf(prog *ebpf.Program) string {
@@ -163,7 +166,6 @@ func nameOf(prog *ebpf.Program) string {
 
 // updateLink makes the link at a place run its program. It returns false if there is no link to update.
 func (a *Hooks) updateLink(h place) (done bool, err error) {
-	path := a.Pins.Link(h.pin)
 	l, err := a.current(h.pin)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -176,7 +178,10 @@ func (a *Hooks) updateLink(h place) (done bool, err error) {
 	if err != nil || linkIndex(info) != h.index {
 		return false, err
 	}
-	a.open.KeepProgram(info.Program, func(earlier *ebpf.Program) error { return restoreLink(path, earlier) })
+	a.open.KeepProgram(info.Program, func(earlier *ebpf.Program) error {
+		l, err := link.LoadPinnedLink(a.Pins.Link(h.pin), nil)
+		return restore(l, err, h.pin, earlier)
+	})
 	err = l.Update(h.prog)
 	if errors.Is(err, unix.ENOLINK) { // the interface was deleted after Info
 		return false, nil
@@ -225,19 +230,6 @@ func (a *Hooks) Close() (err error) {
 		err = errors.Join(err, a.drop(name))
 	}
 	return err
-}
-
-// restoreLink makes a pinned link run its previous program again.
-func restoreLink(path string, earlier *ebpf.Program) error {
-	l, err := link.LoadPinnedLink(path, nil)
-	if err != nil {
-		return fmt.Errorf("open the link %s: %w", filepath.Base(path), err)
-	}
-	defer l.Close()
-	if err := l.Update(earlier); err != nil {
-		return fmt.Errorf("restore the link %s: %w", filepath.Base(path), err)
-	}
-	return nil
 }
 
 // PinName returns the name of a link's pin. It escapes dots, which occur in names of VLAN interfaces, because bpffs

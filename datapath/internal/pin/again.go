@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 )
 
 // List returns the paths of the pinned maps. Listing is cheaper than checking each map, because large configurations
@@ -36,29 +35,19 @@ func Again(m *ebpf.Map, path string) error {
 	return c.Pin(path)
 }
 
-// Remake recreates and locks the pin directory, unless it is complete and is still the directory that this agent has
-// locked.
+// Remake recreates what is missing of the pin directory, and locks it unless this agent has locked it.
 func (p *Pins) Remake() error {
 	was, err := p.lock.Stat()
 	if err != nil {
 		return err
-	}
-	complete := true
-	for _, sub := range []string{"links", "chunks"} {
-		complete = complete && unix.Access(filepath.Join(p.Dir, sub), unix.F_OK) == nil
-	}
-	if now, err := os.Stat(p.path); err == nil && complete && os.SameFile(was, now) {
-		return nil
 	}
 	if !onBPF(p.path) {
 		if err := mountBPF(p.path); err != nil {
 			return err
 		}
 	}
-	for _, sub := range []string{"links", "chunks"} {
-		if err := os.MkdirAll(filepath.Join(p.Dir, sub), 0o700); err != nil {
-			return err
-		}
+	if err := p.makeDirs(); err != nil {
+		return err
 	}
 	now, err := os.Stat(p.path)
 	if err != nil {

@@ -79,12 +79,16 @@ func Open(path string) (_ *Pins, err error) {
 	if p.earlier, err = p.maps(); err != nil {
 		return nil, err
 	}
+	return p, p.makeDirs()
+}
+
+func (p *Pins) makeDirs() error {
 	for _, sub := range []string{"links", "chunks"} {
 		if err := os.MkdirAll(filepath.Join(p.Dir, sub), 0o700); err != nil {
-			return nil, fmt.Errorf("create the directory for pinned maps: %w", err)
+			return fmt.Errorf("create the directory for pinned maps: %w", err)
 		}
 	}
-	return p, nil
+	return nil
 }
 
 // removeUnused removes the directories in path that no version takes over: leftovers of first starts that were killed,
@@ -108,7 +112,7 @@ func removeUnused(path string) error {
 	return nil
 }
 
-// HasPins reports whether anything is pinned in dir or its subdirectories.
+// HasPins reports whether dir exists and anything is pinned in it or its subdirectories.
 func HasPins(dir string) (has bool, err error) {
 	err = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
 		if err == nil && !e.IsDir() {
@@ -116,7 +120,7 @@ func HasPins(dir string) (has bool, err error) {
 		}
 		return err
 	})
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, fmt.Errorf("list the pinned maps: %w", err)
 	}
 	return has, nil

@@ -26,8 +26,6 @@ type Cache struct {
 	Until  time.Time // when to empty it next, because not every route change is reported
 	Routes map[Question][]netlink.Route
 	local  []netip.Prefix // this node's on-link prefixes, or nil if not read
-	// Forgotten counts how often the cache was emptied.
-	Forgotten int
 }
 
 // Question is a route query.
@@ -51,7 +49,7 @@ func (k *Cache) Expire(now time.Time) {
 
 // Forget empties the cache. New answers stay valid for use at most.
 func (k *Cache) Forget(now time.Time, use time.Duration) {
-	*k = Cache{Since: now, Until: now.Add(use), Forgotten: k.Forgotten + 1}
+	*k = Cache{Since: now, Until: now.Add(use)}
 }
 
 // Ask returns the cached answer, or asks the kernel. The answer is empty if there is no route.

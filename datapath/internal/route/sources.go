@@ -86,15 +86,6 @@ func (f *SourceFinder) on(nic int, best netip.Addr) (addrs []netlink.Addr) {
 	return addrs
 }
 
-// FindEach returns the sources towards each host.
-func (f *SourceFinder) FindEach(hosts []netip.Addr) map[netip.Addr]Sources {
-	found := make(map[netip.Addr]Sources, len(hosts))
-	for _, a := range hosts {
-		found[a] = f.Find(a)
-	}
-	return found
-}
-
 // usable reports whether an address can be the source of packets to other hosts.
 func usable(a netlink.Addr) bool {
 	const unfit = unix.IFA_F_DEPRECATED | unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -228,9 +227,6 @@ func (s *backends) release(unused func(id uint32) bool) {
 		}
 	}
 }
-
-// allHosts returns the addresses of all backends, including backends that no table refers to, which may come back.
-func (s *backends) allHosts() []netip.Addr { return slices.Collect(maps.Keys(s.hosts)) }
 
 // refresh replaces our source addresses towards backends with found. Existing flows keep their source address.
 func (s *backends) refresh(finder *route.SourceFinder, found map[netip.Addr]route.Sources) {

@@ -95,15 +95,6 @@ func (s *Services) ForgetEnded(removed map[Target]EndedFlows, start time.Duratio
 	}
 }
 
-// mayHaveEnded returns a function that reports whether ended flows to a backend may still be in the tables.
-func (s *Services) mayHaveEnded() func(backend uint32) bool {
-	some := map[uint32]bool{}
-	for t := range s.Ended {
-		some[t.Backend] = true
-	}
-	return func(id uint32) bool { return some[id] }
-}
-
 // IgnoreMissing returns nil if err says that the key does not exist, and otherwise err.
 func IgnoreMissing(err error) error {
 	if errors.Is(err, ebpf.ErrKeyNotExist) {

@@ -23,7 +23,7 @@ type Filter struct {
 	words  []uint64 // copy of the kernel's bits
 }
 
-// OpenFilter opens the filter, and keeps a previous agent's bits until sync.
+// OpenFilter opens the filter, and keeps a previous agent's bits until Sync.
 func OpenFilter(bits *ebpf.Map, keys [10]uint32) (*Filter, error) {
 	f := &Filter{Bits: bits, keys: keys, counts: map[uint32]int{}, words: make([]uint64, bits.MaxEntries())}
 	for i := range f.words {
@@ -77,9 +77,9 @@ func (f *Filter) write(i uint32, word uint64) error {
 	return nil
 }
 
-// sync removes a previous agent's bits that this one does not have. Call it when all addresses are added and no program
+// Sync removes a previous agent's bits that this one does not have. Call it when all addresses are added and no program
 // of the previous agent, which may use another hash, is attached.
-func (f *Filter) sync() error {
+func (f *Filter) Sync() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	words := make([]uint64, len(f.words))
@@ -96,6 +96,3 @@ func (f *Filter) sync() error {
 	}
 	return nil
 }
-
-// SyncFilter removes addresses that only a previous agent had (Filter.sync).
-func (s *Services) SyncFilter() error { return s.Filter.sync() }

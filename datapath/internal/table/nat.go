@@ -20,7 +20,7 @@ func (s *Services) gone(u *Update, was Table) (gone []netip.AddrPort) {
 	}
 	var had []netip.AddrPort
 	if u.Frontend.Plan == nil && u.Plan.Kept != nil {
-		for _, id := range was.ids() {
+		for _, id := range was.ids(true) {
 			if b := s.Backends.ByID[id]; b != nil {
 				had = append(had, b.at)
 			}
@@ -108,18 +108,8 @@ func withoutDecap(f lb.Frontend) lb.Frontend {
 	return f
 }
 
-// SetUDPFlows writes the number of UDP flows of each frontend, and the total.
-func (s *Services) SetUDPFlows(flows map[uint32]uint32) error {
-	return setShares(s, s.objects.SyUdpShare, flows, func(_ lb.Frontend, id uint32) uint32 { return id })
-}
-
-// SetRelays writes the number of relayed flows of each frontend, and the total.
-func (s *Services) SetRelays(flows map[lb.Frontend]uint32) error {
-	return setShares(s, s.objects.SyRelayShare, flows, func(f lb.Frontend, _ uint32) lb.Frontend { return f })
-}
-
-// setShares writes the number of entries of each UDP frontend, and the total. key returns a frontend's key in n.
-func setShares[K comparable](s *Services, m *ebpf.Map, n map[K]uint32, key func(f lb.Frontend, id uint32) K) error {
+// SetShares writes the number of UDP or relayed flows of each UDP frontend, by id, and the total.
+func (s *Services) SetShares(m *ebpf.Map, n map[uint32]uint32) error {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	all := uint32(0)
@@ -133,7 +123,7 @@ func setShares[K comparable](s *Services, m *ebpf.Map, n map[K]uint32, key func(
 		if f.Protocol != lb.UDP {
 			continue
 		}
-		if err := m.Put(state.ID, n[key(f, state.ID)]); err != nil {
+		if err := m.Put(state.ID, n[state.ID]); err != nil {
 			return err
 		}
 	}
@@ -156,20 +146,26 @@ func (s *Services) FrontendVIPs() func(id uint32) netip.Addr {
 	}
 }
 
-// Nodes returns, for each frontend, the nodes that may have its flows, or nil if it has no plan yet.
-func (s *Services) Nodes() map[lb.Frontend]map[bpf.Addr]bool {
+// Nodes holds the nodes that may have the flows of the frontend with this id, or nil if it has no plan yet.
+type Nodes struct {
+	ID  uint32
+	Has map[bpf.Addr]bool
+}
+
+// Nodes returns the nodes of each frontend.
+func (s *Services) Nodes() map[lb.Frontend]Nodes {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
-	all := map[lb.Frontend]map[bpf.Addr]bool{}
+	all := map[lb.Frontend]Nodes{}
 	for f, state := range s.Frontends {
-		all[f] = nil
-		if state.Plan == nil {
-			continue
+		x := Nodes{ID: state.ID}
+		if state.Plan != nil {
+			x.Has = map[bpf.Addr]bool{}
+			for _, n := range state.Plan.Nodes {
+				x.Has[bpf.ToAddr(n.Addr)] = true
+			}
 		}
-		all[f] = map[bpf.Addr]bool{}
-		for _, n := range state.Plan.Nodes {
-			all[f][bpf.ToAddr(n.Addr)] = true
-		}
+		all[f] = x
 	}
 	return all
 }

@@ -130,13 +130,8 @@ func withoutExpired(slots []Slot, expired func(id uint32) bool) []Slot {
 	return out
 }
 
-// ids returns the ids of all backends in the table.
-func (t Table) ids() []uint32 { return t.collect(true) }
-
-// earlierIDs returns the ids of all previous backends in the table.
-func (t Table) earlierIDs() []uint32 { return t.collect(false) }
-
-func (t Table) collect(current bool) (ids []uint32) {
+// ids returns the ids of all previous backends in the table and, with current, of the slots' backends.
+func (t Table) ids(current bool) (ids []uint32) {
 	seen := map[uint32]bool{NoBackend: true, AnyBackend: true}
 	note := func(id uint32) {
 		if !seen[id] {

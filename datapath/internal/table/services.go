@@ -212,7 +212,7 @@ func (s *Services) writeTable(u *Update) error {
 	if !slices.EqualFunc(was.Slots, next.Slots, func(a, b Slot) bool { return a.Backend == b.Backend }) || rehashed {
 		u.Value.Changed = TableClock(bpf.Uptime())
 	}
-	u.older = next.earlierIDs()
+	u.older = next.ids(false)
 	s.Backends.keep(u.older)
 	return s.Slots.Write(next, &u.Value)
 }
@@ -375,8 +375,11 @@ func (s *Services) Release(frontends []uint32, unused func(backend uint32) bool)
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	s.Free = append(s.Free, frontends...)
-	ended := s.mayHaveEnded()
-	s.Backends.release(func(id uint32) bool { return unused(id) && !ended(id) })
+	ended := map[uint32]bool{} // backends with flows that may still be in the tables
+	for t := range s.Ended {
+		ended[t.Backend] = true
+	}
+	s.Backends.release(func(id uint32) bool { return unused(id) && !ended[id] })
 }
 
 // TableClock returns the value of table_clock (bpf/frontend.h) at an uptime.

@@ -1,6 +1,7 @@
 package table
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -186,10 +187,12 @@ func (s *Services) Find(q lb.Question) (lb.Frontend, bool) {
 // the kernel. A change that it misses causes another refresh.
 func (s *Services) RefreshSources() {
 	s.Mu.Lock()
-	hosts := s.Backends.allHosts()
+	hosts := maps.Clone(s.Backends.hosts) // with backends that no table refers to, which may come back
 	s.Mu.Unlock()
-	finder := &route.SourceFinder{}
-	found := finder.FindEach(hosts)
+	finder, found := &route.SourceFinder{}, map[netip.Addr]route.Sources{}
+	for a := range hosts {
+		found[a] = finder.Find(a)
+	}
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	s.Backends.refresh(finder, found)

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
@@ -15,15 +16,15 @@ import (
 
 // toBackends holds the interfaces and routers towards backends on other nodes.
 type toBackends struct {
-	forgotten  int // Routes.Forgotten when they were read, so that they expire with the routes
+	since      time.Time // Routes.Since when they were read, so that they expire with the routes
 	interfaces []int
 	routers    []route.Router
 }
 
 // toBackends returns the interfaces and routers towards the backends of all frontends.
 func (v *Verifier) toBackends() *toBackends {
-	if v.backends == nil || v.backends.forgotten != v.Routes.Forgotten {
-		v.backends = &toBackends{v.Routes.Forgotten, v.Services.Interfaces(nil), v.Services.Routers()}
+	if v.backends == nil || v.backends.since != v.Routes.Since {
+		v.backends = &toBackends{v.Routes.Since, v.Services.Interfaces(nil), v.Services.Routers()}
 	}
 	return v.backends
 }

@@ -78,12 +78,3 @@ func (v *Verifier) postpone(found route.Changes, err error) {
 	v.warned.notRun = err.Error()
 	v.warned.blind.observe(v.warned.notRun, time.Now())
 }
-
-// takePostponed returns the postponed changes, and forgets them.
-func (v *Verifier) takePostponed() route.Changes {
-	v.Mu.Lock()
-	defer v.Mu.Unlock()
-	missed := v.missed
-	v.missed = route.Changes{}
-	return missed
-}

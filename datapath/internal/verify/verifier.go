@@ -142,7 +142,11 @@ func (v *Verifier) Pause() time.Duration {
 
 // Tick verifies the node and some of the frontends, or all frontends after a postponed change.
 func (v *Verifier) Tick() {
-	if missed := v.takePostponed(); missed != (route.Changes{}) {
+	v.Mu.Lock()
+	missed := v.missed
+	v.missed = route.Changes{}
+	v.Mu.Unlock()
+	if missed != (route.Changes{}) {
 		v.Changed(missed)
 		return
 	}
