@@ -1,7 +1,6 @@
 package hook
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -152,9 +151,6 @@ func (a *Hooks) inspect(nic netlink.Link, s InterfaceStatus) error {
 	}
 	if up.Ifindex == 0 {
 		return errors.New("the entry in sy_uplinks was removed")
-	}
-	if up.Ifindex == uint32(nic.Attrs().Index) && !bytes.Equal(up.Mac[:], nic.Attrs().HardwareAddr) {
-		return errors.New("sy_uplinks has a different MAC address")
 	}
 	return nil
 }

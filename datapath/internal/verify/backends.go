@@ -41,13 +41,9 @@ func (v *Verifier) tryBackends(frontends []lb.Frontend, now time.Time) {
 		if !ok || len(v.unreached) >= maxUnreached {
 			continue
 		}
-		client, ok := v.Clients.Of(f.VIP, s.Plan.Allow)
+		made, ok := v.question(f, s)
 		if !ok {
 			continue
-		}
-		made := lb.Question{
-			Client: netip.AddrPortFrom(client, AnyPort()),
-			To:     netip.AddrPortFrom(f.VIP, f.Port), Protocol: f.Protocol,
 		}
 		fault, id := v.tryBackend(f, made)
 		if fault == "" || v.unreached[id] != nil {

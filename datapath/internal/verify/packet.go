@@ -77,15 +77,14 @@ func (v *Verifier) Fault(f lb.Frontend, s table.Subject) string {
 func (v *Verifier) faultOfMade(
 	f lb.Frontend, s table.Subject, frame func(lb.Question) []byte, enough func(bpf.Explained) bool,
 ) (fault string) {
-	client, ok := v.Clients.Of(f.VIP, s.Plan.Allow)
+	first, ok := v.question(f, s)
 	if !ok {
 		return ""
 	}
-	port, tries := AnyPort(), 0
+	tries := 0
 	for i := range uint16(madePorts) {
-		q := lb.Question{
-			Client: netip.AddrPortFrom(client, port+i), To: netip.AddrPortFrom(f.VIP, f.Port), Protocol: f.Protocol,
-		}
+		q := first
+		q.Client = netip.AddrPortFrom(first.Client.Addr(), first.Client.Port()+i)
 		x, ok := v.run(frame(q))
 		if !ok {
 			return ""
@@ -101,6 +100,13 @@ func (v *Verifier) faultOfMade(
 		}
 	}
 	return ""
+}
+
+// question describes a synthetic packet that opens a flow of a frontend. It returns false if no client may.
+func (v *Verifier) question(f lb.Frontend, s table.Subject) (lb.Question, bool) {
+	client, ok := v.Clients.Of(f.VIP, s.Plan.Allow)
+	from, to := netip.AddrPortFrom(client, AnyPort()), netip.AddrPortFrom(f.VIP, f.Port)
+	return lb.Question{Client: from, To: to, Protocol: f.Protocol}, ok
 }
 
 // triedBackend is a backend and the address family of its clients.

@@ -228,11 +228,9 @@ func (v *Verifier) made() []byte {
 			}
 		}
 	}
-	f := v.sample
-	if s, ok := v.Services.Subject(f); ok {
-		if client, ok := v.Clients.Of(f.VIP, s.Plan.Allow); ok && client.IsValid() {
-			from, to := netip.AddrPortFrom(client, AnyPort()), netip.AddrPortFrom(f.VIP, f.Port)
-			return opening(lb.Question{Client: from, To: to, Protocol: f.Protocol})
+	if s, ok := v.Services.Subject(v.sample); ok {
+		if q, ok := v.question(v.sample, s); ok && q.Client.IsValid() {
+			return opening(q)
 		}
 	}
 	return nil
