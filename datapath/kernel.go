@@ -11,16 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-type version struct{ major, minor int }
-
-func (v version) before(other version) bool {
-	return v.major < other.major || v.major == other.major && v.minor < other.minor
-}
-
-func (v version) String() string { return fmt.Sprintf("%d.%d", v.major, v.minor) }
-
-// testedKernel is the oldest kernel tested (make test-kernels).
-var testedKernel = version{6, 1}
+// The oldest kernel tested (make test-kernels).
+const testedMajor, testedMinor = 6, 1
 
 // kernelFeatures lists features that the programs use and some older kernels lack. Distributions backport them without
 // changing the kernel version.
@@ -45,11 +37,12 @@ func lackedFeatures() (lacks []string) {
 	return lacks
 }
 
-// checkKernel rejects a kernel older than testedKernel if it lacks features or allowUntested is false. It accepts a
-// release that it cannot parse, and leaves the decision to the verifier.
+// checkKernel rejects a kernel older than the oldest tested one if it lacks features or allowUntested is false. It
+// accepts a release that it cannot parse, and leaves the decision to the verifier.
 func checkKernel(release string, allowUntested bool, lacked func() []string) error {
-	var v version
-	if _, err := fmt.Sscanf(release, "%d.%d", &v.major, &v.minor); err != nil || !v.before(testedKernel) {
+	var major, minor int
+	_, err := fmt.Sscanf(release, "%d.%d", &major, &minor)
+	if err != nil || major > testedMajor || major == testedMajor && minor >= testedMinor {
 		return nil
 	}
 	why := `to try this one, write "allow_untested_kernel = true" in [datapath]`
@@ -58,7 +51,8 @@ func checkKernel(release string, allowUntested bool, lacked func() []string) err
 	} else if allowUntested {
 		return nil
 	}
-	return fmt.Errorf("kernel %s is too old: Steelyard is tested on Linux %s and newer; %s", release, testedKernel, why)
+	return fmt.Errorf("kernel %s is too old: Steelyard is tested on Linux %d.%d and newer; %s", release, testedMajor,
+		testedMinor, why)
 }
 
 func kernelRelease() (string, error) {

@@ -32,9 +32,13 @@ func load(o Options, dir string) (_ *bpf.Objects, inner map[string]*ebpf.MapSpec
 	if jumbo {
 		spec.Programs["sy_xdp"].Flags |= unix.BPF_F_XDP_HAS_FRAGS
 	}
-	ports := toPorts(o.SNATPorts)
+	var first, last [maxPortRanges]uint16
+	ports := uint32(0)
+	for i, r := range o.SNATPorts {
+		first[i], last[i], ports = r.First, r.Last, ports+uint32(r.Last-r.First)+1
+	}
 	for name, value := range map[string]any{
-		"snat_first": ports.first, "snat_last": ports.last, "snat_ports": ports.n,
+		"snat_first": first, "snat_last": last, "snat_ports": ports,
 		"xdp_frags":   bpf.Truth(jumbo),
 		"no_xdp_tx":   bpf.Truth(anyInterface(o.Interfaces, func(l netlink.Link) bool { return l.Type() == "veth" })),
 		"tunnel_port": o.TunnelPort, "tunnel_decap": bpf.Truth(o.Delivers || len(o.TunnelSources) > 0),
@@ -187,20 +191,6 @@ const udpPart = 2
 // placePart is the number of flows in a table per line of five places (bpf/reclaim.h). Half of the flows of a full
 // table have a place. They take 60 percent of the places, so almost every flow finds one.
 const placePart = 6
-
-// ports are snat_ports in the programs' format.
-type ports struct {
-	first, last [maxPortRanges]uint16
-	n           uint32
-}
-
-func toPorts(ranges []PortRange) (p ports) {
-	for i, r := range ranges {
-		p.first[i], p.last[i] = r.First, r.Last
-		p.n += uint32(r.Last-r.First) + 1
-	}
-	return p
-}
 
 // addPorts makes the programs look up flows for packets to these source ports. Ports are never removed, because live
 // flows may use ports from a previous configuration.

@@ -168,10 +168,7 @@ func New(o Options) (*Agent, error) {
 		a.reloader.reject(refused, offered)
 	}
 	a.reloader.configure = announcers.configure
-	dpOptions, err := datapathOptions(o, facts)
-	if err != nil {
-		return nil, err
-	}
+	dpOptions := datapathOptions(o, facts)
 	if a.keys, err = openClusterKeys(o); err != nil {
 		return nil, err
 	}

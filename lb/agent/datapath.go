@@ -40,22 +40,18 @@ func forwards(all []datapath.InterfaceStatus, name string) bool {
 	return slices.ContainsFunc(all, func(s datapath.InterfaceStatus) bool { return s.Name == name && s.Mode != "" })
 }
 
-func datapathOptions(o Options, facts node) (datapath.Options, error) {
+func datapathOptions(o Options, facts node) datapath.Options {
 	c := o.Config.Datapath
-	var mode datapath.Mode
-	if err := mode.UnmarshalText([]byte(c.Mode)); err != nil {
-		return datapath.Options{}, err
-	}
 	return datapath.Options{
 		Reach: peersOf(o.Config), Routers: o.Config.BGP != nil && len(o.Config.BGP.Peers) > 0,
 		FollowRoutes: len(c.Interfaces) == 0, Keep: linksOf(o.Config, facts), Interfaces: facts.interfaces,
-		Mode: mode, MaxFlows: c.MaxFlows, SNATPorts: toPortRanges(c.SNATPorts),
+		Mode: datapath.Mode(c.Mode), MaxFlows: c.MaxFlows, SNATPorts: toPortRanges(c.SNATPorts),
 		TunnelPort: c.TunnelPort, TunnelSources: c.TunnelSources, Own: facts.addresses(),
 		Timeouts: datapath.Timeouts(c.Timeouts),
 		Delivers: o.Config.Kubernetes != nil, TunnelKeys: fileKeys(o.Config), HashSeed: fileSeed(o.Config),
 		PinPath: o.PinPath, StateDir: o.StateDir, Log: component(o.Log, "datapath"),
 		Boundary: o.boundary, AllowUntestedKernel: c.AllowUntestedKernel,
-	}, nil
+	}
 }
 
 // peersOf returns the addresses of the BGP peers. Clients' packets arrive on the interfaces that lead to them.

@@ -180,7 +180,6 @@ func TestNewFails(t *testing.T) {
 				o.open = func(datapath.Options) (forwarder, error) { return nil, errors.New("no BPF") }
 			}, "no BPF", false,
 		},
-		{"mode", "", func(o *Options) { o.Config.Datapath.Mode = "dpdk" }, "dpdk", false},
 		{"node", bgp, asIs, "interface lo has no IPv4 address to use as BGP identifier", false},
 		{"announcer", bgp, func(o *Options) {
 			o.Config.Node.RouterID, o.Config.BGP.ASN = ip("192.0.2.1"), 0

@@ -149,8 +149,7 @@ tunnel_sources = ["192.0.2.0/24"]`)
 			want.TunnelKeys = nil // from the Secret
 		}
 		want.Delivers = delivers
-		got, err := datapathOptions(o, facts)
-		must.Do(t, err)
+		got := datapathOptions(o, facts)
 		got.Log = nil
 		must.Equal(t, want, got, cmpopts.IgnoreUnexported(datapath.Options{}))
 	}
@@ -160,22 +159,19 @@ tunnel_sources = ["192.0.2.0/24"]`)
 		{Address: ip("192.0.2.254")}, {Address: ip("fe80::1%eth2")}, {Interface: "eth3"},
 		{ListenRange: netip.MustParsePrefix("192.0.2.0/24")},
 	}}
-	got, err := datapathOptions(o, facts)
-	if want := []netip.Addr{ip("192.0.2.254"), ip("fe80::1")}; err != nil || got.FollowRoutes ||
+	got := datapathOptions(o, facts)
+	if want := []netip.Addr{ip("192.0.2.254"), ip("fe80::1")}; got.FollowRoutes ||
 		!slices.Equal(got.Keep, []string{"eth1", "eth2", "eth3"}) || !slices.Equal(got.Reach, want) {
-		t.Errorf("with L2 on eth1: follow %t, keep %v, reach %v, %v", got.FollowRoutes, got.Keep, got.Reach, err)
+		t.Errorf("with L2 on eth1: follow %t, keep %v, reach %v", got.FollowRoutes, got.Keep, got.Reach)
 	}
 	for _, row := range []struct {
 		bgp     *config.BGP
 		routers bool
 	}{{nil, false}, {&config.BGP{}, false}, {&config.BGP{Peers: []config.Peer{{Interface: "eth3"}}}, true}} {
 		cfg.BGP = row.bgp
-		got, err := datapathOptions(o, facts)
-		must.True(t, err == nil && got.Routers == row.routers, "%+v: routers %t, %v", row.bgp, got.Routers, err)
+		got := datapathOptions(o, facts)
+		must.True(t, got.Routers == row.routers, "%+v: routers %t", row.bgp, got.Routers)
 	}
-	cfg.Datapath.Mode = "dpdk"
-	_, err = datapathOptions(o, facts)
-	must.True(t, err != nil, "an unknown mode is accepted")
 }
 
 func TestKubeOptions(t *testing.T) {

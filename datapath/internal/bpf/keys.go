@@ -3,6 +3,7 @@ package bpf
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"math/bits"
 	"net/netip"
 	"time"
 
@@ -34,19 +35,11 @@ func FromAddr(a Addr) netip.Addr {
 	return netip.AddrFrom16(b).Unmap()
 }
 
-// Swap converts a port between host and network byte order.
-func Swap(port uint16) uint16 {
-	var b [2]byte
-	binary.BigEndian.PutUint16(b[:], port)
-	return binary.NativeEndian.Uint16(b[:])
-}
+// Swap converts a port between host and network byte order. The programs are built only for little-endian machines.
+func Swap(port uint16) uint16 { return bits.ReverseBytes16(port) }
 
 // Swap32 is Swap for 32 bits.
-func Swap32(n uint32) uint32 {
-	var b [4]byte
-	binary.BigEndian.PutUint32(b[:], n)
-	return binary.NativeEndian.Uint32(b[:])
-}
+func Swap32(n uint32) uint32 { return bits.ReverseBytes32(n) }
 
 // ToAllowKey returns the key of a source prefix from which clients may open flows to a frontend.
 func ToAllowKey(frontend uint32, p netip.Prefix) AllowKey {
