@@ -65,14 +65,15 @@ func (a *Hooks) probeWay(vip, server netip.Addr, method bpf.Method) (mark uint32
 			return 0, from, fmt.Errorf("all %d probe marks are in use", len(a.probes.marks))
 		}
 	}
-	ours := (&route.SourceFinder{}).Find(server)
+	finder := &route.SourceFinder{}
+	ours := finder.Find(server)
 	if len(ours.Addrs) == 0 {
 		return 0, from, fmt.Errorf("no route to %s", server)
 	}
 	from = ours.Addrs[0]
 	if from.Is4() != vip.Is4() {
-		if from, err = route.AddressOn(ours.NIC, vip.Is4()); err != nil {
-			return 0, from, err
+		if from = finder.AddressOn(ours.NIC, vip.Is4()); !from.IsValid() {
+			return 0, from, fmt.Errorf("no usable address of the family of %s on the interface towards %s", vip, server)
 		}
 	}
 	// SyTunnelSrc also has the nodes of a cluster, which are not in the configuration.

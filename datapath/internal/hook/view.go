@@ -9,14 +9,13 @@ import (
 type View struct {
 	Links    map[int]LinkState
 	Attached map[int]bool
-	Names    []string // names of the attached interfaces
 }
 
 // View returns the state as of the last change of an interface.
 func (a *Hooks) View() View {
 	a.Mu.Lock()
 	defer a.Mu.Unlock()
-	v := View{Links: a.links, Attached: map[int]bool{}, Names: slices.Clone(a.names)}
+	v := View{Links: a.links, Attached: map[int]bool{}}
 	for name, index := range a.index {
 		if index != 0 && a.status[name].Mode != "" {
 			v.Attached[index] = true

@@ -3,7 +3,6 @@
 package route
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -92,26 +91,15 @@ func usable(a netlink.Addr) bool {
 	return a.Flags&unfit == 0 && a.Scope == int(netlink.SCOPE_UNIVERSE)
 }
 
-// AddressOn returns a usable source address of the given family on an interface.
-func AddressOn(index int, is4 bool) (netip.Addr, error) {
-	nic, err := netlink.LinkByIndex(index)
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	family, name := netlink.FAMILY_V6, "IPv6"
-	if is4 {
-		family, name = netlink.FAMILY_V4, "IPv4"
-	}
-	addrs, err := netlink.AddrList(nic, family)
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	for _, a := range addrs {
-		if addr, ok := netip.AddrFromSlice(a.IP); ok && usable(a) {
-			return addr.Unmap(), nil
+// AddressOn returns a usable source address of the given family on an interface that Find has found, or zero.
+func (f *SourceFinder) AddressOn(nic int, is4 bool) netip.Addr {
+	for _, a := range f.listed {
+		addr, ok := netip.AddrFromSlice(a.IP)
+		if addr = addr.Unmap(); ok && a.LinkIndex == nic && usable(a) && addr.Is4() == is4 {
+			return addr
 		}
 	}
-	return netip.Addr{}, fmt.Errorf("%s has no usable %s address", nic.Attrs().Name, name)
+	return netip.Addr{}
 }
 
 // Contains reports whether one of the prefixes contains addr.

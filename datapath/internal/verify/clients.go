@@ -56,39 +56,30 @@ func chooseClient(far route.FarAddrs, had reach, v view, routes *route.Cache) (n
 	if had == reachSome {
 		return far.Public[0], reachSome
 	}
-	for _, name := range v.Names {
-		if a, ok := neighbourOn(name, far.Public[0].Is4(), v, routes); ok {
-			return a, reachLink
-		}
-	}
-	return far.Public[0], reachLink
+	return neighbour(far.Public[0], v, routes), reachLink
 }
 
-// neighbourOn returns another host's address on an interface's link, or false if there is none.
-func neighbourOn(name string, is4 bool, v view, routes *route.Cache) (netip.Addr, bool) {
-	nic, err := netlink.LinkByName(name)
-	if err != nil {
-		return netip.Addr{}, false
-	}
-	addrs, err := netlink.AddrList(nic, netlink.FAMILY_ALL)
-	if err != nil {
-		return netip.Addr{}, false
-	}
+// neighbour returns another host's address on the link of an interface with programs, or other, of the same family, if
+// there is none.
+func neighbour(other netip.Addr, v view, routes *route.Cache) netip.Addr {
+	addrs, _ := netlink.AddrList(nil, netlink.FAMILY_ALL) // after an error there is none
 	for _, a := range addrs {
 		ip, ok := netip.AddrFromSlice(a.IP)
 		ip = ip.Unmap()
 		ones, bits := a.Mask.Size()
-		if !ok || ip.Is4() != is4 || !ip.IsGlobalUnicast() || ones == bits {
+		if !ok || !v.Attached[a.LinkIndex] || ip.Is4() != other.Is4() || !ip.IsGlobalUnicast() || ones == bits {
 			continue
 		}
 		p := netip.PrefixFrom(ip, ones)
-		for x := p.Masked().Addr().Next(); p.Contains(x); x = x.Next() {
-			if !v.own[x] {
-				return x, routes.Routed(x)
-			}
+		x := p.Masked().Addr().Next()
+		for v.own[x] {
+			x = x.Next()
+		}
+		if p.Contains(x) && routes.Routed(x) {
+			return x
 		}
 	}
-	return netip.Addr{}, false
+	return other
 }
 
 // Of returns a client that may use a VIP, for synthetic packets. It returns false if none may.
