@@ -165,8 +165,8 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 		}
 		d.flows.End(id, 0)
 	}
-	plans, slots := d.tables(delta.Put, failed)
-	updates := d.services.Put(plans, delta.Later, slots)
+	updates := d.updates(delta.Put, failed)
+	d.services.Put(updates, delta.Later)
 	for _, u := range updates {
 		if errors.Is(u.Err, lb.ErrRefused) {
 			failed[u.Plan.Frontend] = u.Err
@@ -187,19 +187,18 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 	return failed
 }
 
-// tables computes the slot tables of plans before anything is locked or written. It returns the plans that have a table
-// and adds the others to failed.
-func (d *Datapath) tables(plans []*lb.FrontendPlan, failed map[lb.Frontend]error) ([]*lb.FrontendPlan, table.Tables) {
-	done, t := make([]*lb.FrontendPlan, 0, len(plans)), make(table.Tables, len(plans))
+// updates computes the slot tables of plans before anything is locked or written. It omits the plans that have none,
+// and adds them to failed.
+func (d *Datapath) updates(plans []*lb.FrontendPlan, failed map[lb.Frontend]error) (updates []*table.Update) {
 	for _, p := range plans {
-		var slots []uint16
-		if d.o.Boundary.Do(lb.PartTable, p.Service+" "+p.Frontend.String(), func() { slots = p.Table() }) {
-			done, t[p] = append(done, p), slots
+		u := &table.Update{Plan: p}
+		if d.o.Boundary.Do(lb.PartTable, p.Service+" "+p.Frontend.String(), func() { u.Table = p.Table() }) {
+			updates = append(updates, u)
 		} else {
 			failed[p.Frontend] = fmt.Errorf("%w: its table cannot be computed", lb.ErrRefused)
 		}
 	}
-	return done, t
+	return updates
 }
 
 // Run removes ended flows, follows changes of interfaces, addresses and routes, and releases unneeded interfaces until

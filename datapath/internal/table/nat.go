@@ -77,17 +77,18 @@ func settles(p *lb.FrontendPlan) bool {
 func (s *Services) Settle(halfOpen, datagrams time.Duration) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
-	var plans []*lb.FrontendPlan
+	var updates []*Update
 	for _, f := range s.Frontends {
 		after := halfOpen
 		if f.Plan != nil && f.Plan.NodeForwarding.Enabled {
 			after = datagrams
 		}
 		if f.Plan != nil && !f.changed.IsZero() && time.Since(f.changed) > after {
-			plans = append(plans, f.Plan)
+			updates = append(updates, &Update{Plan: f.Plan, Table: f.Plan.Table(), settled: true})
 		}
 	}
-	for _, u := range s.putLocked(plans, 0, true, nil) {
+	s.putLocked(updates, 0)
+	for _, u := range updates {
 		if u.Err != nil {
 			s.log.Warn("previous backends not removed", "frontend", u.Plan.Frontend, "err", u.Err)
 		}

@@ -3,16 +3,15 @@ package table
 import (
 	"errors"
 	"net/netip"
-
-	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// reserve grows the arrays once for everything that plans need, and proportionally for about later more targets. A
+// reserve grows the arrays once for everything that updates need, and proportionally for about later more targets. A
 // failure is also reported when the plan that needs the missing entries is applied.
-func (s *Services) reserve(plans []*lb.FrontendPlan, later int) {
+func (s *Services) reserve(updates []*Update, later int) {
 	words, frontends, targets := 0, 0, 0
 	servers := map[netip.AddrPort]bool{}
-	for _, p := range plans {
+	for _, u := range updates {
+		p := u.Plan
 		if words += int(WholeLines(span{size: uint32(p.TableLen())}).size); s.Frontends[p.Frontend] == nil {
 			frontends++
 		}

@@ -29,17 +29,6 @@ type Table struct {
 	Older []Slot // of the last table of another size, if slots refer to it
 }
 
-// Tables holds the results of lb.FrontendPlan.Table by plan.
-type Tables map[*lb.FrontendPlan][]uint16
-
-// of returns a plan's table, and computes it if t does not have it.
-func (t Tables) of(p *lb.FrontendPlan) []uint16 {
-	if table, ok := t[p]; ok {
-		return table
-	}
-	return p.Table()
-}
-
 // newSlots returns the table of a plan whose targets have these ids. Each slot lists its previous backends that may
 // still have flows, followed by the nodes that may have any flow.
 func newSlots(

@@ -117,13 +117,13 @@ func (s *Services) Held() []lb.Frontend {
 	return held
 }
 
-// Update is the change of one frontend to a plan. Put fills it in as it applies the plan.
+// Update is the change of one frontend to a plan. Put fills in all but Plan and Table.
 type Update struct {
 	Plan     *lb.FrontendPlan
+	Table    []uint16 // result of Plan.Table: target index of each slot
 	Frontend *frontend
 	isNew    bool
 	Value    bpf.Frontend
-	table    []uint16 // target index of each slot
 	ids      []uint32 // of its targets
 	older    []uint32 // of previous backends that its table also lists
 	// anyNode holds the ids of nodes that may have any of the flows.
@@ -136,21 +136,21 @@ type Update struct {
 	Err           error
 }
 
-// Put applies plans, and returns the result of each. It writes backends, table, frontend and VIP in this order, so no
-// entry refers to a missing one. later is the approximate number of targets that later calls will add.
-func (s *Services) Put(plans []*lb.FrontendPlan, later int, tables Tables) []*Update {
+// Put applies updates. It writes backends, table, frontend and VIP in this order, so no entry refers to a missing one.
+// later is the approximate number of targets that later calls will add.
+func (s *Services) Put(updates []*Update, later int) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
-	return s.putLocked(plans, later, false, tables)
+	s.putLocked(updates, later)
 }
 
-func (s *Services) putLocked(plans []*lb.FrontendPlan, later int, settled bool, tables Tables) []*Update {
-	if len(plans) > 1 || later > 0 {
-		s.reserve(plans, later)
+func (s *Services) putLocked(updates []*Update, later int) {
+	if len(updates) > 1 || later > 0 {
+		s.reserve(updates, later)
 	}
-	updates, room := make([]*Update, len(plans)), &room{tables: s.shared(), count: s.places}
-	for i, p := range plans {
-		updates[i] = s.prepare(&Update{Plan: p, settled: settled, table: tables.of(p)}, room)
+	room := &room{tables: s.shared(), count: s.places}
+	for _, u := range updates {
+		u.Err = s.prepare(u, room)
 	}
 	for _, u := range updates {
 		if u.Err == nil {
@@ -159,33 +159,31 @@ func (s *Services) putLocked(plans []*lb.FrontendPlan, later int, settled bool, 
 		s.complete(u)
 	}
 	s.Slots.wake()
-	return updates
 }
 
 // prepare writes everything that the plan needs and packets cannot see yet.
-func (s *Services) prepare(u *Update, room *room) *Update {
+func (s *Services) prepare(u *Update, room *room) (err error) {
 	p := u.Plan
-	if u.Err = room.admit(p, s.Frontends[p.Frontend]); u.Err != nil {
-		return u
+	if err := room.admit(p, s.Frontends[p.Frontend]); err != nil {
+		return err
 	}
-	if u.Frontend, u.isNew, u.Err = s.frontend(p.Frontend); u.Err != nil {
-		return u
+	if u.Frontend, u.isNew, err = s.frontend(p.Frontend); err != nil {
+		return err
 	}
-	if u.Value, u.Err = encodeFrontend(p, u.Frontend.ID); u.Err != nil {
-		return u
+	if u.Value, err = encodeFrontend(p, u.Frontend.ID); err != nil {
+		return err
 	}
 	u.MethodChanged = !u.isNew && u.Frontend.Value.Method != u.Value.Method
-	if u.ids, u.Err = s.Backends.use(p); u.Err != nil {
-		return u
+	if u.ids, err = s.Backends.use(p); err != nil {
+		return err
 	}
-	if u.anyNode, u.Err = s.Backends.anyNode(p); u.Err != nil {
-		return u
+	if u.anyNode, err = s.Backends.anyNode(p); err != nil {
+		return err
 	}
-	if u.Err = s.entries.add(u.Frontend.ID, p, u.ids); u.Err != nil {
-		return u
+	if err := s.entries.add(u.Frontend.ID, p, u.ids); err != nil {
+		return err
 	}
-	u.Err = s.writeTable(u)
-	return u
+	return s.writeTable(u)
 }
 
 // writeTable writes a plan's table. Its slots list their previous backends, which may still have flows: with nat, flows
@@ -201,7 +199,7 @@ func (s *Services) writeTable(u *Update) error {
 	}
 	u.gone = s.gone(u, was)
 	rehashed := len(was.Slots) > 0 && selection(u.Frontend.Value) != selection(u.Value)
-	next := newSlots(u.Plan, u.table, u.ids, was, rehashed, u.anyNode, s.withoutFlows(u))
+	next := newSlots(u.Plan, u.Table, u.ids, was, rehashed, u.anyNode, s.withoutFlows(u))
 	switch {
 	case rehashed:
 		u.Value.OlderAlgorithm = u.Frontend.Value.Algorithm
