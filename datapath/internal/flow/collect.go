@@ -95,23 +95,22 @@ func (g *Collector) Run(ctx context.Context) error {
 		return err
 	}
 	defer reset.Close()
-	next := time.NewTimer(walkEvery)
-	defer next.Stop()
-	due := time.Now().Add(walkEvery)
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-g.wakeup:
-			if time.Until(due) > walkSoon {
-				due = time.Now().Add(walkSoon)
-				next.Reset(walkSoon)
-			}
-		case <-next.C:
-			g.Collect(ctx, reset)
-			due = time.Now().Add(walkEvery)
-			next.Reset(walkEvery)
+			wait(ctx, walkSoon)
+		case <-time.After(walkEvery):
 		}
+		g.Collect(ctx, reset)
+	}
+}
+
+func wait(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
 	}
 }
 
@@ -363,10 +362,7 @@ func WalkMap[K, V any](ctx context.Context, m *ebpf.Map, pause time.Duration, vi
 			grow(min(4*len(keys), chunk, int(m.MaxEntries())))
 		}
 		if pause > 0 {
-			select {
-			case <-ctx.Done():
-			case <-time.After(pause):
-			}
+			wait(ctx, pause)
 		}
 	}
 	return nil
