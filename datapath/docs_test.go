@@ -78,21 +78,19 @@ func typeName(t btf.Type, size uint32) string {
 }
 
 var (
-	mapEnd     = regexp.MustCompile(`(?m)^\} (\w+) SEC\("\.maps"\);`)
+	mapEnd     = regexp.MustCompile(`(?m)[})] (\w+) SEC\("\.maps"\);`)
 	program    = regexp.MustCompile(`(?m)^SEC\("\w+"\)\nint (\w+)\(`)
-	innerMap   = regexp.MustCompile(`__array\(values, struct (\w+)\)`)
 	comment    = regexp.MustCompile(`(?s)^/\*(.+?)\*/\n`)
 	commentEnd = regexp.MustCompile(`\s*\n \* ?`)
 	sentence   = regexp.MustCompile(`^(.+?\.)( |$)`)
 )
 
-// readMeanings returns the first sentence of the comment above each program and map in the C code. A map of maps may
-// have its comment above the struct of its inner map.
+// readMeanings returns the first sentence of the comment above each program and map in the C code.
 func readMeanings(t *testing.T) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob("bpf/*.[ch]")
 	must.Need(t, err == nil && len(files) > 0, "no C files: %v", err)
-	meanings, structs := map[string]string{}, map[string]string{}
+	meanings := map[string]string{}
 	for _, path := range files {
 		text := must.Get(os.ReadFile(path))(t)
 		for block := range strings.SplitSeq(string(text), "\n\n") {
@@ -107,12 +105,7 @@ func readMeanings(t *testing.T) map[string]string {
 				says = strings.ReplaceAll(strings.TrimSuffix(says, "."), "|", "\\|")
 				block = block[len(c[0]):]
 			}
-			if name, ok := strings.CutPrefix(strings.SplitN(block, " {", 2)[0], "struct "); ok {
-				structs[name] = says
-			}
 			switch m, p := mapEnd.FindStringSubmatch(block), program.FindStringSubmatch(block); {
-			case m != nil && says == "" && innerMap.MatchString(block):
-				meanings[m[1]] = structs[innerMap.FindStringSubmatch(block)[1]]
 			case m != nil:
 				meanings[m[1]] = says
 			case p != nil:

@@ -16,12 +16,7 @@
 #define SNAT_ROUNDS (SNAT_ROUNDS_SAME + 16)
 
 /* One bit per source port that a flow may have, including the ports of previous values of snat_ports. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(max_entries, 65536 / 64);
-} sy_snat_ports SEC(".maps");
+ARRAY(__u64, 65536 / 64) sy_snat_ports SEC(".maps");
 
 /* snat_is_used reports whether a flow may have a source port. */
 static __always_inline int snat_is_used(__be16 port)

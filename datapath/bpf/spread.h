@@ -11,22 +11,11 @@
 /* UDP flows that this node did not know and relayed to the previous nodes of their slot. An entry is removed if none of
  * these nodes knows the flow either. After timeout_udp, slots forget their previous nodes, and only these entries
  * remain. So live flows are still relayed, and new ones ask no other node. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct flow_key);
-	__type(value, struct relay);
-	__uint(max_entries, RELAYS);
-} sy_relays SEC(".maps");
+HASH(struct flow_key, struct relay, RELAYS) sy_relays SEC(".maps");
 
 /* Number of entries in sy_relays by frontend id, and the total. A frontend may have as many as are free, so a flooded
  * frontend leaves entries for others. The numbers are exact after each of the agent's walks. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, __u32);
-	__uint(max_entries, MAX_FRONTENDS + 1);
-} sy_relay_share SEC(".maps");
+ARRAY(__u32, MAX_FRONTENDS + 1) sy_relay_share SEC(".maps");
 
 /* spread_append adds a node to the list. The first one becomes the destination. */
 static __always_inline void spread_append(struct verdict *v, const struct addr *a)
