@@ -35,13 +35,11 @@ static __always_inline int tc_redirect_neigh(const struct verdict *v, const stru
 	return bpf_redirect_neigh(fib->ifindex, &hop, sizeof(hop), 0);
 }
 
-/* tc_transform rewrites or encapsulates the packet as the verdict specifies. */
 __noinline int tc_transform(struct __sk_buff *skb)
 {
 	return act_transform(skb, HOOK_TC);
 }
 
-/* tc_answer turns the packet into its answer. */
 __noinline int tc_answer(struct __sk_buff *skb)
 {
 	return act_answer(skb, HOOK_TC);

@@ -27,10 +27,12 @@ static __always_inline int xdp_is_addressed(struct xdp_md *ctx)
 {
 	struct ethhdr *eth = (void *)(long)ctx->data;
 	struct uplink *up = uplink_get(ctx->ingress_ifindex);
+	const __u16 *a = (void *)eth->dst, *b;
 
 	if (!up || (void *)(eth + 1) > (void *)(long)ctx->data_end)
 		return 0;
-	return mac_equal(eth->dst, up->mac);
+	b = (void *)up->mac;
+	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2];
 }
 
 /* xdp_send sends the packet from an interface, without further changes. */
@@ -41,25 +43,9 @@ static __always_inline int xdp_send(struct xdp_md *ctx, __u32 ifindex)
 	return bpf_redirect(ifindex, 0);
 }
 
-/* xdp_transform rewrites or encapsulates the packet as the verdict specifies. */
-__noinline int xdp_transform(struct xdp_md *ctx)
+/* xdp_send_to sends the packet to a route's next hop. */
+static __always_inline int xdp_send_to(struct xdp_md *ctx, const struct bpf_fib_lookup *fib)
 {
-	return act_transform(ctx, HOOK_XDP);
-}
-
-/* xdp_answer turns the packet into its answer. */
-__noinline int xdp_answer(struct xdp_md *ctx)
-{
-	return act_answer(ctx, HOOK_XDP);
-}
-
-static __always_inline int xdp_forward(struct xdp_md *ctx, const struct bpf_fib_lookup *fib)
-{
-	if (!xdp_transform(ctx)) {
-		verdict_internal_error();
-		return XDP_DROP;
-	}
-
 	struct ethhdr *eth = (void *)(long)ctx->data;
 
 	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
@@ -67,6 +53,16 @@ static __always_inline int xdp_forward(struct xdp_md *ctx, const struct bpf_fib_
 	mac_copy(eth->dst, fib->dmac);
 	mac_copy(eth->src, fib->smac);
 	return xdp_send(ctx, fib->ifindex);
+}
+
+__noinline int xdp_transform(struct xdp_md *ctx)
+{
+	return act_transform(ctx, HOOK_XDP);
+}
+
+__noinline int xdp_answer(struct xdp_md *ctx)
+{
+	return act_answer(ctx, HOOK_XDP);
 }
 
 static __always_inline int act_xdp(struct xdp_md *ctx, struct scratch *s, struct flow *f)
@@ -86,7 +82,7 @@ static __always_inline int act_xdp(struct xdp_md *ctx, struct scratch *s, struct
 
 		if (r == ROUTE_NO_NEIGHBOUR || r == ROUTE_FRAGMENT || (r == ROUTE_OK && !xdp_can_forward(ctx, s)))
 			return XDP_TO_TC;
-		if (r == ROUTE_OK && commit_needed(s))
+		if (r == ROUTE_OK && (v->commit != COMMIT_NONE || p->fragment == FRAG_FIRST))
 			commit(f);
 	}
 	if (v->action > ACTION_FORWARD && v->action < ACTION_DECAP && !xdp_can_answer(ctx, p))
@@ -102,7 +98,10 @@ static __always_inline int act_xdp(struct xdp_md *ctx, struct scratch *s, struct
 	verdict_count(p, v);
 	switch (v->action) {
 	case ACTION_FORWARD:
-		return xdp_forward(ctx, &s->fib);
+		if (xdp_transform(ctx))
+			return xdp_send_to(ctx, &s->fib);
+		verdict_internal_error();
+		return XDP_DROP;
 	case ACTION_DECAP:
 		return xdp_decap(ctx, p, n, type) ? XDP_PASS : XDP_DROP;
 	case ACTION_DROP:

@@ -49,23 +49,28 @@ static __always_inline void relay_learn(const struct pkt *p, const struct verdic
 		share_add(&sy_relay_share, v->client.frontend, 1);
 }
 
-static __always_inline void flow_write(struct scratch *scratch, struct flow *f)
+/* commit writes what the verdict requires. f is the flow that decide returned. */
+__noinline int commit(struct flow *f)
 {
+	struct scratch *scratch = scratch_get();
+
+	if (!scratch)
+		return 0;
 	const struct pkt *p = &scratch->p;
 	struct verdict *v = &scratch->v;
 	__u64 now = bpf_ktime_get_coarse_ns();
 
 	if (v->commit == COMMIT_PMTU) {
 		pmtu_learn(p, now);
-		return;
+		return 0;
 	}
 	if (local_delivery && v->commit == COMMIT_RELAY) {
 		relay_learn(p, v);
-		return;
+		return 0;
 	}
 	if (local_delivery && v->commit == COMMIT_FORGET) {
 		relay_forget(p, v);
-		return;
+		return 0;
 	}
 	if (v->commit >= COMMIT_DSR_MARK)
 		dsr_write(p, v, now);
@@ -80,20 +85,6 @@ static __always_inline void flow_write(struct scratch *scratch, struct flow *f)
 		frag_learn(p);
 	if (f && v->commit != COMMIT_NONE)
 		nat_write(scratch, f);
-}
-
-static __always_inline int commit_needed(const struct scratch *s)
-{
-	return s->v.commit != COMMIT_NONE || s->p.fragment == FRAG_FIRST;
-}
-
-/* commit writes what the verdict requires. f is the flow that decide returned. */
-__noinline int commit(struct flow *f)
-{
-	struct scratch *s = scratch_get();
-
-	if (s)
-		flow_write(s, f);
 	return 0;
 }
 

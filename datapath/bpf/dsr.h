@@ -177,9 +177,7 @@ static __always_inline struct flow *decide_dsr_by_flow(const struct pkt *p, stru
 
 static __always_inline struct flow *decide_dsr(const struct pkt *p, struct verdict *v, const struct frontend *fe)
 {
-	if ((fe->algorithm == ALGORITHM_FLOW_HASH || fe->algorithm == ALGORITHM_SOURCE_HASH) && !fe->affinity)
-		return decide_dsr_by_hash(p, v, fe);
-	return decide_dsr_by_flow(p, v, fe);
+	return frontend_by_hash(fe) ? decide_dsr_by_hash(p, v, fe) : decide_dsr_by_flow(p, v, fe);
 }
 
 /* decide_tunnel handles packets of the tunnels themselves, and reports whether this is one. */

@@ -53,22 +53,6 @@ static __always_inline int egress_drop_spoofed(struct scratch *s)
 	return TC_ACT_SHOT;
 }
 
-static __always_inline void egress_clamp_mss(struct __sk_buff *skb, const struct pkt *p, const struct addr *from);
-
-/* egress_reply rewrites a reply of a backend on this node so that it comes from the VIP. */
-static __always_inline int egress_reply(struct __sk_buff *skb, struct scratch *s)
-{
-	struct flow *f = proto_has_ports(s->p.key.proto) ? nat_find_reply(&s->p, &s->v) : 0;
-
-	if (!f || !s->v.local)
-		return EGRESS_NOT_MINE;
-	decide_reply(&s->p, &s->v, f);
-	commit(f);
-	verdict_count(&s->p, &s->v);
-	egress_clamp_mss(skb, &s->p, &s->v.t.src);
-	return tc_deliver(skb, s);
-}
-
 #define TCPOPT_MSS 2
 #define TCP_OPTIONS_MAX 10 /* options to scan for the MSS, which senders put first */
 
@@ -110,4 +94,18 @@ static __always_inline void egress_clamp_mss(struct __sk_buff *skb, const struct
 			return;
 		off += o.len;
 	}
+}
+
+/* egress_reply rewrites a reply of a backend on this node so that it comes from the VIP. */
+static __always_inline int egress_reply(struct __sk_buff *skb, struct scratch *s)
+{
+	struct flow *f = proto_has_ports(s->p.key.proto) ? nat_find_reply(&s->p, &s->v) : 0;
+
+	if (!f || !s->v.local)
+		return EGRESS_NOT_MINE;
+	decide_reply(&s->p, &s->v, f);
+	commit(f);
+	verdict_count(&s->p, &s->v);
+	egress_clamp_mss(skb, &s->p, &s->v.t.src);
+	return tc_deliver(skb, s);
 }

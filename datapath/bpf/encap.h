@@ -142,11 +142,6 @@ static __always_inline void encap_outer6(const struct pkt *p, const struct verdi
 		__builtin_memcpy(o->private.next, v->chain.next, sizeof(o->private.next));
 }
 
-static __always_inline __be16 decap_ethertype(__u8 proto)
-{
-	return proto == IPPROTO_IPIP ? bpf_htons(ETH_P_IP) : proto == IPPROTO_IPV6 ? bpf_htons(ETH_P_IPV6) : 0;
-}
-
 /* decap_inner_dst reads the destination of the inner packet at l3. */
 static __always_inline int decap_inner_dst(void *l3, void *end, __be16 type, struct addr *dst)
 {
@@ -165,28 +160,23 @@ static __always_inline int decap_inner_dst(void *l3, void *end, __be16 type, str
 	return !addr_is_v4(dst); /* ::ffff:0:0/96 would be taken for IPv4, and the kernel would route it */
 }
 
-/* decap_dest classifies the destination of the decapsulated packet at l3. Accepted are an address that only lo has, as
- * on a server with direct return, and a VIP that has backends on this node or is itself such an address. The addresses
- * of other interfaces belong to the node's own programs, such as sshd, and a tunnel would bypass the filters in front
- * of them. If the node forwards, it would route any other packet back. */
-enum decap_dest {
-	DECAP_NOT_LOCAL,
-	DECAP_LOOPBACK,
-	DECAP_VIP
-};
-
-static __always_inline enum decap_dest decap_dest(void *l3, void *end, __be16 type)
+/* decap_accepts reports whether this node accepts the decapsulated packet at l3, and sets v->local if it is for a VIP.
+ * Accepted are an address that only lo has, as on a server with direct return, and a VIP that has backends on this node
+ * or is itself such an address. The addresses of other interfaces belong to the node's own programs, such as sshd, and
+ * a tunnel would bypass the filters in front of them. If the node forwards, it would route any other packet back. */
+static __always_inline int decap_accepts(void *l3, void *end, __be16 type, struct verdict *v)
 {
 	struct addr dst;
 
 	if (!decap_inner_dst(l3, end, type, &dst))
-		return DECAP_NOT_LOCAL;
+		return 0;
 	__u32 *only_lo = bpf_map_lookup_elem(&sy_local_addrs, &dst);
-	int loopback = only_lo && *only_lo;
+	int loopback = only_lo && *only_lo, is_vip = bpf_map_lookup_elem(&sy_vips, &dst) != 0;
 
-	if (bpf_map_lookup_elem(&sy_vips, &dst))
-		return local_delivery || loopback ? DECAP_VIP : DECAP_NOT_LOCAL;
-	return loopback ? DECAP_LOOPBACK : DECAP_NOT_LOCAL;
+	if (!loopback && !(is_vip && local_delivery))
+		return 0;
+	v->local = is_vip;
+	return 1;
 }
 
 static __always_inline int decap_is_ce(const struct pkt *p)
@@ -233,27 +223,18 @@ static __always_inline __u32 decap_parse(void *data, void *end, const struct pkt
 	/* Accept version 0 data messages; skip options. */
 	if ((void *)(gue + 1) <= end && !(gue->version_len & 0xe0)) {
 		n += (gue->version_len & 31) * 4;
-		*type = decap_ethertype(gue->proto);
+		if (gue->proto == IPPROTO_IPIP || gue->proto == IPPROTO_IPV6)
+			*type = gue->proto == IPPROTO_IPIP ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
 	}
-	if (!*type || n >= p->l3len) {
+	void *l3 = data + L3(p) + (n & 1023);
+
+	if (!*type || n >= p->l3len)
 		verdict_set(v, ACTION_DROP, REASON_MALFORMED);
-		return n;
-	}
-	if (!decap_has_key(gue, end)) {
+	else if (!decap_has_key(gue, end))
 		verdict_set(v, ACTION_DROP, REASON_TUNNEL_KEY_MISMATCH);
-		return n;
-	}
-	switch (decap_dest(data + L3(p) + (n & 1023), end, *type)) {
-	case DECAP_NOT_LOCAL:
+	else if (!decap_accepts(l3, end, *type, v))
 		verdict_set(v, ACTION_DROP, REASON_DECAP_NOT_LOCAL);
-		break;
-	case DECAP_VIP:
-		v->local = 1;
-		break;
-	case DECAP_LOOPBACK:
-		break;
-	}
-	if (v->action == ACTION_DECAP && decap_loses_ce(p, data + L3(p) + (n & 1023), end, *type))
+	else if (decap_loses_ce(p, l3, end, *type))
 		verdict_set(v, ACTION_DROP, REASON_CONGESTION_NOT_ECT);
 	return n;
 }

@@ -109,13 +109,7 @@ static __always_inline int fast_send(struct xdp_md *ctx, const struct pkt *p, st
 		verdict_count(p, v);
 		return XDP_DROP;
 	}
-	struct ethhdr *eth = (void *)(long)ctx->data;
-
-	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
-		return XDP_DROP;
-	mac_copy(eth->dst, fib.dmac);
-	mac_copy(eth->src, fib.smac);
-	return xdp_send(ctx, fib.ifindex);
+	return xdp_send_to(ctx, &fib);
 }
 
 /* fast_by_hash is decide_dsr_by_hash and decide_spread for a slot that has always had one backend. */

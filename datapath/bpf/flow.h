@@ -117,12 +117,6 @@ static __always_inline int flow_in_time_wait(const struct flow *f)
 	return f->state == FLOW_CLOSED && (f->fin == FIN_FIRST || f->fin == FIN_ACKNOWLEDGED);
 }
 
-/* flow_server_has_nothing reports whether a TCP server keeps nothing of a connection, given the server's entry. */
-static __always_inline int flow_server_has_nothing(const struct server_flow *s)
-{
-	return s->f.state == FLOW_CLOSED && s->f.fin == FIN_OVER;
-}
-
 /* flow_server_expired reports whether a flow has expired or ended, given its server's entry. A UDP flow has expired
  * when both sides are idle. A TCP or SCTP flow has expired when the server is, because a server that has the connection
  * acknowledges everything its client sends, including keepalives. So a client cannot hold the source port of a

@@ -134,11 +134,6 @@ static __always_inline __u32 member_weight(__u32 member)
 	return member & ((1 << MEMBER_WEIGHT_BITS) - 1);
 }
 
-static __always_inline __u32 member_epoch(__u32 member)
-{
-	return member >> MEMBER_WEIGHT_BITS;
-}
-
 /* member_epoch_now returns a member's epoch, or 0 if the backend is not a member. It is a global function because its
  * caller, commit, has little stack left. */
 __noinline int member_epoch_now(__u32 frontend, __u32 backend)
@@ -146,7 +141,7 @@ __noinline int member_epoch_now(__u32 frontend, __u32 backend)
 	struct member_key k = { frontend, backend };
 	__u32 *member = bpf_map_lookup_elem(&sy_weights, &k);
 
-	return member ? member_epoch(*member) : 0;
+	return member ? *member >> MEMBER_WEIGHT_BITS : 0;
 }
 
 /* backend_more_loaded reports whether backend a has more flows per weight than b. A backend without weight is
@@ -221,5 +216,5 @@ static __always_inline __u32 affinity_lookup(const struct frontend *fe, const st
 	struct member_key m = { fe->id, a->backend };
 	__u32 *member = bpf_map_lookup_elem(&sy_weights, &m);
 
-	return member && member_epoch(*member) == a->epoch ? a->backend : NO_BACKEND;
+	return member && *member >> MEMBER_WEIGHT_BITS == a->epoch ? a->backend : NO_BACKEND;
 }

@@ -36,13 +36,6 @@ static __always_inline void mac_copy(void *to, const void *from)
 		((__u16 *)to)[i] = ((const __u16 *)from)[i];
 }
 
-static __always_inline int mac_equal(const void *a, const void *b)
-{
-	const __u16 *x = a, *y = b;
-
-	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2];
-}
-
 struct vlan { /* IEEE 802.1Q, starting after the first protocol field */
 	__be16 tci, proto;
 };
@@ -155,5 +148,4 @@ struct icmphdr { /* RFC 792, RFC 4443 */
 
 /* Return codes of tc (linux/pkt_cls.h). */
 #define TC_ACT_UNSPEC (-1)
-#define TC_ACT_OK 0
 #define TC_ACT_SHOT 2

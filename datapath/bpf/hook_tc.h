@@ -8,10 +8,14 @@
 static __always_inline int tc_rewrite_csum(struct __sk_buff *skb, const struct pkt *p, const struct tuple *t)
 {
 	__u64 udp = p->key.proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
+	const struct tuple *was = &p->key.t;
 	__u32 off = csum_offset(p);
+	/* The mapped form adds the same words to all IPv4 addresses. They cancel out, so one sum serves both families. */
+	__u32 addrs = bpf_csum_diff((__be32 *)was, 32, (__be32 *)t, 32, 0);
+	__u32 ports = bpf_csum_diff((__be32 *)&was->sport, 4, (__be32 *)&t->sport, 4, 0);
 
-	return !bpf_l4_csum_replace(skb, off, 0, csum_addrs_diff(&p->key.t, t), BPF_F_PSEUDO_HDR | udp) &&
-	       !bpf_l4_csum_replace(skb, off, 0, csum_ports_diff(&p->key.t, t), udp);
+	return !bpf_l4_csum_replace(skb, off, 0, addrs, BPF_F_PSEUDO_HDR | udp) &&
+	       !bpf_l4_csum_replace(skb, off, 0, ports, udp);
 }
 
 /* tc_csum_partial reports whether the kernel computes the transport checksum on transmit (CHECKSUM_PARTIAL). If so, a

@@ -13,8 +13,7 @@ static __always_inline struct flow *verdict_set(struct verdict *v, enum action a
 
 static __always_inline void verdict_drop(struct verdict *v, enum reason r)
 {
-	v->action = ACTION_DROP;
-	v->reason = r;
+	verdict_set(v, ACTION_DROP, r);
 	v->commit = COMMIT_NONE;
 }
 

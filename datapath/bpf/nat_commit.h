@@ -93,7 +93,7 @@ static __always_inline void nat_open_datagram(struct scratch *scratch)
 		}
 	}
 	if (nat_store(scratch))
-		udp_share_add(v->client.frontend, 1);
+		share_add(&sy_udp_share, v->client.frontend, 1);
 }
 
 /* nat_write_open claims the source that decide chose, and writes the new flow. For UDP it writes both entries.

@@ -22,12 +22,6 @@ static __always_inline long flow_delete_server(const struct server_key *k, int s
 	return stream ? bpf_map_delete_elem(&sy_stream_servers, k) : bpf_map_delete_elem(&sy_udp_servers, k);
 }
 
-/* udp_share_add changes a frontend's number of UDP flows, and the total, by n. */
-static __always_inline void udp_share_add(__u32 frontend, int n)
-{
-	share_add(&sy_udp_share, frontend, n);
-}
-
 /* flow_remove removes the flow with a server key. It keeps the client's entry if the entry belongs to another flow. The
  * client may have opened one from the same port, which uses the same source port to another server. It is not inlined,
  * so its stack is in use only while it runs. */
@@ -49,7 +43,7 @@ static __noinline void flow_remove(const struct server_key *k, int stream)
 		frontend = client.frontend;
 	}
 	if (!flow_delete_server(k, stream) && !stream)
-		udp_share_add(frontend, -1);
+		share_add(&sy_udp_share, frontend, -1);
 }
 
 static __always_inline struct place_line *place_line(int stream, __u32 i)

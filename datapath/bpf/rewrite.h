@@ -37,17 +37,6 @@ static __always_inline void csum_ttl_less(struct iphdr *ip)
 	ip->csum = sum + (sum >= 0xffff);
 }
 
-/* The mapped form adds the same words to all IPv4 addresses. They cancel out, so one sum serves both families. */
-static __always_inline __u32 csum_addrs_diff(const struct tuple *from, const struct tuple *to)
-{
-	return bpf_csum_diff((__be32 *)from, 32, (__be32 *)to, 32, 0);
-}
-
-static __always_inline __u32 csum_ports_diff(const struct tuple *from, const struct tuple *to)
-{
-	return bpf_csum_diff((__be32 *)&from->sport, 4, (__be32 *)&to->sport, 4, 0);
-}
-
 /* rewrite_l3 writes new addresses, and decrements the TTL unless the stack does (RFC 1624 for the header checksum). */
 static __always_inline int rewrite_l3(void *data, void *end, const struct pkt *p, const struct tuple *t)
 {
@@ -240,23 +229,19 @@ static __always_inline __u32 csum_offset(const struct pkt *p)
 						      __builtin_offsetof(struct udphdr, csum));
 }
 
-static __always_inline void rewrite_swap_macs(struct ethhdr *eth)
-{
-	__u8 mac[ETH_ALEN];
-
-	__builtin_memcpy(mac, eth->dst, ETH_ALEN);
-	__builtin_memcpy(eth->dst, eth->src, ETH_ALEN);
-	__builtin_memcpy(eth->src, mac, ETH_ALEN);
-}
-
 /* rewrite_to_answer turns the headers before the transport header into the headers of an answer with len bytes of IP
  * payload. It swaps addresses and MAC addresses and resets the TTL. Options and extension headers stay, because all of
  * them are valid in an answer. */
 static __always_inline int rewrite_to_answer(void *data, void *end, const struct pkt *p, __u16 len, __u8 proto)
 {
-	if (data + sizeof(struct ethhdr) > end)
+	struct ethhdr *eth = data;
+	__u8 mac[ETH_ALEN];
+
+	if ((void *)(eth + 1) > end)
 		return 0;
-	rewrite_swap_macs(data);
+	__builtin_memcpy(mac, eth->dst, ETH_ALEN);
+	__builtin_memcpy(eth->dst, eth->src, ETH_ALEN);
+	__builtin_memcpy(eth->src, mac, ETH_ALEN);
 	if (p->v6) {
 		struct ip6hdr *ip = data + L3(p);
 

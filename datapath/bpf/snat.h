@@ -259,7 +259,7 @@ static __always_inline enum claim snat_claimable(const struct pkt *p, const stru
 	s = flow_find_server(&v->server, stream);
 	if (!s)
 		return CLAIM_FREE;
-	if (flow_server_has_nothing(s) || flow_server_expired(s, stream, v->now))
+	if ((s->f.state == FLOW_CLOSED && s->f.fin == FIN_OVER) || flow_server_expired(s, stream, v->now))
 		return CLAIM_RESTED;
 	switch (snat_compare(p, v, s)) {
 	case SYN_LATER:

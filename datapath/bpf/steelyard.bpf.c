@@ -9,40 +9,30 @@
 #include "fast.h"
 #include "gc.h"
 
-static __always_inline void *packet_start(void *ctx, const int xdp)
-{
-	return (void *)(long)(xdp ? ((struct xdp_md *)ctx)->data : ((struct __sk_buff *)ctx)->data);
-}
-
-static __always_inline void *packet_end(void *ctx, const int xdp)
-{
-	return (void *)(long)(xdp ? ((struct xdp_md *)ctx)->data_end : ((struct __sk_buff *)ctx)->data_end);
-}
-
 /* parse_packet fills the scratch. The bounds of the packet are read again for its second header, so that the verifier
  * checks that once, and not for each way through the first. */
-static __always_inline int parse_packet(void *ctx, const int xdp, __u32 len)
+static __always_inline int parse_packet(void *ctx, enum hook hook, __u32 len)
 {
 	struct scratch *s = scratch_begin(len);
 
 	if (!s)
 		return 0;
-	s->parsed = parse_l3(packet_start(ctx, xdp), packet_end(ctx, xdp), &s->p);
+	s->parsed = parse_l3(act_data(ctx, hook), act_data_end(ctx, hook), &s->p);
 	barrier();
 	if (s->parsed == REASON_NONE && s->p.fragment != FRAG_LATER)
-		s->parsed = parse_l4(packet_start(ctx, xdp), packet_end(ctx, xdp), &s->p);
+		s->parsed = parse_l4(act_data(ctx, hook), act_data_end(ctx, hook), &s->p);
 	frag_join(&s->p);
 	return 1;
 }
 
 __noinline int parse_xdp(struct xdp_md *ctx)
 {
-	return parse_packet(ctx, 1, xdp_frags ? bpf_xdp_get_buff_len(ctx) : ctx->data_end - ctx->data);
+	return parse_packet(ctx, HOOK_XDP, xdp_frags ? bpf_xdp_get_buff_len(ctx) : ctx->data_end - ctx->data);
 }
 
 __noinline int parse_tc(struct __sk_buff *skb)
 {
-	return parse_packet(skb, 0, skb->len);
+	return parse_packet(skb, HOOK_TC, skb->len);
 }
 
 /* xdp_steps is a separate function so that its stack does not add to the stack of fast_xdp. */
