@@ -221,8 +221,11 @@ func (d *Datapath) Flows(ctx context.Context, want lb.FlowFilter) (flows []lb.Fl
 // Close closes this process's file descriptors. The kernel continues forwarding.
 func (d *Datapath) Close() error {
 	var err error
+	if d.services != nil {
+		err = d.services.Close()
+	}
 	if d.hooks != nil {
-		err = d.hooks.Close()
+		err = errors.Join(err, d.hooks.Close())
 	}
 	if d.objects != nil {
 		err = errors.Join(err, d.objects.Close())

@@ -385,3 +385,6 @@ func TableClock(uptime time.Duration) uint16 { return uint16(uptime >> 29) }
 
 // Run reserves words for tables in advance, and frees retired words, until ctx ends.
 func (s *Services) Run(ctx context.Context) error { return s.Slots.Run(ctx) }
+
+// Close unmaps the tables. The programs keep using them.
+func (s *Services) Close() error { return s.Slots.window.close() }

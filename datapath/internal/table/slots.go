@@ -6,10 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"sync"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
@@ -25,8 +22,9 @@ const SpareWords = 1 << 18
 // slotStore stores the tables of all frontends in sy_slots. It writes a table to words that no frontend refers to. It
 // reuses a replaced table's words after a grace period, because a program may still read them.
 type slotStore struct {
-	Words *Chunked
-	log   *slog.Logger
+	Words  *Chunked
+	window window
+	log    *slog.Logger
 
 	Mu      sync.Mutex // guards all below
 	Space   *space
@@ -123,19 +121,14 @@ func (s *slotStore) put(words []uint32) (first uint32, err error) {
 // each calls do for each chunk that contains some of the n words starting at first. memory starts at word first+from,
 // and the chunk has the words before first+to.
 func (s *slotStore) each(first, n uint32, do func(memory []byte, from, to uint32)) error {
-	perChunk, page := s.Words.Spec.MaxEntries*LineWords, os.Getpagesize()
+	perChunk := s.Words.Spec.MaxEntries * LineWords
 	for from := uint32(0); from < n; {
 		at := first + from
 		to := min(n, from+perChunk-at%perChunk)
 		chunk, _ := s.Words.at(at / LineWords)
-		size := (int(chunk.MaxEntries()*chunk.ValueSize()) + page - 1) / page * page
-		memory, err := unix.Mmap(chunk.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		err := s.window.open(chunk, func(memory []byte) { do(memory[at%perChunk*4:], from, to) })
 		if err != nil {
-			return fmt.Errorf("map the memory of %v: %w", chunk, err)
-		}
-		do(memory[at%perChunk*4:], from, to)
-		if err := unix.Munmap(memory); err != nil { // at once, because mapped pages count as the agent's memory
-			return fmt.Errorf("unmap the memory of %v: %w", chunk, err)
+			return err
 		}
 		from = to
 	}
