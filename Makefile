@@ -13,7 +13,7 @@ GOLANGCI_VERSION := v2.12.2
 
 .PHONY: build help install demo unit race test test-tools test-kubernetes test-kernels test-all test-release try fresh
 .PHONY: attack bfd conformance bench gobench fuzz mutants lint generate bpf clean controlplane conformance-programs deps root
-.PHONY: go-version release release-tool test-packages compile
+.PHONY: go-version release release-tool test-packages compile bpf-compiler
 
 build: go-version ## build ./steelyard (the default)
 	go build -ldflags '-s -w' -o steelyard .
@@ -134,13 +134,16 @@ lint: go-version $(GOLANGCI) ## check formatting, the linters of .golangci.yml, 
 	GOLANGCI_LINT_CACHE='$(CURDIR)/.cache/golangci' $(GOLANGCI) run ./...
 	go run ./e2e/lengths
 
-generate: go-version ## compile the BPF programs (clang-14) and write the generated documents
+generate: go-version bpf-compiler ## compile the BPF programs (clang-14) and write the generated documents
 	go generate ./datapath ./e2e/bench/packets
 	go test ./datapath ./docs -run Documented -update
 
-bpf: root ## compile the BPF programs and run their main tests: rows, model, malformed frames (root)
-	go generate ./datapath
-	go test ./datapath -run '^Test(Rows|EveryReasonHasARow|Model|MalformedFrames|RandomFrames|StackHasRoom)$$' -count 1
+bpf-compiler:
+	sh e2e/deps.sh bpf
+
+bpf: root generate ## compile the BPF programs and run their main tests: rows, model, malformed frames (root)
+	go test ./datapath -timeout 20m -count 1 \
+		-run '^Test(Rows|EveryReasonHasARow|Model|MalformedFrames|RandomFrames|StackHasRoom|ExecutedWork|VerifierBudget)$$'
 
 # VERSION=0.1.0 where the commit has no tag; ARCH=amd64 alone; IMAGE=NAME of the image; KEY=FILE, a key of minisign.
 ARCH ?= amd64,arm64

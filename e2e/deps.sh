@@ -1,13 +1,13 @@
 #!/bin/sh
 # Installs what the tests need beyond Go: routing daemons, the compiler of the BPF objects and some tools. With the
-# argument "kubernetes", also a container runtime and the programs of pods; with "kernels", a virtual machine; with
-# "bench", the peers of make bench; with "fresh", debootstrap; with "race", a C compiler. Programs of Debian's essential
-# packages are not listed.
+# argument "bpf", only that compiler; with "kubernetes", also a container runtime and the programs of pods; with
+# "kernels", a virtual machine; with "bench", the peers of make bench; with "fresh", debootstrap; with "race", a C
+# compiler. Programs of Debian's essential packages are not listed.
 # It installs only what is missing, and neither starts nor enables the services of these packages.
 set -eu
-missing= services=
+missing= services= enough=
 need() { # PROGRAM-OR-FILE PACKAGE [SERVICE]
-	[ -e "$1" ] || command -v "$1" >/dev/null 2>&1 || case "$missing " in
+	[ -n "$enough" ] || [ -e "$1" ] || command -v "$1" >/dev/null 2>&1 || case "$missing " in
 	*" $2 "*) ;;
 	*) missing="$missing $2" services="$services ${3-}" ;;
 	esac
@@ -19,6 +19,7 @@ need git git
 # make generate, and the test that the BPF objects are those of the sources.
 need clang-14 clang-14
 need llvm-strip-14 llvm-14
+[ "${1-}" != bpf ] || enough=1
 # The routers; the tests of the announcers run birdc and a BIRD of their own.
 need /usr/sbin/bird bird2 bird
 need /usr/sbin/birdc bird2 bird
