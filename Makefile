@@ -95,8 +95,8 @@ bfd: root ## keep BFD sessions for ten minutes with all processors busy, and cou
 	BFD_TIME='$(BFD_TIME)' go test ./announce/bfd -run '^TestNoFalseAlarm$$' -v -count 1 -timeout 24h
 
 # CONFORMANCE=REGEXP selects tests; CONFORMANCE_WITHOUT_AGENT=1 runs them with kube-proxy alone.
-CONFORMANCE ?= \[sig-network\] (LoadBalancers|Services)
-conformance: root build controlplane conformance-programs ## run Kubernetes' tests of Services, an hour (root)
+CONFORMANCE ?= \[sig-network\] (LoadBalancers|Services|Networking Granular|Conntrack|Traffic Distribution)
+conformance: root build controlplane conformance-programs ## run Kubernetes' tests of Services, half an hour (root)
 	sh e2e/deps.sh kubernetes
 	CONFORMANCE='$(CONFORMANCE)' STEELYARD_BINARY='$(CURDIR)/steelyard' \
 		go test ./e2e/cluster -run '^TestUpstream$$' -v -count 1 -timeout 6h
@@ -178,7 +178,7 @@ $(CONTROLPLANE)/built: e2e/controlplane/go.sum
 # The tests of Kubernetes, and the programs that they use.
 UPSTREAM := .cache/conformance
 conformance-programs: $(UPSTREAM)/built
-$(UPSTREAM)/built: e2e/conformance/go.sum e2e/conformance/e2e_test.go
+$(UPSTREAM)/built: e2e/conformance/go.mod e2e/conformance/e2e_test.go
 	cd e2e/conformance && go test -c -ldflags '$(CONTROLPLANE_LDFLAGS)' -o $(CURDIR)/$(UPSTREAM)/e2e.test .
 	cd e2e/conformance && go build -ldflags '$(CONTROLPLANE_LDFLAGS)' -o $(CURDIR)/$(UPSTREAM)/ tool
 	touch $@

@@ -134,7 +134,11 @@ func startUpstream(t *testing.T, programs string, nodes int, agent bool) *upstre
 	u := &upstream{cluster: startCluster(t, nodes, "tunnel"), programs: programs, dir: t.TempDir()}
 	must.Do(t, u.control.StartControllers("*"))
 	u.serveNames(t)
-	images := []kube.Image{agentsImage(), u.serverImage(t)}
+	const conntrackServer = "regression-issue-74839"
+	images := []kube.Image{agentsImage(), u.serverImage(t), {
+		Names:    []string{"lab/" + conntrackServer + ":1.4"},
+		Programs: []string{filepath.Join(programs, conntrackServer)},
+	}}
 	for i, n := range u.Balancers {
 		u.join(t, i)
 		u.startProxy(t, n)
@@ -181,9 +185,7 @@ func (u *upstream) serverImage(t *testing.T) kube.Image {
 		program := must.Get(exec.LookPath(name))(t)
 		image.Programs = append(image.Programs, program)
 	}
-	for _, v := range []string{"2.55", "2.59"} {
-		image.Names = append(image.Names, "lab/agnhost:"+v)
-	}
+	image.Names = []string{"lab/agnhost:2.55", "lab/agnhost:2.59", "lab/busybox:1.37.0-1"}
 	image.Links = map[string]string{"/bin/sh": "dash", "/bin/nc": "nc.openbsd"}
 	return image
 }

@@ -8,6 +8,7 @@ require k8s.io/kubernetes v1.35.4
 tool (
 	k8s.io/kubernetes/cmd/kubectl
 	k8s.io/kubernetes/test/images/agnhost
+	k8s.io/kubernetes/test/images/regression-issue-74839
 )
 
 require (

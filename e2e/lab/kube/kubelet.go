@@ -160,7 +160,7 @@ func (c *ControlPlane) StartKubelet(n lab.Node, k Kubelet) (*lab.Process, error)
 		filepath.Join(c.dir, "kubelet"), "--config=" + kubeletDir + "/kubelet.yaml",
 		"--kubeconfig=" + kubeletDir + "/kubeconfig",
 		"--root-dir=" + kubeletDir + "/root", "--cert-dir=" + kubeletDir + "/pki", "--hostname-override=" + n.Name(),
-		"--node-ip=" + addresses, "--v=2",
+		"--node-ip=" + addresses, "--node-labels=topology.kubernetes.io/zone=" + n.Name(), "--v=2",
 	}})
 }
 
