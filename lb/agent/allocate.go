@@ -25,6 +25,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/kube"
 )
 
+// setKlog is a variable because tests run several agents, and klog allows one call while client-go runs.
+var setKlog = klog.SetSlogLogger
+
 // Allocate is "steelyard allocate": until ctx ends, it takes part in the election of the address allocator, and
 // maintains the tunnel keys. It does not depend on the machine. It reads the configuration of the nodes, and rereads it
 // at SIGHUP and, in a Kubernetes volume, at each change.
@@ -39,7 +42,7 @@ func Allocate(ctx context.Context, configFile, version string, w io.Writer) erro
 	level := new(slog.LevelVar)
 	log, queue := openLog(w, cfg.Log, level)
 	defer queue.Flush()
-	klog.SetSlogLogger(log)
+	setKlog(log)
 	away := new(reachability)
 	client, err := newClient(cfg.Kubernetes.Kubeconfig, version, 0, retryingDial(log, away, nil))
 	if err != nil {

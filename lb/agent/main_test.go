@@ -31,6 +31,7 @@ import (
 // sets client-go's logger before any use, as Main does.
 func TestMain(m *testing.M) {
 	klog.SetSlogLogger(discard)
+	setKlog = func(*slog.Logger) {}
 	if len(os.Args) != 4 || os.Args[1] != "run" {
 		os.Exit(m.Run())
 	}
