@@ -152,6 +152,25 @@ func TestInterfaceIsRenamed(t *testing.T) {
 	}
 }
 
+// An interface that is renamed twice while the agent is still reading its first name has its programs once.
+func TestInterfaceIsRenamedTwice(t *testing.T) {
+	t.Parallel()
+	fx, _ := verified(t, ModeXDP, false, func(o *Options) { o.FollowRoutes = true }, (*fixture).secondNIC)
+	fx.service(lb.TCP, "b1")
+	before, index := fx.linkIDs(), 0
+	rename := func(nic netlink.Link, now string) error {
+		index = nic.Attrs().Index
+		return netlink.LinkSetName(nic, now)
+	}
+	fx.onNIC("eth0", func(nic netlink.Link) error { return rename(nic, "wan.0") })
+	fx.do(func() error { fx.d.hooks.Repair(false, nil); return nil }) // has the list of interfaces from before
+	fx.onNIC("wan.0", func(nic netlink.Link) error { return rename(nic, "eth0") })
+	fx.do(func() error { fx.d.hooks.Follow([]int{index}); return nil })
+	fx.do(func() error { fx.d.hooks.Repair(true, nil); return nil })
+	must.Row(t, "attached to", []string{"eth0"}, fx.attachedTo())
+	must.Row(t, "links", before, fx.linkIDs())
+}
+
 // linkIDs returns the ids of the links that the datapath holds.
 func (fx *fixture) linkIDs() (ids []link.ID) {
 	fx.d.hooks.Mu.Lock()

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -243,12 +244,14 @@ func (a *Hooks) prune() error {
 	return errors.Join(errs...)
 }
 
-// missing returns the names of the interfaces with these indexes that are not in a.names. It omits non-Ethernet
-// interfaces, because the programs expect an Ethernet header.
+// missing returns the names of the interfaces with these indexes that do not have the programs under any name. It omits
+// non-Ethernet interfaces, because the programs expect an Ethernet header.
 func (a *Hooks) missing(indexes []int) (names []string) {
+	attached := slices.Collect(maps.Values(a.index))
 	for _, i := range indexes {
 		l, ok := a.links[i]
-		if ok && l.ethernet && !slices.Contains(a.names, l.Name) && !slices.Contains(names, l.Name) {
+		if ok && l.ethernet && !slices.Contains(attached, i) && !slices.Contains(a.names, l.Name) &&
+			!slices.Contains(names, l.Name) {
 			names = append(names, l.Name)
 		}
 	}

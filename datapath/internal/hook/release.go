@@ -28,9 +28,9 @@ func (a *Hooks) permanent(name string) bool {
 
 // need records that routes use the interfaces with these indexes. The caller holds a.Mu.
 func (a *Hooks) need(indexes []int, now time.Time) {
-	for _, i := range indexes {
-		if l, ok := a.links[i]; ok {
-			a.Needed[l.Name] = now
+	for name, i := range a.index {
+		if slices.Contains(indexes, i) {
+			a.Needed[name] = now
 		}
 	}
 	for _, name := range a.names {
