@@ -66,6 +66,8 @@ type Datapath struct {
 	TunnelKeys []Secret
 	HashSeed   Secret // seeds the hashes that choose a backend; if not set, a constant does
 	Timeouts   Timeouts
+	// LocalClients balances this machine's own TCP connections to services with forward = "nat".
+	LocalClients bool
 	// AllowUntestedKernel accepts a kernel before 6.1 if it has every feature the programs use.
 	AllowUntestedKernel bool
 }
@@ -315,7 +317,7 @@ type Log struct {
 func Default() *Config {
 	return &Config{
 		Datapath: Datapath{
-			Mode: ModeAuto, MaxFlows: 1_000_000, TunnelPort: 6090,
+			Mode: ModeAuto, MaxFlows: 1_000_000, TunnelPort: 6090, LocalClients: true,
 			SNATPorts: []PortRange{{1024, 32767}, {61000, 65535}},
 			Timeouts: Timeouts{
 				HalfOpen: 30 * time.Second, Established: 130 * time.Minute, Closing: 4 * time.Minute,

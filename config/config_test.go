@@ -65,7 +65,7 @@ func TestDesign(t *testing.T) {
 		Node: Node{"lb1", netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("192.0.2.11")},
 		Datapath: Datapath{
 			Interfaces: []string{"eth0"}, Mode: ModeAuto, MaxFlows: 1000000,
-			SNATPorts: []PortRange{{1024, 32767}, {61000, 65535}}, TunnelPort: 6090,
+			SNATPorts: []PortRange{{1024, 32767}, {61000, 65535}}, TunnelPort: 6090, LocalClients: true,
 			Timeouts: Timeouts{
 				HalfOpen: 30 * time.Second, Established: 130 * time.Minute, Closing: 4 * time.Minute,
 				Closed: 10 * time.Second, UDP: 3 * time.Minute,

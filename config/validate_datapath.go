@@ -20,6 +20,7 @@ func (d *decoder) datapath(t *table) {
 	c.TunnelPort = integer(t, "tunnel_port", c.TunnelPort, 1, 65535)
 	c.TunnelSources = distinct(t.list("tunnel_sources", "192.0.2.11"), item.prefix)
 	c.TunnelKeys, c.HashSeed = t.tunnelKeys("tunnel_key_file")
+	c.LocalClients = t.boolean("local_clients", c.LocalClients)
 	c.AllowUntestedKernel = t.boolean("allow_untested_kernel", false)
 	if sub := t.sub("timeouts"); sub != nil {
 		c.Timeouts = sub.timeouts(c.Timeouts)

@@ -108,6 +108,9 @@ func (d *Datapath) open(t *pin.Transaction) (err error) {
 		return err
 	}
 	d.services.SetMembers(d.o.TunnelSources)
+	if d.o.servesSelf() {
+		d.services.ServeSelf()
+	}
 	if d.o.TunnelKeys != nil {
 		if err := d.SetTunnelKeys(*d.o.TunnelKeys); err != nil {
 			return err
@@ -136,7 +139,7 @@ func (d *Datapath) open(t *pin.Transaction) (err error) {
 		Objects: d.objects, Chunks: d.chunks, Pins: d.pins, Sysctls: d.sysctls, Flows: d.flows, Log: d.log,
 	}, hook.Options{
 		Interfaces: d.o.Interfaces, Keep: d.o.Keep, FollowRoutes: d.o.FollowRoutes, Delivers: d.o.Delivers,
-		ForceClsact: d.o.ForceClsact, Mode: d.o.Mode,
+		LocalClients: d.o.LocalClients, ForceClsact: d.o.ForceClsact, Mode: d.o.Mode,
 		Attached: func(name string) error { return d.o.inject("attach " + name) },
 	}, t)
 	o := verify.Options{
@@ -182,6 +185,9 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 		if u.MethodChanged {
 			d.flows.End(u.Frontend.ID, bpf.Method(u.Value.Method))
 		}
+	}
+	if slices.ContainsFunc(updates, func(u *table.Update) bool { return u.First && table.BalancesSockets(u.Plan) }) {
+		d.hooks.BalanceSockets()
 	}
 	d.verifier.Applied(updates, delta.Delete)
 	return failed

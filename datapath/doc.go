@@ -193,13 +193,14 @@
 // # Verification
 //
 // A VIP is announced only while its packets would be forwarded and answered (internal/verify). The agent verifies this
-// after each change of links, addresses, routes, rules or forwarding, and every 250 ms for some frontends. It checks
-// that the links of its programs are on the interfaces and run them, and that lo forwards. It also checks what
-// sy_explain returns for a synthetic packet of each frontend: the verdict, the route to the backend, and the route of
-// the reply. It restores programs, pins and sysctls. Anything that it cannot restore becomes a fault of the VIP after
-// 200 ms. The fault ends when nothing has been wrong for a second. The engine withdraws VIPs with a fault. The agent
-// tries 16 flows, and reports a fault only if none would be answered. If only the flows of one backend among several
-// would not be answered, the status says so. Health checks detect this if their packets take the same path.
+// after each change of links, addresses, routes, rules or forwarding, and for some frontends every second, or every 250
+// ms while a fault is known. It checks that the links of its programs are on the interfaces and run them, and that lo
+// forwards. It also checks what sy_explain returns for a synthetic packet of each frontend: the verdict, the route to
+// the backend, and the route of the reply. It restores programs, pins and sysctls. Anything that it cannot restore
+// becomes a fault of the VIP after 200 ms. The fault ends when nothing has been wrong for a second. The engine
+// withdraws VIPs with a fault. The agent tries 16 flows, and reports a fault only if none would be answered. If only
+// the flows of one backend among several would not be answered, the status says so. Health checks detect this if their
+// packets take the same path.
 //
 // A synthetic packet changes nothing. Kernel notifications are only hints, so after an overrun the agent reads
 // everything again. It attaches the programs to interfaces towards backends, where replies arrive, as soon as a backend

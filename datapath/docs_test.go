@@ -79,7 +79,7 @@ func typeName(t btf.Type, size uint32) string {
 
 var (
 	mapEnd     = regexp.MustCompile(`(?m)[})] (\w+) SEC\("\.maps"\);`)
-	program    = regexp.MustCompile(`(?m)^SEC\("\w+"\)\nint (\w+)\(`)
+	program    = regexp.MustCompile(`(?m)^SEC\("[\w/]+"\)\nint (\w+)\(`)
 	comment    = regexp.MustCompile(`(?s)^/\*(.+?)\*/\n`)
 	commentEnd = regexp.MustCompile(`\s*\n \* ?`)
 	sentence   = regexp.MustCompile(`^(.+?\.)( |$)`)

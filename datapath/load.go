@@ -9,12 +9,15 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/rlimit"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -37,12 +40,18 @@ func load(o Options, dir string) (_ *bpf.Objects, inner map[string]*ebpf.MapSpec
 	for i, r := range o.SNATPorts {
 		first[i], last[i], ports = r.First, r.Last, ports+uint32(r.Last-r.First)+1
 	}
+	netns, err := hook.NetworkNamespace()
+	if err != nil {
+		netns = 0 // of no socket; hook.BalanceSockets reports the error
+	}
 	for name, value := range map[string]any{
+		"host_netns": netns,
 		"snat_first": first, "snat_last": last, "snat_ports": ports,
 		"xdp_frags":   bpf.Truth(jumbo),
 		"no_xdp_tx":   bpf.Truth(anyInterface(o.Interfaces, func(l netlink.Link) bool { return l.Type() == "veth" })),
 		"tunnel_port": o.TunnelPort, "tunnel_decap": bpf.Truth(o.Delivers || len(o.TunnelSources) > 0),
-		"local_delivery":    bpf.Truth(o.Delivers),
+		"local_delivery":    bpf.Truth(o.servesSelf()),
+		"sock_refuses":      bpf.Truth(features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) == nil),
 		"hash_keys":         bpf.HashKeys(o.HashSeed),
 		"timeout_half_open": uint64(o.Timeouts.HalfOpen), "timeout_established": uint64(o.Timeouts.Established),
 		"timeout_closing": uint64(o.Timeouts.Closing), "timeout_closed": uint64(o.Timeouts.Closed),

@@ -81,8 +81,11 @@ type Options struct {
 	Timeouts   Timeouts
 	PinPath    string // in a bpffs; only the default path is mounted if it is not
 	StateDir   string // for files that must outlive the agent, until the next boot
-	// Delivers prepares the datapath for backends on this node.
-	Delivers bool
+	// Delivers prepares the datapath for pods on this node, and LocalBackends for backends with an address of this
+	// machine.
+	Delivers, LocalBackends bool
+	// LocalClients balances connections that this machine opens to frontends with FrontendPlan.LocalClients.
+	LocalClients bool
 	// AllowUntestedKernel accepts a kernel before 6.1 that has all features that the programs need.
 	AllowUntestedKernel bool
 	// ForceClsact attaches tc programs as clsact filters, as on kernels before 6.6.
@@ -100,6 +103,9 @@ func (o Options) inject(step string) error {
 	}
 	return o.fault(step)
 }
+
+// servesSelf reports whether the stack delivers packets to backends.
+func (o Options) servesSelf() bool { return o.Delivers || o.LocalBackends }
 
 // PortRange includes both of its ports.
 type PortRange struct{ First, Last uint16 }

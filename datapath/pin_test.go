@@ -110,12 +110,12 @@ func TestUnusedDirectoriesAreRemoved(t *testing.T) {
 	fx.service(lb.TCP, "b1")
 	fx.close()
 	fx.do(func() error {
-		for _, dir := range []string{"v5/links", "v5/slots", "v8-new/links", "v8-new/chunks"} {
+		for _, dir := range []string{"v5/links", "v5/slots", "v9-new/links", "v9-new/chunks"} {
 			if err := os.MkdirAll(filepath.Join(fx.o.PinPath, dir), 0o700); err != nil {
 				return err
 			}
 		}
-		return pinArray(filepath.Join(fx.o.PinPath, "v8-new", "sy_flows"))
+		return pinArray(filepath.Join(fx.o.PinPath, "v9-new", "sy_flows"))
 	})
 	fx.open()
 	must.Row(t, "frontends of the earlier agent", 1, len(must.Get(fx.d.Held())(t)))

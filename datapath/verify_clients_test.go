@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,13 +20,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// warns waits until the only warning contains this text or, with "", until there is none.
-func (fx *fixture) warns(want string) {
+// warns waits until there are exactly these warnings, each of which contains the given text.
+func (fx *fixture) warns(want ...string) {
 	fx.t.Helper()
-	labtest.Until(fx.t, "warning: "+want, func() error {
+	labtest.Until(fx.t, "warnings: "+strings.Join(want, "; "), func() error {
 		got := lbtest.Texts(fx.d.Findings())
-		isWanted := want == "" && len(got) == 0 || want != "" && len(got) == 1 && strings.Contains(got[0], want)
-		return wrong(!isWanted, "%q", got)
+		return wrong(!slices.EqualFunc(got, want, strings.Contains), "%q", got)
 	})
 }
 
@@ -44,12 +44,12 @@ func TestLostClients(t *testing.T) {
 	got := fx.d.flows.RecentClients()
 	must.Need(t, len(got) == 1 && got[0].Client.Addr() == fx.addr("client"), "sampled clients %v", got)
 	fx.watch()
-	fx.warns("")
+	fx.warns()
 	fx.do(func() error { return netlink.RouteAdd(blackhole) })
 	fx.warns("1 of 1 sampled clients, such as 192.0.2.100: replies are dropped: no_route")
 	x.is("")
 	fx.do(func() error { return netlink.RouteDel(blackhole) })
-	fx.warns("")
+	fx.warns()
 	unanswered := &netlink.Route{Dst: blackhole.Dst, Gw: prefix("192.0.2.99/32").IP}
 	fx.do(func() error { return netlink.RouteAdd(unanswered) })
 	labtest.Until(t, "a warning names the router", func() error {
@@ -100,33 +100,34 @@ func TestInboundFaults(t *testing.T) {
 		return func(fx *fixture) error { return fx.sources(names...) }
 	}
 	for _, tt := range []struct {
-		name    string
-		do      func(*fixture) error
-		undo    func(*fixture) error
-		warning string
+		name     string
+		do       func(*fixture) error
+		undo     func(*fixture) error
+		warnings []string // the last is about packets from other nodes
 	}{
 		{"no route to the backend", func(*fixture) error { return netlink.RouteAdd(blackhole) },
 			func(*fixture) error { return netlink.RouteDel(blackhole) },
-			verify.InboundWarning + "packets are not delivered: no_route"},
+			[]string{"client packets do not reach a server: 192.0.2.21:8080",
+				verify.InboundWarning + "packets are not delivered: no_route"}},
 		{"the other node is no source of tunnel packets", allow("self"), allow("self", "b2"),
-			verify.InboundWarning + "tunnel packets from 192.0.2.22 are not accepted: unknown_tunnel_source"},
+			[]string{verify.InboundWarning + "tunnel packets from 192.0.2.22 are not accepted: unknown_tunnel_source"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			fx, x := verified(t, ModeTC, false, func(o *Options) { o.Delivers = true }, toRouter)
 			fx.do(func() error { return allow("self", "b2")(fx) })
 			fx.nodes(lb.TCP, "self", "b2")
 			fx.watch()
-			fx.warns("")
+			fx.warns()
 			steps := func() string { return strings.Join(fx.explainClient().Steps, "\n") }
 			s := steps()
 			must.True(t, strings.Contains(s, "when another node selects this one, the packet is delivered"), "%s", s)
 			fx.do(func() error { return tt.do(fx) })
-			fx.warns(tt.warning)
+			fx.warns(tt.warnings...)
 			s = steps()
-			must.True(t, strings.Contains(s, tt.warning), "%s", s)
+			must.True(t, strings.Contains(s, tt.warnings[len(tt.warnings)-1]), "%s", s)
 			x.is("")
 			fx.do(func() error { return tt.undo(fx) })
-			fx.warns("")
+			fx.warns()
 		})
 	}
 }

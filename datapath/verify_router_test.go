@@ -274,7 +274,7 @@ func (fx *fixture) ticks(n int) {
 	fx.do(func() error {
 		for range n {
 			fx.d.verifier.Routers.At = time.Time{}
-			fx.d.verifier.Tick()
+			fx.d.verifier.Verify()
 		}
 		return nil
 	})

@@ -181,7 +181,7 @@ func TestVerificationThatDoesNotRun(t *testing.T) {
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
 	fx.service(lb.TCP, "b1")
 	fx.watch()
-	fx.warns("")
+	fx.warns()
 	must.Do(t, fx.d.objects.SyExplain.Close())
 	fx.warns("packets cannot be verified: run the programs on a packet: ")
 	x.is("")
@@ -195,7 +195,7 @@ func TestShortageIsNoFault(t *testing.T) {
 	watch := func() {
 		end := time.Now().Add(2 * max(verify.ConfirmAfter, verify.ClearAfter))
 		for ; time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-			fx.do(func() error { fx.d.verifier.Tick(); return nil })
+			fx.do(func() error { fx.d.verifier.Verify(); return nil })
 		}
 	}
 	watch()
@@ -211,7 +211,7 @@ func TestShortageIsNoFault(t *testing.T) {
 	x.is("")
 	set(limit)
 	watch()
-	fx.warns("")
+	fx.warns()
 	for _, s := range fx.d.Interfaces() {
 		must.True(t, s.Mode != "", "%+v", s)
 	}
@@ -256,7 +256,7 @@ func TestNoRouteToClientsIsWarnedOf(t *testing.T) {
 	fx.watch()
 	fx.warns("only clients on this node's links get replies from " + v4["vip"] + ", because there is no default route")
 	toRouter(fx)
-	fx.warns("")
+	fx.warns()
 	x.is("")
 }
 

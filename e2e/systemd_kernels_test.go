@@ -5,12 +5,14 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
@@ -49,6 +51,15 @@ func startedAtBoot(t *testing.T) {
 	out, err := runHere(t, "steelyard", "status")
 	must.True(t, err == nil, "%v\n%s", err, out)
 	waitRoute(t, "203.0.113.10", true)
+	server := must.Get(net.Listen("tcp", "192.0.2.2:8081"))(t)
+	defer server.Close()
+	labtest.Until(t, "the machine reaches its own VIP", func() error {
+		conn, err := net.DialTimeout("tcp", "203.0.113.20:80", 10*time.Second)
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	})
 }
 
 func reloadedBySystemd(t *testing.T) {

@@ -1,6 +1,10 @@
 package lb
 
-import "math/rand/v2"
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+)
 
 // TableFunc fills a lookup table of the given size with indices of targets. It is deterministic: every node with the
 // same targets computes the same table. targets is sorted and not empty.
@@ -11,7 +15,7 @@ type TableFunc func(targets []Target, size int) []uint16
 // counter or a random number. For LeastConnections the kernel compares the live flows of two slots.
 var tableFuncs = map[Algorithm]TableFunc{
 	AlgorithmMaglev:           Maglev,
-	AlgorithmSourceHash:       Maglev,
+	AlgorithmSourceHash:       byHost,
 	AlgorithmRoundRobin:       interleaved,
 	AlgorithmRandom:           interleaved,
 	AlgorithmLeastConnections: interleaved,
@@ -36,6 +40,18 @@ func tableLen(targets int, stateful bool) int {
 		return targets
 	}
 	return TableSize(targets)
+}
+
+// byHost is Maglev without the targets' ports. So a client reaches the same server through all ports of a service.
+func byHost(targets []Target, size int) []uint16 {
+	hosts := slices.Clone(targets)
+	for i, t := range targets {
+		if i > 0 && t.Addr.Addr() == targets[i-1].Addr.Addr() {
+			return Maglev(targets, size) // two servers with one address need different places
+		}
+		hosts[i].Addr = netip.AddrPortFrom(t.Addr.Addr(), 0)
+	}
+	return Maglev(hosts, size)
 }
 
 // interleaved gives each target slots in proportion to its weight, spread so that a walk through the table visits

@@ -62,6 +62,9 @@ var (
 	FoundServerUnreached = kind("server-unreached", SeverityDegraded,
 		"Clients' packets do not reach a server that is in use: it has no check, or its checks take another path.",
 		"The finding has the cause; `steelyard explain CLIENT VIP:PORT` shows the steps.")
+	FoundLocalClients = kind("local-clients", SeverityWarning,
+		"Connections that this machine opens to its own VIPs are not balanced, so they fail or pass another balancer.",
+		"The finding has the cause; without such connections, set `local_clients = false` in `[datapath]`.")
 	FoundFromOtherNodes = kind("from-other-nodes", SeverityDegraded,
 		"Packets that other Kubernetes nodes send to pods on this node do not reach them.",
 		"Repair the route, node address, tunnel source or key that the finding names.")

@@ -29,6 +29,32 @@ func shares(table []uint16, n int) []int {
 	return count
 }
 
+// With source-hash, a client reaches the same server through all ports. Servers with one address stay different.
+func TestSourceHashIgnoresPorts(t *testing.T) {
+	ts := equalWeights(5)
+	other := slices.Clone(ts)
+	for i, x := range ts {
+		other[i].Addr = netip.AddrPortFrom(x.Addr.Addr(), 443)
+	}
+	must.Equal(t, tableFor(AlgorithmSourceHash, ts, true), tableFor(AlgorithmSourceHash, other, true))
+	other[1].Addr = netip.AddrPortFrom(ts[0].Addr.Addr(), 444)
+	for i, n := range shares(tableFor(AlgorithmSourceHash, other, true), 5) {
+		must.True(t, n > 0, "target %d has no slot", i)
+	}
+}
+
+// With source-hash, a client address keeps its node, and there its pod.
+func TestNodesBySource(t *testing.T) {
+	s := &Service{
+		VIPs: []netip.Addr{netip.MustParseAddr("203.0.113.10")}, Algorithm: AlgorithmSourceHash, Method: MethodNAT,
+		Ports: []ServicePort{{Port: Port{Port: 80, Target: 80, Protocol: TCP}}},
+		Check: CheckSpec{Type: CheckNone}, NodeForwarding: NodeForwarding{Enabled: true},
+	}
+	for i, f := range Build(s, nil, Drains{}).Frontends {
+		must.Row(t, fmt.Sprintf("frontend %d", i), AlgorithmSourceHash, f.Algorithm)
+	}
+}
+
 // Every table function must give each target its share, and the same table each time.
 func TestTablesGiveEveryTargetItsShare(t *testing.T) {
 	sets := [][]Target{

@@ -41,6 +41,8 @@ type FrontendPlan struct {
 	Allow     []netip.Prefix
 	// KeepSource means that packets keep their source. Only with MethodNAT.
 	KeepSource bool
+	// LocalClients balances connections that this machine opens. Only TCP with MethodNAT.
+	LocalClients bool
 	// DropWhenEmpty drops new flows when there are no Targets. Otherwise they are refused.
 	DropWhenEmpty bool
 	// Targets receive new flows, sorted by address: backends, or nodes with NodeForwarding.
@@ -259,7 +261,7 @@ func nodeFrontend(s *Service, vip netip.Addr, port ServicePort, usable []Backend
 	// Not for UDP: the first datagram of every flow would have to go to every node.
 	f.NodeForwarding = NodeForwarding{Enabled: true, AnyNode: s.NodeForwarding.AnyNode && port.Protocol != UDP}
 	f.Nodes = port.Nodes
-	if s.Affinity != 0 {
+	if s.Affinity != 0 || s.Algorithm == AlgorithmSourceHash {
 		f.Algorithm = AlgorithmSourceHash // a client address keeps its node
 	}
 	f.Targets = slices.Grow(f.Targets, len(weights))
@@ -274,7 +276,7 @@ func nodeFrontend(s *Service, vip netip.Addr, port ServicePort, usable []Backend
 func newFrontend(s *Service, vip netip.Addr, port ServicePort) *FrontendPlan {
 	f := &FrontendPlan{
 		Frontend: port.On(vip), Service: s.Name, Method: s.Method, Encap: s.Encap, Algorithm: s.Algorithm,
-		Affinity: s.Affinity, Allow: s.Allow, KeepSource: s.KeepSource,
+		Affinity: s.Affinity, Allow: s.Allow, KeepSource: s.KeepSource, LocalClients: s.LocalClients,
 		DropWhenEmpty: slices.Contains(port.DropWhenEmpty, FamilyOf(vip)),
 	}
 	if slices.Contains(s.UnrestrictedVIPs, vip) {
@@ -305,7 +307,7 @@ func (f *FrontendPlan) HasWeights() bool {
 func (f *FrontendPlan) Equal(g *FrontendPlan) bool {
 	return f.Frontend == g.Frontend && f.Service == g.Service && f.Method == g.Method && f.Encap == g.Encap &&
 		f.Algorithm == g.Algorithm && f.Affinity == g.Affinity && f.DropWhenEmpty == g.DropWhenEmpty &&
-		f.KeepSource == g.KeepSource &&
+		f.KeepSource == g.KeepSource && f.LocalClients == g.LocalClients &&
 		f.NodeForwarding == g.NodeForwarding && slices.Equal(f.Allow, g.Allow) && slices.Equal(f.Targets, g.Targets) &&
 		slices.Equal(f.Nodes, g.Nodes) && slices.Equal(f.Down, g.Down)
 }

@@ -31,6 +31,8 @@ type Service struct {
 	// KeepSource lets backends see the client's address and port. They must route their replies through this node. Only
 	// with MethodNAT.
 	KeepSource bool
+	// LocalClients balances connections that this machine opens to the VIPs. Only TCP with MethodNAT.
+	LocalClients bool `json:",omitzero"`
 	// Affinity is how long a client address keeps its backend after its last new flow. 0 means no affinity.
 	Affinity time.Duration
 	// Allow lists the sources that may connect. Empty means all. (Kubernetes: loadBalancerSourceRanges.)

@@ -83,7 +83,7 @@ type RouteStatus struct {
 	Reason    string          `json:"reason,omitempty"` // why not announced, or with a lower preference
 	Since     time.Time       `json:"since,omitzero"`   // when announced or withdrawn
 	// Intended means that the route is not announced because it is drained, other nodes of the cluster announce it, or
-	// a Service has no endpoints.
+	// a Service has no endpoints; or that other nodes should be preferred (NoEndpointHere).
 	Intended bool `json:"intended,omitempty"`
 }
 

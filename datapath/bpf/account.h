@@ -54,16 +54,21 @@ static __always_inline void backend_load_add(__u32 backend, int n)
 		__sync_fetch_and_add(l, n);
 }
 
+/* affinity_store stores the backend of a client's new flow. */
+static __always_inline void affinity_store(const struct addr *client, __u32 frontend, __u32 backend, __u64 now)
+{
+	struct affinity_key k = { .client = *client, .frontend = frontend };
+	struct affinity a = { .backend = backend, .epoch = member_epoch_now(frontend, backend), .seen = now };
+
+	bpf_map_update_elem(&sy_affinity, &k, &a, BPF_ANY);
+}
+
 /* flow_opened counts the flow for its backend, and stores the backend for the client if the frontend has affinity. */
 static __always_inline void flow_opened(const struct pkt *p, const struct verdict *v, __u64 now)
 {
 	if (!pkt_opens_flow(p))
 		return;
 	backend_load_add(v->backend, 1);
-	if (!v->affinity)
-		return;
-	struct affinity_key k = { .client = p->key.t.src, .frontend = v->frontend };
-	struct affinity a = { .backend = v->backend, .epoch = member_epoch_now(v->frontend, v->backend), .seen = now };
-
-	bpf_map_update_elem(&sy_affinity, &k, &a, BPF_ANY);
+	if (v->affinity)
+		affinity_store(&p->key.t.src, v->frontend, v->backend, now);
 }

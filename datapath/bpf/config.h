@@ -20,6 +20,9 @@ volatile const __u8 no_xdp_tx = 0;
 /* Keys of flow_hash, derived from Options.HashSeed. All balancers that share VIPs have the same keys. */
 volatile const __u32 hash_keys[10] = {};
 
+volatile const __u64 host_netns = 0; /* cookie of the network namespace whose connections sock.h balances */
+volatile const __u8 sock_refuses = 0; /* 1: this kernel has bpf_set_retval */
+
 volatile const __u8 xdp_frags = 0; /* 1: sy_xdp receives frames in several buffers, because an MTU exceeds 1500 */
 
 #define SECOND 1000000000ULL

@@ -96,12 +96,21 @@ static __always_inline void egress_clamp_mss(struct __sk_buff *skb, const struct
 	}
 }
 
+/* egress_answers reports whether a packet can be a reply in a flow. A server answers a SYN with SYN and ACK, or with a
+ * RST, before it sends anything else. If the SYN was forged, other packets to its claimed sender belong to that host's
+ * connection with this machine's own address, for example through another balancer. */
+static __always_inline int egress_answers(const struct pkt *p, const struct verdict *v, const struct flow *f)
+{
+	return !v->half_open || f->answered || p->key.proto != IPPROTO_TCP || pkt_without_l4(p) ||
+	       p->flags & (TCP_SYN | TCP_RST) || !(addr_kinds(&p->key.t.src) & ADDR_OWN);
+}
+
 /* egress_reply rewrites a reply of a backend on this node so that it comes from the VIP. */
 static __always_inline int egress_reply(struct __sk_buff *skb, struct scratch *s)
 {
 	struct flow *f = proto_has_ports(s->p.key.proto) ? nat_find_reply(&s->p, &s->v) : 0;
 
-	if (!f || !s->v.local)
+	if (!f || !s->v.local || !egress_answers(&s->p, &s->v, f))
 		return EGRESS_NOT_MINE;
 	decide_reply(&s->p, &s->v, f);
 	commit(f);

@@ -71,6 +71,12 @@ static __always_inline int frontend_allows(const struct frontend *fe, const stru
 	return !fe->restricted || bpf_map_lookup_elem(&sy_src_allow, &k);
 }
 
+/* backend_port returns the port of a backend for a packet to a frontend, which may be a range. */
+static __always_inline __be16 backend_port(const struct backend *b, const struct frontend *fe, __be16 dport)
+{
+	return bpf_htons(bpf_ntohs(b->port) + bpf_ntohs(dport) - bpf_ntohs(fe->first_port));
+}
+
 static __always_inline __u32 slot_word(__u32 i)
 {
 	struct slot_line *line = CHUNK_LOOKUP(&sy_slots, i / LINE_WORDS, SLOT_CHUNK / LINE_WORDS);

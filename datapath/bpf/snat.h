@@ -62,7 +62,7 @@ static __always_inline int snat_to(struct server_key *k, const struct pkt *p, co
 				   const struct backend *b)
 {
 	k->server = server_id(b->server, p->key.proto);
-	k->sport = bpf_htons(bpf_ntohs(b->port) + bpf_ntohs(p->key.t.dport) - bpf_ntohs(fe->first_port));
+	k->sport = backend_port(b, fe, p->key.t.dport);
 	return b->local || !addr_is_zero(&b->snat[0]);
 }
 

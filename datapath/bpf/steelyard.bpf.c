@@ -8,6 +8,7 @@
 #include "explain.h"
 #include "fast.h"
 #include "gc.h"
+#include "sock.h"
 
 /* parse_packet fills the scratch. The bounds of the packet are read again for its second header, so that the verifier
  * checks that once, and not for each way through the first. */
@@ -150,6 +151,69 @@ int sy_gc(struct xdp_md *ctx)
 	struct gc_list *l = (void *)(long)ctx->data;
 
 	return (void *)(l + 1) > (void *)(long)ctx->data_end ? 0 : gc_remove_all(l);
+}
+
+/* connect(2) to an IPv4 address. */
+SEC("cgroup/connect4")
+int sy_connect4(struct bpf_sock_addr *ctx)
+{
+	struct addr to = addr_v4mapped(ctx->user_ip4);
+	int r = sock_connect(ctx, &to);
+
+	ctx->user_ip4 = to.w[3];
+	return r;
+}
+
+/* connect(2) to an IPv6 address, or to an IPv4 address through an IPv6 socket. */
+SEC("cgroup/connect6")
+int sy_connect6(struct bpf_sock_addr *ctx)
+{
+	struct addr to = { { ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3] } };
+	int r = sock_connect(ctx, &to);
+
+	ctx->user_ip6[0] = to.w[0];
+	ctx->user_ip6[1] = to.w[1];
+	ctx->user_ip6[2] = to.w[2];
+	ctx->user_ip6[3] = to.w[3];
+	return r;
+}
+
+/* getpeername(2) of an IPv4 socket. */
+SEC("cgroup/getpeername4")
+int sy_peer4(struct bpf_sock_addr *ctx)
+{
+	struct sock_flow *s = sock_flow_get(ctx);
+
+	if (s) {
+		ctx->user_ip4 = s->vip.w[3];
+		ctx->user_port = s->port;
+	}
+	return SOCK_PASS;
+}
+
+/* getpeername(2) of an IPv6 socket. */
+SEC("cgroup/getpeername6")
+int sy_peer6(struct bpf_sock_addr *ctx)
+{
+	struct sock_flow *s = sock_flow_get(ctx);
+
+	if (s) {
+		ctx->user_ip6[0] = s->vip.w[0];
+		ctx->user_ip6[1] = s->vip.w[1];
+		ctx->user_ip6[2] = s->vip.w[2];
+		ctx->user_ip6[3] = s->vip.w[3];
+		ctx->user_port = s->port;
+	}
+	return SOCK_PASS;
+}
+
+/* close(2) of the last descriptor of a socket. */
+SEC("cgroup/sock_release")
+int sy_sock_release(struct bpf_sock *sk)
+{
+	if (bpf_get_netns_cookie(sk) == host_netns)
+		sock_forget(sk);
+	return SOCK_PASS;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -65,6 +65,7 @@ struct frontend {
 	__u16 changed; /* table_clock when a slot last got another backend */
 	struct table table;
 	struct table older; /* table before the last change of size or algorithm */
+	__u8 local_clients, pad[3]; /* 1: connections that this machine opens are balanced (sock.h) */
 };
 
 /* sy_port_ranges stores a range of ports as the prefixes that cover it. */
@@ -151,6 +152,14 @@ struct affinity {
 	__u32 backend;
 	__u32 epoch; /* the member's; if it left and returned, the client may have another backend by now */
 	__u64 seen; /* when the last flow opened, CLOCK_MONOTONIC_COARSE in ns */
+};
+
+/* A connection that this machine has opened to a VIP, and that the kernel opens to the backend instead. */
+struct sock_flow {
+	struct addr vip;
+	__be16 port;
+	__u8 pad[2];
+	__u32 frontend, backend, generation; /* as in flows (flow_ended) */
 };
 
 /* The ports of a datagram, from its first fragment. */

@@ -181,7 +181,7 @@ func (i *Info) unreachable(st lb.Status, peers []lb.PeerStatus) (all []lb.Findin
 	wanted, announced, missing, most := 0, 0, "", "" // missing has the most frequent reason
 	lacks := map[string]int{}                        // routes by reason
 	for _, r := range st.Routes {
-		if r.Intended {
+		if r.Intended && !r.Announced {
 			continue
 		}
 		wanted++
@@ -201,7 +201,9 @@ func (i *Info) unreachable(st lb.Status, peers []lb.PeerStatus) (all []lb.Findin
 			missing))
 	}
 	all = append(all, portsDown(st.Services)...)
-	lower := slices.IndexFunc(st.Routes, func(r lb.RouteStatus) bool { return r.Announced && r.Reason != "" })
+	lower := slices.IndexFunc(st.Routes, func(r lb.RouteStatus) bool {
+		return r.Announced && r.Reason != "" && !r.Intended
+	})
 	if lower >= 0 {
 		r := st.Routes[lower]
 		add(lb.FoundLessPreferred.About("", "%s is announced %s", r.Address, r.Reason))

@@ -48,7 +48,8 @@ func datapathOptions(o Options, facts node) datapath.Options {
 		Mode: datapath.Mode(c.Mode), MaxFlows: c.MaxFlows, SNATPorts: toPortRanges(c.SNATPorts),
 		TunnelPort: c.TunnelPort, TunnelSources: c.TunnelSources, Own: facts.addresses(),
 		Timeouts: datapath.Timeouts(c.Timeouts),
-		Delivers: o.Config.Kubernetes != nil, TunnelKeys: fileKeys(o.Config), HashSeed: fileSeed(o.Config),
+		Delivers: o.Config.Kubernetes != nil, LocalBackends: servesItself(o.Config, true), LocalClients: c.LocalClients,
+		TunnelKeys: fileKeys(o.Config), HashSeed: fileSeed(o.Config),
 		PinPath: o.PinPath, StateDir: o.StateDir, Log: component(o.Log, "datapath"),
 		Boundary: o.boundary, AllowUntestedKernel: c.AllowUntestedKernel,
 	}

@@ -11,6 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/agent/machine"
 )
 
 // node holds the facts about this node, from the configuration or, failing that, from the system.
@@ -113,6 +115,19 @@ func describe(cfg *config.Config, h host) (node, error) {
 			"interface %s has no IPv4 address to use as BGP identifier", first)
 	}
 	return n, nil
+}
+
+// servesItself reports whether a backend of a service with nat has an address of this machine. It returns otherwise if
+// the addresses cannot be listed.
+func servesItself(cfg *config.Config, otherwise bool) bool {
+	n, err := machine.Read()
+	if err != nil {
+		return otherwise
+	}
+	return slices.ContainsFunc(cfg.Services, func(s config.Service) bool {
+		return s.Method == lb.MethodNAT &&
+			slices.ContainsFunc(s.Backends, func(b lb.Backend) bool { return n.Own(b.Addr) })
+	})
 }
 
 // firstOf returns the first of these interfaces that exists, and its addresses. The datapath attaches the others when

@@ -139,8 +139,10 @@ tunnel_sources = ["192.0.2.0/24"]`)
 	o := Options{Config: cfg, PinPath: "/pins", StateDir: "/state", Log: discard}
 	want := datapath.Options{
 		Interfaces: facts.interfaces, FollowRoutes: true, Mode: datapath.ModeTC, MaxFlows: 1000,
-		SNATPorts:  []datapath.PortRange{{First: 2000, Last: 3000}},
-		TunnelPort: 6082, TunnelSources: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, Own: facts.addresses(),
+		SNATPorts:     []datapath.PortRange{{First: 2000, Last: 3000}},
+		LocalClients:  true,
+		TunnelPort:    6082,
+		TunnelSources: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, Own: facts.addresses(),
 		Timeouts: datapath.DefaultTimeouts, PinPath: "/pins", StateDir: "/state", TunnelKeys: &datapath.TunnelKeys{},
 	}
 	for _, delivers := range []bool{false, true} {

@@ -25,6 +25,7 @@ type reloader struct {
 	started    time.Time
 	running    *config.Config // as it was at startup; the sections that needRestart names stay active
 	loaded     *config.Config // as last loaded, without services
+	servesSelf bool           // the loaded programs can serve a backend that is this machine
 	services   *file.Source
 	level      *slog.LevelVar
 	log        *slog.Logger
@@ -62,7 +63,8 @@ func newReloader(o Options, services *file.Source, r *readiness) *reloader {
 	l := &reloader{
 		file: o.ConfigFile, version: o.Version, started: time.Now(), services: services,
 		running: &running, loaded: withoutServices(o.Config),
-		level: o.Level, log: o.Log, readiness: r, kept: o.problem("active files not stored"),
+		servesSelf: o.Config.Kubernetes != nil || servesItself(o.Config, true),
+		level:      o.Level, log: o.Log, readiness: r, kept: o.problem("active files not stored"),
 		history: historyOf(o),
 	}
 	now := &loadState{at: time.Now(), text: o.Config.Text, warnings: o.Config.Warnings, empty: o.Config.Empty}
@@ -166,6 +168,12 @@ func (l *reloader) reject(err error, text string) {
 func (l *reloader) plan(cfg *config.Config) (*file.Plan, error) {
 	if err := l.refuseEmpty(cfg); err != nil {
 		return nil, err
+	}
+	if !l.servesSelf && servesItself(cfg, false) {
+		return nil, config.Errors{{
+			File: l.file, Problem: "a backend is this machine, which the loaded programs cannot serve",
+			Hint: "run \"steelyard restart\"; no connection ends",
+		}}
 	}
 	return l.services.Plan(cfg)
 }

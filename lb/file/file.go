@@ -251,6 +251,6 @@ func translateService(c config.Service) *lb.Service {
 		Allow: c.Allow, MinHealthy: c.MinHealthy, KeepAllDown: c.OnAllDown == config.OnAllDownKeep,
 		KeepUnanswered: c.OnAllDown == config.OnAllDownUnanswered, KeepDown: c.OnDown == config.OnDownKeep,
 		Check: c.Check, Announce: c.Announce,
-		KeepSource: c.Method == lb.MethodNAT && !c.SNAT, VIPPerNode: c.AddressPerNode,
+		KeepSource: c.Method == lb.MethodNAT && !c.SNAT, VIPPerNode: c.AddressPerNode, LocalClients: true,
 	}
 }

@@ -406,6 +406,8 @@ type SyFrontend struct {
 	Changed        uint16
 	Table          SyTable
 	Older          SyTable
+	LocalClients   uint8
+	Pad            [3]uint8
 }
 
 type SyFrontendKey struct {
@@ -569,6 +571,16 @@ type SySlotLine struct {
 	Words [16]uint32
 }
 
+type SySockFlow struct {
+	_          structs.HostLayout
+	Vip        SyAddr
+	Port       uint16
+	Pad        [2]uint8
+	Frontend   uint32
+	Backend    uint32
+	Generation uint32
+}
+
 type SyTable struct {
 	_        structs.HostLayout
 	First    uint32
@@ -694,6 +706,7 @@ const (
 	SyMapSySnatLater        = "sy_snat_later"
 	SyMapSySnatPorts        = "sy_snat_ports"
 	SyMapSySnatUsed         = "sy_snat_used"
+	SyMapSySockets          = "sy_sockets"
 	SyMapSySrcAllow         = "sy_src_allow"
 	SyMapSyStored           = "sy_stored"
 	SyMapSyStreamClients    = "sy_stream_clients"
@@ -710,8 +723,13 @@ const (
 	SyMapSyVerdicts         = "sy_verdicts"
 	SyMapSyVips             = "sy_vips"
 	SyMapSyWeights          = "sy_weights"
+	SyProgSyConnect4        = "sy_connect4"
+	SyProgSyConnect6        = "sy_connect6"
 	SyProgSyExplain         = "sy_explain"
 	SyProgSyGc              = "sy_gc"
+	SyProgSyPeer4           = "sy_peer4"
+	SyProgSyPeer6           = "sy_peer6"
+	SyProgSySockRelease     = "sy_sock_release"
 	SyProgSyTcDecap         = "sy_tc_decap"
 	SyProgSyTcIn            = "sy_tc_in"
 	SyProgSyTcOut           = "sy_tc_out"
@@ -719,11 +737,13 @@ const (
 	SyVarAnswersPerSecond   = "answers_per_second"
 	SyVarExported           = "exported"
 	SyVarHashKeys           = "hash_keys"
+	SyVarHostNetns          = "host_netns"
 	SyVarLocalDelivery      = "local_delivery"
 	SyVarNoXdpTx            = "no_xdp_tx"
 	SyVarSnatFirst          = "snat_first"
 	SyVarSnatLast           = "snat_last"
 	SyVarSnatPorts          = "snat_ports"
+	SyVarSockRefuses        = "sock_refuses"
 	SyVarStreamPlaceLines   = "stream_place_lines"
 	SyVarTimeoutClosed      = "timeout_closed"
 	SyVarTimeoutClosing     = "timeout_closing"
@@ -780,12 +800,17 @@ type SySpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type SyProgramSpecs struct {
-	SyExplain *ebpf.ProgramSpec `ebpf:"sy_explain"`
-	SyGc      *ebpf.ProgramSpec `ebpf:"sy_gc"`
-	SyTcDecap *ebpf.ProgramSpec `ebpf:"sy_tc_decap"`
-	SyTcIn    *ebpf.ProgramSpec `ebpf:"sy_tc_in"`
-	SyTcOut   *ebpf.ProgramSpec `ebpf:"sy_tc_out"`
-	SyXdp     *ebpf.ProgramSpec `ebpf:"sy_xdp"`
+	SyConnect4    *ebpf.ProgramSpec `ebpf:"sy_connect4"`
+	SyConnect6    *ebpf.ProgramSpec `ebpf:"sy_connect6"`
+	SyExplain     *ebpf.ProgramSpec `ebpf:"sy_explain"`
+	SyGc          *ebpf.ProgramSpec `ebpf:"sy_gc"`
+	SyPeer4       *ebpf.ProgramSpec `ebpf:"sy_peer4"`
+	SyPeer6       *ebpf.ProgramSpec `ebpf:"sy_peer6"`
+	SySockRelease *ebpf.ProgramSpec `ebpf:"sy_sock_release"`
+	SyTcDecap     *ebpf.ProgramSpec `ebpf:"sy_tc_decap"`
+	SyTcIn        *ebpf.ProgramSpec `ebpf:"sy_tc_in"`
+	SyTcOut       *ebpf.ProgramSpec `ebpf:"sy_tc_out"`
+	SyXdp         *ebpf.ProgramSpec `ebpf:"sy_xdp"`
 }
 
 // SyMapSpecs contains maps before they are loaded into the kernel.
@@ -823,6 +848,7 @@ type SyMapSpecs struct {
 	SySnatLater       *ebpf.MapSpec `ebpf:"sy_snat_later"`
 	SySnatPorts       *ebpf.MapSpec `ebpf:"sy_snat_ports"`
 	SySnatUsed        *ebpf.MapSpec `ebpf:"sy_snat_used"`
+	SySockets         *ebpf.MapSpec `ebpf:"sy_sockets"`
 	SySrcAllow        *ebpf.MapSpec `ebpf:"sy_src_allow"`
 	SyStored          *ebpf.MapSpec `ebpf:"sy_stored"`
 	SyStreamClients   *ebpf.MapSpec `ebpf:"sy_stream_clients"`
@@ -848,11 +874,13 @@ type SyVariableSpecs struct {
 	AnswersPerSecond   *ebpf.VariableSpec `ebpf:"answers_per_second"`
 	Exported           *ebpf.VariableSpec `ebpf:"exported"`
 	HashKeys           *ebpf.VariableSpec `ebpf:"hash_keys"`
+	HostNetns          *ebpf.VariableSpec `ebpf:"host_netns"`
 	LocalDelivery      *ebpf.VariableSpec `ebpf:"local_delivery"`
 	NoXdpTx            *ebpf.VariableSpec `ebpf:"no_xdp_tx"`
 	SnatFirst          *ebpf.VariableSpec `ebpf:"snat_first"`
 	SnatLast           *ebpf.VariableSpec `ebpf:"snat_last"`
 	SnatPorts          *ebpf.VariableSpec `ebpf:"snat_ports"`
+	SockRefuses        *ebpf.VariableSpec `ebpf:"sock_refuses"`
 	StreamPlaceLines   *ebpf.VariableSpec `ebpf:"stream_place_lines"`
 	TimeoutClosed      *ebpf.VariableSpec `ebpf:"timeout_closed"`
 	TimeoutClosing     *ebpf.VariableSpec `ebpf:"timeout_closing"`
@@ -918,6 +946,7 @@ type SyMaps struct {
 	SySnatLater       *ebpf.Map `ebpf:"sy_snat_later"`
 	SySnatPorts       *ebpf.Map `ebpf:"sy_snat_ports"`
 	SySnatUsed        *ebpf.Map `ebpf:"sy_snat_used"`
+	SySockets         *ebpf.Map `ebpf:"sy_sockets"`
 	SySrcAllow        *ebpf.Map `ebpf:"sy_src_allow"`
 	SyStored          *ebpf.Map `ebpf:"sy_stored"`
 	SyStreamClients   *ebpf.Map `ebpf:"sy_stream_clients"`
@@ -969,6 +998,7 @@ func (m *SyMaps) Close() error {
 		m.SySnatLater,
 		m.SySnatPorts,
 		m.SySnatUsed,
+		m.SySockets,
 		m.SySrcAllow,
 		m.SyStored,
 		m.SyStreamClients,
@@ -995,11 +1025,13 @@ type SyVariables struct {
 	AnswersPerSecond   *ebpf.Variable `ebpf:"answers_per_second"`
 	Exported           *ebpf.Variable `ebpf:"exported"`
 	HashKeys           *ebpf.Variable `ebpf:"hash_keys"`
+	HostNetns          *ebpf.Variable `ebpf:"host_netns"`
 	LocalDelivery      *ebpf.Variable `ebpf:"local_delivery"`
 	NoXdpTx            *ebpf.Variable `ebpf:"no_xdp_tx"`
 	SnatFirst          *ebpf.Variable `ebpf:"snat_first"`
 	SnatLast           *ebpf.Variable `ebpf:"snat_last"`
 	SnatPorts          *ebpf.Variable `ebpf:"snat_ports"`
+	SockRefuses        *ebpf.Variable `ebpf:"sock_refuses"`
 	StreamPlaceLines   *ebpf.Variable `ebpf:"stream_place_lines"`
 	TimeoutClosed      *ebpf.Variable `ebpf:"timeout_closed"`
 	TimeoutClosing     *ebpf.Variable `ebpf:"timeout_closing"`
@@ -1018,18 +1050,28 @@ type SyVariables struct {
 //
 // It can be passed to LoadSyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SyPrograms struct {
-	SyExplain *ebpf.Program `ebpf:"sy_explain"`
-	SyGc      *ebpf.Program `ebpf:"sy_gc"`
-	SyTcDecap *ebpf.Program `ebpf:"sy_tc_decap"`
-	SyTcIn    *ebpf.Program `ebpf:"sy_tc_in"`
-	SyTcOut   *ebpf.Program `ebpf:"sy_tc_out"`
-	SyXdp     *ebpf.Program `ebpf:"sy_xdp"`
+	SyConnect4    *ebpf.Program `ebpf:"sy_connect4"`
+	SyConnect6    *ebpf.Program `ebpf:"sy_connect6"`
+	SyExplain     *ebpf.Program `ebpf:"sy_explain"`
+	SyGc          *ebpf.Program `ebpf:"sy_gc"`
+	SyPeer4       *ebpf.Program `ebpf:"sy_peer4"`
+	SyPeer6       *ebpf.Program `ebpf:"sy_peer6"`
+	SySockRelease *ebpf.Program `ebpf:"sy_sock_release"`
+	SyTcDecap     *ebpf.Program `ebpf:"sy_tc_decap"`
+	SyTcIn        *ebpf.Program `ebpf:"sy_tc_in"`
+	SyTcOut       *ebpf.Program `ebpf:"sy_tc_out"`
+	SyXdp         *ebpf.Program `ebpf:"sy_xdp"`
 }
 
 func (p *SyPrograms) Close() error {
 	return _SyClose(
+		p.SyConnect4,
+		p.SyConnect6,
 		p.SyExplain,
 		p.SyGc,
+		p.SyPeer4,
+		p.SyPeer6,
+		p.SySockRelease,
 		p.SyTcDecap,
 		p.SyTcIn,
 		p.SyTcOut,

@@ -29,6 +29,7 @@ type (
 	PMTU        = SyPmtu
 	PlaceLine   = SyPlaceLine
 	Probe       = SyProbe
+	SockFlow    = SySockFlow
 	RangeKey    = SyRangeKey
 	Relay       = SyRelay
 	ServerFlow  = SyServerFlow

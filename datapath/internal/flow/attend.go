@@ -8,6 +8,7 @@ import (
 
 // Resume reads the collection's state. If empty is set, there are no flows, and it starts over.
 func (g *Collector) Resume(empty bool) error {
+	g.empty = nil
 	for i := range g.state {
 		if err := g.objects.SyCollector.Lookup(uint32(i), &g.state[i]); err != nil {
 			return fmt.Errorf("read the state of the collection: %w", err)

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -36,6 +38,9 @@ type Collector struct {
 	log      *slog.Logger
 	wakeup   chan struct{}    // capacity 1: flows have ended
 	state    [2]bpf.Collector // indexed by table, as in sy_collector
+	strays   atomic.Bool      // see EndStrays
+	swept    time.Time        // when entries without a socket were last searched
+	empty    []uint64         // the packet counters before the last walk, if it found no entry
 
 	mu        sync.Mutex            // guards all below
 	frontends map[uint32]bpf.Method // whose flows end, and the exception (see End)
@@ -126,6 +131,8 @@ type walk struct {
 	clients   sample
 	ended     int
 	visited   int
+	// idle and over remove NAT flows that have expired, and that have ended before.
+	idle, over *Remover
 }
 
 // ends reports whether a flow ended before its timeout.
@@ -149,23 +156,62 @@ func (g *Collector) Collect(ctx context.Context, reset *Resetter) {
 	g.mu.Lock()
 	w.frontends, g.frontends = g.frontends, map[uint32]bpf.Method{}
 	g.mu.Unlock()
-	idle, ended := NewRemover(g.objects.SyGc, false, w.start), NewRemover(g.objects.SyGc, true, w.start)
+	w.idle, w.over = NewRemover(g.objects.SyGc, false, w.start), NewRemover(g.objects.SyGc, true, w.start)
+	packets, err := table.ReadVerdicts(g.objects.SyVerdicts)
+	if err != nil {
+		g.log.Error("packet counters not read", "err", err)
+	}
+	if err != nil || !slices.Equal(packets, g.empty) { // without packets, empty tables remain empty
+		g.empty = nil
+		err = errors.Join(g.collectNAT(ctx, w, reset), g.collectDSR(ctx, w), g.expireRelays(ctx, w))
+	}
+	errSockets := g.collectSockets(ctx, w)
+	if errSockets != nil {
+		g.log.Error("connections of this machine not ended", "err", errSockets)
+	}
+	err = errors.Join(errStored, err, w.idle.Flush(), w.over.Flush())
+	if err == nil {
+		err = ctx.Err()
+	}
+	// If fewer were removed, some keys belong to other flows now, and the next walk decides.
+	if err != nil || errSockets != nil || w.over.Removed < w.over.added {
+		g.again(w.frontends)
+	} else {
+		g.release(w)
+	}
+	if err != nil {
+		if ctx.Err() == nil {
+			g.log.Error("flow tables not read", "err", err)
+		}
+		return
+	}
+	if w.ended += w.over.Removed; w.ended > 0 {
+		g.log.Info("flows ended", "flows", w.ended, "reason", "backend down, or frontend removed or changed")
+	}
+	g.publish(w)
+	if w.visited == 0 {
+		g.empty = packets
+	}
+}
+
+// collectNAT removes ended and expired NAT flows, and counts the others.
+func (g *Collector) collectNAT(ctx context.Context, w *walk, reset *Resetter) error {
 	remove := func(r *Remover, t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow) {
 		if err := r.Add(t, k, f); err != nil {
 			g.log.Error("flow not removed", "err", err)
 		}
 	}
 	vip := g.services.FrontendVIPs()
-	err := g.walkNAT(ctx, chunkPause, func(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow) {
+	return g.walkNAT(ctx, chunkPause, func(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow) {
 		g.visit(w, f.Backend)
 		switch {
 		case w.ends(f.Client.Frontend, f.Backend, f.F.Generation, bpf.MethodNAT):
 			if reset != nil {
 				g.reset(reset, t, k, f, vip)
 			}
-			remove(ended, t, k, f)
+			remove(w.over, t, k, f)
 		case g.serverExpired(t, k, f, w.start):
-			remove(idle, t, k, f)
+			remove(w.idle, t, k, f)
 		default:
 			if k.Proto() == unix.IPPROTO_UDP {
 				w.udp[f.Client.Frontend]++
@@ -177,26 +223,6 @@ func (g *Collector) Collect(ctx context.Context, reset *Resetter) {
 			w.count(bpf.FlowState(f.F.State), f.Backend, bpf.FlowClosed)
 		}
 	})
-	err = errors.Join(errStored, err, idle.Flush(), ended.Flush(), g.collectDSR(ctx, w))
-	if err == nil {
-		err = ctx.Err()
-	}
-	if err != nil || ended.Removed < ended.added { // the keys of some belong to other flows now; the next walk decides
-		g.again(w.frontends)
-	} else {
-		g.release(w)
-	}
-	if err != nil {
-		if ctx.Err() == nil {
-			g.log.Error("flow tables not read", "err", err)
-		}
-		return
-	}
-	if w.ended += ended.Removed; w.ended > 0 {
-		g.log.Info("flows ended", "flows", w.ended, "reason", "backend down, or frontend removed or changed")
-	}
-	g.publish(w)
-	g.expireRelays(ctx, w.start)
 }
 
 // visit tells the programs from time to time that the walk is under way. It also marks the backend's id as used.

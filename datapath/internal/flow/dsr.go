@@ -64,12 +64,13 @@ func (g *Collector) expiredDSR(k bpf.FlowKey, f bpf.DSRFlow, now time.Duration) 
 // expireRelays removes idle entries of relayed flows. It also removes nodes from entries if they no longer have flows
 // of the frontend and may be down. If none remains, the next datagram opens a flow here. The remaining entries are
 // counted for the programs.
-func (g *Collector) expireRelays(ctx context.Context, now time.Duration) {
+func (g *Collector) expireRelays(ctx context.Context, w *walk) error {
 	nodes, relays := sync.OnceValue(g.services.Nodes), map[uint32]uint32{} // most hosts have no entry
 	err := WalkMap(ctx, g.objects.SyRelays, 0, func(k bpf.FlowKey, r bpf.Relay) {
+		w.visited++
 		f := lb.Frontend{VIP: bpf.FromAddr(k.T.Dst), Port: bpf.Swap(k.T.Dport), Protocol: lb.Protocol(k.Proto)}
 		of, known := nodes()[f]
-		if bpf.Idle(now, r.Seen) > g.Limits.UDP || !known {
+		if bpf.Idle(w.start, r.Seen) > g.Limits.UDP || !known {
 			g.removeDSR(g.objects.SyRelays, k)
 			return
 		}
@@ -98,9 +99,7 @@ func (g *Collector) expireRelays(ctx context.Context, now time.Duration) {
 	if err == nil {
 		err = g.services.SetShares(g.objects.SyRelayShare, relays)
 	}
-	if err != nil {
-		g.log.Error("relayed flows not counted", "err", err)
-	}
+	return err
 }
 
 func (g *Collector) removeDSR(m *ebpf.Map, k bpf.FlowKey) {

@@ -107,8 +107,8 @@ const (
 // tcxNext is TCX_NEXT, which makes the next program run.
 const tcxNext = ^uint32(0)
 
-// Findings returns the changes that Cleanup cannot undo, and the programs of other software that run before ours and
-// that this process may not examine.
+// Findings returns the changes that Cleanup cannot undo, the programs of other software that run before ours and that
+// this process may not examine, and why this machine's own connections are not balanced.
 func (a *Hooks) Findings() (list []lb.Finding) {
 	a.Mu.Lock()
 	defer a.Mu.Unlock()
@@ -122,6 +122,10 @@ func (a *Hooks) Findings() (list []lb.Finding) {
 				"%s: cannot verify without CAP_SYS_ADMIN whether other programs that run before ours (id %s) pass "+
 					"packets on", name, strings.Trim(fmt.Sprint(ids), "[]")))
 		}
+	}
+	if a.socketsFault != nil {
+		list = append(list, lb.FoundLocalClients.About("",
+			"connections of this machine to its VIPs are not balanced: %v", a.socketsFault))
 	}
 	return list
 }

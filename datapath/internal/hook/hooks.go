@@ -27,6 +27,7 @@ import (
 type Options struct {
 	Interfaces, Keep                    []string
 	FollowRoutes, Delivers, ForceClsact bool
+	LocalClients                        bool
 	Mode                                Mode
 	// Attached is called after programs were attached to an interface. An error makes Attach fail.
 	Attached func(name string) error
@@ -66,8 +67,11 @@ type Hooks struct {
 	index  map[string]int    // current index by name, or 0 if the interface does not exist
 	links  map[int]LinkState // all interfaces by index, as of the last change
 	onLo   bool              // lo has the program for health checks
-	ids    programIDs
-	Held   map[string]link.Link // by pin name
+	// sockets says that this machine's own connections should be balanced, and socketsFault why they are not.
+	sockets      bool
+	socketsFault error
+	ids          programIDs
+	Held         map[string]link.Link // by pin name
 	// Needed holds the time when a route last used an interface, by name.
 	Needed map[string]time.Time
 	// Foreign describes the programs of other software, by interface name.
@@ -234,7 +238,7 @@ func (a *Hooks) prune() error {
 	}
 	var errs []error
 	for _, e := range entries {
-		wanted := slices.ContainsFunc(a.names, func(name string) bool {
+		wanted := a.o.LocalClients && isSocketPin(e.Name()) || slices.ContainsFunc(a.names, func(name string) bool {
 			return strings.HasPrefix(e.Name(), PinName(name, ""))
 		})
 		if !wanted {

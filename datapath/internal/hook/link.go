@@ -16,7 +16,7 @@ import (
 // place is an interface's hook at which a link runs one of our programs.
 type place struct {
 	pin    string // name of the link's pin
-	index  int    // interface index
+	index  int    // of the interface, or id of the cgroup
 	prog   *ebpf.Program
 	attach func() (link.Link, error)
 	links  func() ([]link.ID, error) // returns the links currently attached there
@@ -241,14 +241,17 @@ var pinKinds = []string{string(ModeXDP), string(ModeXDPGeneric), Inward.Pin, Out
 
 var pinEscape = strings.NewReplacer("%", "%25", ".", "%2e")
 
-// linkIndex returns the index of the interface that a link is attached to, or 0 if it was deleted or the link has
-// another type.
+// linkIndex returns the index of the interface or the id of the cgroup that a link is attached to, or 0 if it was
+// deleted or the link has another type.
 func linkIndex(info *link.Info) int {
 	if x := info.XDP(); x != nil {
 		return int(x.Ifindex)
 	}
 	if x := info.TCX(); x != nil {
 		return int(x.Ifindex)
+	}
+	if x := info.Cgroup(); x != nil {
+		return int(x.CgroupId)
 	}
 	return 0
 }

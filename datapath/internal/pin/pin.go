@@ -19,7 +19,7 @@ import (
 const DefaultPath = "/sys/fs/bpf/steelyard"
 
 // Schema is the version of the pinned state. It changes with the layout or meaning of any map.
-const Schema = "v8"
+const Schema = "v9"
 
 // Unpublished is the directory beside the final one in which a first start pins. Nothing reads it. Its name has no dot,
 // because bpffs refuses dots.

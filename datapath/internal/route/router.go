@@ -33,6 +33,7 @@ type Routers struct {
 	At        time.Time
 	Known     map[Router]Asked
 	faults    map[netip.Addr]string // by client or backend, since At
+	waiting   bool                  // some were not asked at At, because of maxAsked
 	requester requester
 }
 
@@ -126,6 +127,17 @@ func (r *Routers) ask(all []Router, entries Neighbours, routes *Cache) {
 	}
 }
 
+// Doubtful reports whether a next hop must be asked soon: it has left a request unanswered and has not failed yet, or
+// was not asked because others were.
+func (r *Routers) Doubtful() bool {
+	for _, a := range r.Known {
+		if a.requests > 1 && !a.Failed {
+			return true
+		}
+	}
+	return r.waiting
+}
+
 // first returns at most maxAsked of the routers: the doubtful ones first, then the least recently asked.
 func (r *Routers) first(all []Router) []Router {
 	slices.SortStableFunc(all, func(x, y Router) int {
@@ -138,6 +150,7 @@ func (r *Routers) first(all []Router) []Router {
 		}
 		return 1
 	})
+	r.waiting = len(all) > maxAsked
 	return all[:min(maxAsked, len(all))]
 }
 

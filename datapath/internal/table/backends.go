@@ -23,13 +23,15 @@ type backends struct {
 	log      *slog.Logger
 	// members is Options.TunnelSources. Servers with these addresses also run this datapath.
 	members []netip.Prefix
-	ByAddr  map[netip.AddrPort]*backend
-	changes uint64 // counts changes of ByAddr
-	ByID    map[uint32]*backend
-	hosts   map[netip.Addr]int // number of backends by address
-	servers *serverIDs
-	finder  *route.SourceFinder
-	free    []uint32 // unused ids
+	// servesSelf delivers packets for an address of this machine to its stack.
+	servesSelf bool
+	ByAddr     map[netip.AddrPort]*backend
+	changes    uint64 // counts changes of ByAddr
+	ByID       map[uint32]*backend
+	hosts      map[netip.Addr]int // number of backends by address
+	servers    *serverIDs
+	finder     *route.SourceFinder
+	free       []uint32 // unused ids
 }
 
 // backend is one backend in the kernel. It exists while a table or a flow refers to its id.
@@ -180,7 +182,11 @@ func (s *backends) write(b *backend) error {
 		err = s.entries.grow(b.ID + 1)
 	}
 	if err == nil {
-		err = s.entries.put(b.ID, toBackend(b, server))
+		value := toBackend(b, server)
+		if s.servesSelf && b.NIC == route.LoopbackIndex { // an address of this machine
+			value.Local = 1
+		}
+		err = s.entries.put(b.ID, value)
 	}
 	if err != nil {
 		return fmt.Errorf("put backend %s: %w", b.at, err)

@@ -61,7 +61,13 @@ func encodeFrontend(p *lb.FrontendPlan, id uint32) (f bpf.Frontend, err error) {
 		Affinity: uint32(p.Affinity.Seconds()), Restricted: bpf.Truth(len(p.Allow) > 0),
 		DropWhenEmpty: bpf.Truth(p.DropWhenEmpty), Chained: bpf.Truth(p.NodeForwarding.Enabled),
 		Local: bpf.Truth(allLocal(p)), KeepSource: bpf.Truth(p.KeepSource),
+		LocalClients: bpf.Truth(BalancesSockets(p)),
 	}, nil
+}
+
+// BalancesSockets reports whether this machine's own connections to a frontend are balanced.
+func BalancesSockets(p *lb.FrontendPlan) bool {
+	return p.LocalClients && p.Method == lb.MethodNAT && p.Protocol == lb.TCP
 }
 
 // allLocal reports whether all of a plan's backends are on this node, and only this node delivers its packets.

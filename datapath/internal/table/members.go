@@ -154,4 +154,7 @@ func (s *frontendEntries) values(id uint32, p *lb.FrontendPlan, backends []uint3
 	return values
 }
 
+// ServeSelf delivers packets for backends at addresses of this machine to its stack. Call it before Put.
+func (s *Services) ServeSelf() { s.Backends.servesSelf = true }
+
 func (s *Services) SetMembers(members []netip.Prefix) { s.Backends.members = members }

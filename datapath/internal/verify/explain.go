@@ -139,6 +139,11 @@ func (v *Verifier) steps(q lb.Question, e lb.Explanation, x bpf.Explained) (step
 		return steps
 	}
 	say("%s: %s", e.Action, e.Meaning)
+	f, _ := v.Services.Find(q)
+	subject, ok := v.Services.Subject(f)
+	if ok && e.Reason == "source_is_local" && table.BalancesSockets(subject.Plan) && v.Hooks.BalancesSockets() {
+		say("this machine's own connections go to a server without such a packet (local_clients)")
+	}
 	return steps
 }
 

@@ -26,11 +26,12 @@ const (
 	ClearAfter = time.Second
 	// sweepTime is the time in which all frontends are verified once while nothing changes.
 	sweepTime = time.Minute
+	// calmTicks is the number of ticks between rounds while no fault is known. It is also the number of ticks between
+	// checks of the pins, which only the next agent needs.
+	calmTicks = 4
 	// rareTicks is the number of ticks between checks of state that rarely changes without a notification: settings,
 	// and routes to clients and backends.
 	rareTicks = 2
-	// pinTicks is the number of ticks between checks of the pins, which only the next agent needs.
-	pinTicks = 3
 	// minChecks is the minimum number of frontends verified per tick.
 	minChecks = 16
 	// maxPause bounds the pause between verifications while the network keeps changing.
@@ -40,7 +41,7 @@ const (
 // Verifier checks that clients' packets would be forwarded and servers' packets returned. It checks that our programs
 // are active on the interfaces, that the kernel permits their lookups, and that a synthetic packet for each frontend
 // gets the verdict that its plan implies. It repairs what it can, and reports the rest per VIP. It verifies all
-// frontends after each network change, and some of them at each tick.
+// frontends after each network change, and some of them in each round.
 type Verifier struct {
 	Deps
 	o Options
@@ -70,7 +71,8 @@ type Verifier struct {
 	// unreached holds the backends, by id, that synthetic packets do not reach.
 	unreached map[uint32]*unreached
 	took      time.Duration // duration of the last round after a change
-	rounds    int
+	ticks     int
+	verified  int // ticks at the last call of Verify
 }
 
 // Options holds the options of the datapath that the verification uses.
@@ -140,8 +142,25 @@ func (v *Verifier) Pause() time.Duration {
 	return min(2*v.took, maxPause)
 }
 
-// Tick verifies the node and some of the frontends, or all frontends after a postponed change.
+// Tick calls Verify or, while calm, every calmTicks-th tick does.
 func (v *Verifier) Tick() {
+	v.Mu.Lock()
+	v.ticks++
+	skip := v.ticks%calmTicks != 0 && v.calm()
+	v.Mu.Unlock()
+	if !skip {
+		v.Verify()
+	}
+}
+
+// calm reports whether no fault is known, suspected or ending.
+func (v *Verifier) calm() bool {
+	return v.node.fault == "" && len(v.bad)+len(v.inbound)+len(v.unreached)+len(v.reroutes.probing) == 0 &&
+		v.missed == (route.Changes{}) && !v.Routers.Doubtful()
+}
+
+// Verify verifies the node and some of the frontends, or all frontends after a postponed change.
+func (v *Verifier) Verify() {
 	v.Mu.Lock()
 	missed := v.missed
 	v.missed = route.Changes{}
@@ -160,16 +179,17 @@ func (v *Verifier) Tick() {
 		v.queue = v.Services.Held()
 		v.sweep = len(v.queue)
 	}
-	v.round(route.Changes{}, max(minChecks, v.sweep*int(route.Tick)/int(sweepTime)))
+	ticks := max(1, v.ticks-v.verified)
+	v.verified = v.ticks
+	v.round(route.Changes{}, ticks*max(minChecks, v.sweep*int(route.Tick)/int(sweepTime)))
 }
 
 // round verifies the node, the frontends with a fault, and the first n frontends of the queue.
 func (v *Verifier) round(found route.Changes, n int) {
 	now := time.Now()
 	v.Routes.Expire(now)
-	v.rounds++
-	rare := found != (route.Changes{}) || v.rounds%rareTicks == 0
-	if found != (route.Changes{}) || v.rounds%pinTicks == 0 {
+	rare := found != (route.Changes{}) || v.ticks%rareTicks == 0
+	if found != (route.Changes{}) || v.ticks%calmTicks == 0 {
 		v.repairPins()
 	}
 	faults := v.repair(found, rare)
@@ -213,6 +233,7 @@ func (v *Verifier) repair(found route.Changes, rare bool) (faults []string) {
 	if rare {
 		v.Hooks.Follow(v.o.Needed(&v.Routes, v.toBackends().interfaces))
 		v.Hooks.RepairForwarding()
+		v.Hooks.RepairSockets()
 	}
 	return append(faults, v.Hooks.Repair(found.Links, v.made())...)
 }

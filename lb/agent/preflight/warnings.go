@@ -68,15 +68,15 @@ func sources(n Network, c *config.Config, r *config.Report) {
 	}
 }
 
-// ownBackends warns about backends at addresses that no other host has. Backends that are pods on this node come from
-// the cluster, not from the file.
+// ownBackends warns about backends at addresses that no other host has, unless they are this machine's and its services
+// can serve them.
 func ownBackends(n Network, c *config.Config, r *config.Report) {
 	for i, s := range c.Services {
 		for k, b := range s.Backends {
-			if what := n.NoHost(b.Addr); what != "" {
+			if what := n.NoHost(b.Addr); what != "" && !(n.Own(b.Addr) && s.Method == lb.MethodNAT) {
 				key := fmt.Sprintf("%s[%d]", config.KeyOf("service", i, "backends"), k)
 				r.Warnf(key, "write the address of another host",
-					"%s is %s, but packets are forwarded only to other hosts", b.Addr, what)
+					"%s is %s, but forward = %q only reaches other hosts", b.Addr, what, s.Method)
 			}
 		}
 	}

@@ -28,12 +28,14 @@ func TestWarnings(t *testing.T) {
 				"{ address = \"192.0.2.2\", asn = 64500, source = \"192.0.2.99\" }]\n" +
 				strings.Replace(service, "192.0.2.10", "203.0.113.10", 1) + "backends = [\"10.0.0.1\"]\n",
 			"f:3: bgp.peers[1].source: no interface has 192.0.2.99, so there is no session until one does; write an"},
-		{"a backend that is this machine",
-			"[l2]\n" + service + "backends = [\"10.0.0.1\",\n\"192.0.2.11:8080\"]\n",
-			"f:7: service[0].backends[1] (service \"web\"): 192.0.2.11 is the address of eth0, but packets are " +
-				"forwarded only to other hosts; write the address of another host"},
-		{"the same as a table", "[l2]\n" + service + "[[service.backends]]\naddress = \"192.0.2.11\"\n",
-			"f:6: service[0].backends[0] (service \"web\"): 192.0.2.11 is the address of eth0, but packets"},
+		{"a backend that is this machine", "[l2]\n" + service + "backends = [\"10.0.0.1\", \"192.0.2.11:8080\"]\n", ""},
+		{"a backend that is this machine, with dsr",
+			"[l2]\n" + service + "forward = \"dsr\"\nbackends = [\"10.0.0.1\",\n\"192.0.2.11\"]\n",
+			"f:8: service[0].backends[1] (service \"web\"): 192.0.2.11 is the address of eth0, but forward = \"dsr\" " +
+				"only reaches other hosts; write the address of another host"},
+		{"the same as a table",
+			"[l2]\n" + service + "forward = \"dsr\"\n[[service.backends]]\naddress = \"192.0.2.11\"\n",
+			"f:7: service[0].backends[0] (service \"web\"): 192.0.2.11 is the address of eth0, but forward"},
 		{"members that are this machine",
 			secret + "members = [\"192.0.2.11\"]\n" + service + "backends = [\"10.0.0.1\"]\n",
 			"f:3: l2.members: has no other member: 192.0.2.11 is the address of eth0; add the addresses of the other"},
