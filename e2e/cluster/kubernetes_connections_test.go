@@ -141,6 +141,8 @@ func (c *cluster) tunnelIsFiltered(t *testing.T, vips []netip.Addr) {
 		must.Get(c.Topology.Switch.Run(t.Context(), "nft", strings.Fields(line)...))(t)
 	}
 	c.avoids(t, 2, 0, vips)
+	time.Sleep(2 * time.Second) // in the meantime, the probes are chosen again
+	c.avoids(t, 2, 0, vips)
 	must.Do(t, labtest.ErrorIf(c.finding(t, 1, lb.FoundNodeUnreachable) != "", "node 1 avoids a node"))
 	must.Get(c.Topology.Switch.Run(t.Context(), "nft", "delete", "table", "bridge", "firewall"))(t)
 	labtest.Until(t, "node 2 uses node 0 again", func() error {

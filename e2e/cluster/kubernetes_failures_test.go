@@ -257,7 +257,7 @@ func (c *cluster) waitRecovered(t *testing.T, pods ...*pod) {
 // recover starts everything that a failed scenario has left stopped, and waits until the cluster works.
 func (c *cluster) recover(t *testing.T, pods ...*pod) {
 	t.Helper()
-	if !c.control.Processes[1].Running() {
+	if !c.control.API.Running() {
 		must.Do(t, c.control.StartAPI(t.Context()))
 	}
 	for _, n := range c.Balancers {

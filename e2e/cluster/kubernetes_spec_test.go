@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -75,6 +76,53 @@ func affinity(t *testing.T, c *cluster, pods ...*pod) {
 		}
 		c.deleteService(t, "affinity")
 	}
+}
+
+// algorithms checks that an annotation selects pods by the client's address, and that a wrong value changes nothing.
+func algorithms(t *testing.T, c *cluster, pods ...*pod) {
+	vips := c.startService(t, "algorithm", func(*core.Service) {}, []int{0, 1, 2}, pods...)
+	for _, tt := range []struct {
+		value string
+		pods  int
+	}{{"source-hash", 1}, {"fastest", 1}, {"round-robin", 3}, {"", 3}} {
+		c.updateService(t, "algorithm", func(s *core.Service) {
+			s.Annotations = map[string]string{"steelyard.dev/algorithm": tt.value}
+		})
+		for _, vip := range vips {
+			labtest.Until(t, fmt.Sprintf("with %q, %d pods answer", tt.value, tt.pods), func() error {
+				r := c.Load(t, vip, 40)
+				return labtest.ErrorIf(r.Err() != nil || len(r.Servers) != tt.pods, "%s, %w", r, r.Err())
+			})
+		}
+	}
+	c.deleteService(t, "algorithm")
+}
+
+// announceFrom checks that routers prefer nodes with endpoints if an annotation says so, and that the other nodes serve
+// when these are gone.
+func announceFrom(t *testing.T, c *cluster, pods ...*pod) {
+	vips := c.startService(t, "from", func(*core.Service) {}, []int{0, 1, 2}, pods[:2]...)
+	annotate := func(value string) {
+		c.updateService(t, "from", func(s *core.Service) {
+			s.Annotations = map[string]string{"steelyard.dev/announce-from": value}
+		})
+	}
+	annotate("endpoints")
+	c.waitRouted(t, vips, 0, 1)
+	c.waitAnswered(t, vips...)
+	out, err := c.Agents[2].CLI(t.Context(), "status")
+	must.True(t, err == nil && !strings.Contains(out, "lower preference"), "%v\n%s", err, out)
+	for _, a := range c.Agents[:2] {
+		must.Do(t, a.Terminate(t.Context(), 20*time.Second))
+	}
+	c.waitRouted(t, vips, 2)
+	for _, a := range c.Agents[:2] {
+		must.Do(t, a.Start())
+	}
+	c.waitRouted(t, vips, 0, 1)
+	annotate("")
+	c.waitRouted(t, vips, 0, 1, 2)
+	c.deleteService(t, "from")
 }
 
 func typeChanges(t *testing.T, c *cluster, pods ...*pod) {

@@ -102,6 +102,9 @@ type Options struct {
 	// Diff returns what a reload of the configuration file would change, or, with a name, what text would change
 	// instead of that file.
 	Diff func(name string, text []byte) (Reloaded, error)
+	// ProxyDiff returns where the agent would choose other endpoints of the cluster's Services than kube-proxy. It is
+	// nil without a cluster.
+	ProxyDiff func() ([]lb.Change, error)
 	// Text returns the text of the active configuration file.
 	Text func() string
 	// Events returns events, like events.History.After.
@@ -150,6 +153,7 @@ func (s *Server) Handler(writable bool) http.Handler {
 		mux.HandleFunc("POST /v1/restart", s.asUser(s.restart))
 		mux.HandleFunc("GET /v1/diff", s.diff)
 		mux.HandleFunc("POST /v1/diff", s.diff)
+		mux.HandleFunc("GET /v1/proxy/diff", s.proxyDiff)
 		mux.HandleFunc("GET /v1/config", func(w http.ResponseWriter, _ *http.Request) {
 			write(w, http.StatusOK, Text{s.o.Text()})
 		})

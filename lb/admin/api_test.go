@@ -198,6 +198,7 @@ func TestDiff(t *testing.T) {
 		{"POST", "/v1/diff", true, 400, `{"error":"wantname=FILE"}`},
 		{"POST", "/v1/diff?name=/bad", true, 422, `{"error":"bad"}`},
 		{"GET", "/v1/diff", false, 404, "404pagenotfound"},
+		{"GET", "/v1/proxy/diff", true, 422, `{"error":"theconfigurationhasnosection[kubernetes]"}`},
 		{"GET", "/v1/config", true, 200, `{"text":"[log]\n"}`},
 		{"GET", "/v1/config", false, 404, "404pagenotfound"},
 	} {

@@ -50,6 +50,20 @@ func (s *Server) diff(w http.ResponseWriter, r *http.Request) {
 	writeReloaded(w)(s.o.Diff(name, text))
 }
 
+// proxyDiff responds with 422 if there is nothing to compare with.
+func (s *Server) proxyDiff(w http.ResponseWriter, _ *http.Request) {
+	if s.o.ProxyDiff == nil {
+		writeError(w, http.StatusUnprocessableEntity, errors.New("the configuration has no section [kubernetes]"))
+		return
+	}
+	changes, err := s.o.ProxyDiff()
+	if err != nil {
+		writeError(w, http.StatusUnprocessableEntity, err)
+		return
+	}
+	write(w, http.StatusOK, listOf(changes))
+}
+
 func writeReloaded(w http.ResponseWriter) func(Reloaded, error) {
 	return func(now Reloaded, err error) {
 		if err != nil {

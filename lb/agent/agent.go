@@ -250,6 +250,7 @@ func (a *Agent) connect(
 	}
 	var inCluster func() *admin.Cluster
 	var waiting func() []lb.ServiceStatus
+	var proxyDiff func() ([]lb.Change, error)
 	findings := []func() []lb.Finding{
 		a.keys.findings, a.problems.findings, prober.Findings, announcers.findings,
 		announcers.members.findings, announcers.conflicts.findings, // the latter may follow from the former
@@ -279,7 +280,7 @@ func (a *Agent) connect(
 		a.sources = append(a.sources, c.source, events)
 		a.tasks = append(a.tasks, c.tasks...)
 		inCluster, a.reloader.setPools, a.reloader.setProbing = c.state, c.setPools, c.setProbing
-		waiting, drains.waiting = c.waiting, c.waiting
+		waiting, drains.waiting, proxyDiff = c.waiting, c.waiting, c.proxyDiff
 		if o.mounted != "" {
 			m := &mounted{o.ConfigFile, o.mounted, a.reloader.follow, self(c.client, facts.name)}
 			a.tasks = append(a.tasks, task{"mounted configuration", m.run})
@@ -298,7 +299,8 @@ func (a *Agent) connect(
 		Status:  status, StatusOf: statusOf, Peers: announcers.peers, Sent: announcers.sent,
 		Flows: dp.Flows, Explain: dp.Explain, Drain: drains.set,
 		Reload: a.reloader.reload, Diff: a.reloader.diff, Text: a.reloader.text,
-		Restart: a.restart, Info: info.info, Waiting: waiting, Events: o.history.After,
+		ProxyDiff: proxyDiff,
+		Restart:   a.restart, Info: info.info, Waiting: waiting, Events: o.history.After,
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}),
 		Log:     component(o.Log, "admin"), Boundary: o.boundary,
 	})

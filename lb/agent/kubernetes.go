@@ -50,6 +50,7 @@ type cluster struct {
 	known      func(service string) *core.Service
 	waiting    func() []lb.ServiceStatus // for an address
 	findings   func() []lb.Finding
+	proxyDiff  func() ([]lb.Change, error)
 }
 
 // emitRoutes returns the task that emits Events about this node's routes, and the function to call after each change of
@@ -134,6 +135,7 @@ func newCluster(
 	}
 	c.setPools, c.setProbing = source.SetPools, source.SetProbing
 	c.client, c.known, c.waiting, c.findings = client, source.Service, source.Waiting, source.Findings
+	c.proxyDiff = source.ProxyDiff
 	c.source = sourceTask("kubernetes", source, known)
 	if k.Proxy == config.ProxyReplace {
 		proxy := &healthd.ProxyHealth{

@@ -170,6 +170,16 @@ func commands(e *env) []*ucli.Command {
 			Name: "diff", Usage: "print what a reload would change", ArgsUsage: "[FILE]",
 			Flags: with(outputFlag("text"), socketFlag()), Action: e.diff,
 		},
+		e.importCommand(),
+		{
+			Name: "proxy", Usage: "compare the agent with kube-proxy", Action: func(c *ucli.Context) error {
+				return fmt.Errorf("%w: want \"steelyard proxy diff\"", errUsage)
+			},
+			Subcommands: []*ucli.Command{{
+				Name: "diff", Usage: "print where the agent would choose other endpoints of Services than kube-proxy",
+				Flags: with(outputFlag("text"), socketFlag()), Action: e.proxyDiff,
+			}},
+		},
 		{
 			Name: "restart", Usage: "replace the running agent with a new one; BGP peers keep the routes",
 			Flags: with(socketFlag()), Action: e.restart,
@@ -252,13 +262,14 @@ func strict(c *ucli.Command) {
 	action := c.Action
 	want := strings.Fields(c.ArgsUsage)
 	optional := len(slices.DeleteFunc(slices.Clone(want), func(s string) bool { return !strings.HasPrefix(s, "[") }))
+	several := strings.HasSuffix(c.ArgsUsage, "…")
 	c.Action = func(cc *ucli.Context) error {
 		for _, a := range cc.Args().Slice() {
-			if strings.HasPrefix(a, "-") {
+			if strings.HasPrefix(a, "-") && a != "-" { // which means standard input
 				return fmt.Errorf("%w: flag %s must come before the arguments", errUsage, a)
 			}
 		}
-		if n := cc.NArg(); n > len(want) || n < len(want)-optional {
+		if n := cc.NArg(); n > len(want) && !several || n < len(want)-optional {
 			return fmt.Errorf("%w: %s takes %s, got %d", errUsage, c.Name, counted(len(want), "argument"), n)
 		}
 		return action(cc)

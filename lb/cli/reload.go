@@ -14,6 +14,7 @@ import (
 
 	ucli "github.com/urfave/cli/v2"
 
+	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/printable"
 )
@@ -48,12 +49,42 @@ func (e *env) diff(c *ucli.Context) error {
 		return e.rejected(err, "a reload would change nothing")
 	}
 	if asJSON {
-		to := json.NewEncoder(e.out)
-		to.SetIndent("", "  ")
-		return to.Encode(then)
+		return e.asJSON(then)
 	}
 	e.difference(then)
 	if len(then.Changes) == 0 {
+		fmt.Fprintln(e.out, "no difference")
+	}
+	return nil
+}
+
+func (e *env) asJSON(x any) error {
+	to := json.NewEncoder(e.out)
+	to.SetIndent("", "  ")
+	return to.Encode(x)
+}
+
+// proxyDiff prints where the agent would choose other endpoints of Services than kube-proxy. It changes nothing.
+func (e *env) proxyDiff(c *ucli.Context) error {
+	asJSON, err := wantJSON(c, "text")
+	if err != nil {
+		return err
+	}
+	var changes []lb.Change
+	err = admin.NewClient(c.String("socket")).Get(c.Context, "/v1/proxy/diff", &changes)
+	if refused := new(admin.RefusedError); errors.As(err, &refused) {
+		return errors.New(refused.Problem)
+	}
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		return e.asJSON(changes)
+	}
+	for _, change := range changes {
+		fmt.Fprintln(e.out, printable.Text(change.String()))
+	}
+	if len(changes) == 0 {
 		fmt.Fprintln(e.out, "no difference")
 	}
 	return nil

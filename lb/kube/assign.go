@@ -53,10 +53,12 @@ var (
 	wantShare = []string{"steelyard.dev/share", "metallb.io/allow-shared-ip", "metallb.universe.tf/allow-shared-ip"}
 	shareWith = []string{"steelyard.dev/share-with"} // the other namespaces that may use the key
 	perNode   = []string{"steelyard.dev/address-per-node"}
+	algorithm = []string{"steelyard.dev/algorithm"} // of the choice of pods
+	from      = []string{"steelyard.dev/announce-from"}
 )
 
 // annotations lists all of these. No other annotation that begins with ourPrefix is valid.
-var annotations = [][]string{wantAddresses, wantPool, wantShare, shareWith, perNode}
+var annotations = [][]string{wantAddresses, wantPool, wantShare, shareWith, perNode, algorithm, from}
 
 const ourPrefix = "steelyard.dev/"
 

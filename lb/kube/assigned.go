@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -104,8 +105,8 @@ func said(s *core.Service, d decision) bool {
 	return c != nil && c.Reason == d.reason && c.Message == d.warning
 }
 
-// complain emits Events about unknown annotations with our prefix, about addresses that the Service keeps but could not
-// get now, and about addresses that no node announces.
+// complain emits Events about unknown and wrong annotations with our prefix, about addresses that the Service keeps but
+// could not get now, and about addresses that no node announces.
 func (t *term) complain(s *core.Service, d decision) {
 	var text string
 	if names := unknownAnnotations(s); len(names) > 0 {
@@ -117,6 +118,14 @@ func (t *term) complain(s *core.Service, d decision) {
 			strings.Join(known, ", "))
 	}
 	t.once(s, "UnknownAnnotation", text)
+	if text = ""; handled(s) {
+		_, errAlgorithm := algorithmOf(s)
+		_, errFrom := fromEndpoints(s)
+		if err := errors.Join(errAlgorithm, errFrom); err != nil {
+			text = strings.ReplaceAll(err.Error(), "\n", "; ")
+		}
+	}
+	t.once(s, "WrongAnnotation", text)
 	text = ""
 	if kept := t.assigner.excluded(s); d.warning == "" && len(kept) > 0 {
 		text = fmt.Sprintf("the pool of %s no longer permits this Service: see its class, namespaces and "+

@@ -75,7 +75,8 @@ func TestUnknownAnnotations(t *testing.T) {
 		{[]string{"steelyard.dev/pools", "steelyard.dev/adresses"},
 			"Warning UnknownAnnotation steelyard.dev/adresses, steelyard.dev/pools has no effect; " +
 				"the annotations are steelyard.dev/addresses, steelyard.dev/pool, steelyard.dev/share, " +
-				"steelyard.dev/share-with, steelyard.dev/address-per-node"},
+				"steelyard.dev/share-with, steelyard.dev/address-per-node, steelyard.dev/algorithm, " +
+				"steelyard.dev/announce-from"},
 	} {
 		s := wanting("web", func(s *core.Service) {
 			given("203.0.113.1")(s)
@@ -93,6 +94,20 @@ func TestUnknownAnnotations(t *testing.T) {
 	}
 }
 
+// A wrong value of an annotation causes an Event.
+func TestWrongAnnotation(t *testing.T) {
+	s := wanting("web", func(s *core.Service) {
+		given("203.0.113.1")(s)
+		s.Finalizers, s.Annotations = []string{finalizer}, map[string]string{algorithm[0]: "fastest"}
+		s.Annotations[from[0]] = "pods"
+	})
+	term, _, events := testTerm(t, s)
+	must.Do(t, term.reconcile(t.Context(), webName))
+	must.Equal(t, []string{`Warning WrongAnnotation steelyard.dev/algorithm: unknown algorithm "fastest"; allowed: ` +
+		"maglev, round-robin, random, source-hash, least-connections; " +
+		`steelyard.dev/announce-from is "pods"; write "endpoints"`}, drained(events))
+}
+
 // The Services that wait for an address are shown with the reason.
 func TestWaiting(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.Forward = lb.MethodTunnel })
@@ -106,7 +121,7 @@ func TestWaiting(t *testing.T) {
 			}}}
 		}),
 		aService(func(s *core.Service) {
-			s.Name, s.Status, s.Spec.LoadBalancerClass = "other", core.ServiceStatus{}, ptr("x/y")
+			s.Name, s.Status, s.Spec.LoadBalancerClass = "other", core.ServiceStatus{}, new("x/y")
 		}),
 	)
 	var got []string
@@ -220,7 +235,7 @@ func TestForeignStatusIsExtended(t *testing.T) {
 					fmt.Sprint(statusAddresses(server.services[webName])))
 			}
 			families := func(s *core.Service, all ...core.IPFamily) {
-				s.Spec.IPFamilyPolicy, s.Spec.IPFamilies = ptr(core.IPFamilyPolicyPreferDualStack), all
+				s.Spec.IPFamilyPolicy, s.Spec.IPFamilies = new(core.IPFamilyPolicyPreferDualStack), all
 			}
 			first := fmt.Sprint(statusAddresses(wanting("web", tt.status)))
 			step("one family", first, func(s *core.Service) {

@@ -40,7 +40,7 @@ func TestWhoHasAnAddress(t *testing.T) {
 			s.Status.Conditions = conditionsAfter(s, decision{addrs: statusOf(s), record: record})
 		}
 	}
-	class := func(s *core.Service) { given(vip)(s); s.Spec.LoadBalancerClass = ptr("x/y") }
+	class := func(s *core.Service) { given(vip)(s); s.Spec.LoadBalancerClass = new("x/y") }
 	deleting := func(finalizers ...string) func(*core.Service) {
 		return func(s *core.Service) {
 			given(vip)(s)

@@ -3,26 +3,30 @@ package kube
 import (
 	"context"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	coordination "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/tools/leaderelection"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/utils/ptr"
 )
 
-// Candidates in client-go's election poll the Lease every two seconds: 350 requests per second with an agent on each of
-// a thousand nodes. So an agent watches the Lease and becomes a candidate only when the Lease is free.
+// An agent watches the Lease, and takes it only when it is free. Candidates in client-go's leaderelection poll it every
+// two seconds: 350 requests per second with an agent on each of a thousand nodes. That package also makes each build
+// compile informers of all types of Kubernetes.
 
 // The timing of the election. If the leader fails, no address is assigned for up to leaseDuration. The leader renews
-// the Lease every leaseRetry, and every agent receives that update.
+// the Lease every leaseRetry, and every agent receives that update. It stops leading renewDeadline after the last
+// update that succeeded; until then it tries again every renewRetry.
 const (
 	leaseDuration = 15 * time.Second
 	renewDeadline = 10 * time.Second
 	leaseRetry    = 5 * time.Second
+	renewRetry    = time.Second
 	// forbiddenRetry bounds the delay after the API server has refused a request. The delay starts at leaseRetry,
 	// because an API server that is starting refuses everything until it has read the roles.
 	forbiddenRetry = time.Minute
@@ -32,17 +36,22 @@ const (
 
 const leaseName = "steelyard"
 
-// awaitLease returns true when the Lease is missing, released or ours, and false when ctx ends. It takes over an
-// expired Lease itself, because client-go would first observe it for its whole duration again.
-func (a *Allocator) awaitLease(ctx context.Context) bool {
+// awaitLease waits until the Lease is ours, released or expired, and returns it, or nil when ctx ends. It creates a
+// missing Lease, without a holder.
+func (a *Allocator) awaitLease(ctx context.Context) *coordination.Lease {
 	leases := a.o.Client.CoordinationV1().Leases(a.o.Namespace)
-	refused := leaseRetry // the delay after the next refusal
+	refused := leaseRetry        // the delay after the next refusal
+	var free *coordination.Lease // as last seen
 	for ctx.Err() == nil {
 		lease, err := leases.Get(ctx, a.leaseName(), meta.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			missing := &coordination.Lease{ObjectMeta: meta.ObjectMeta{Name: a.leaseName(), Namespace: a.o.Namespace}}
+			lease, err = leases.Create(ctx, missing, meta.CreateOptions{})
+		}
 		a.report(err)
 		switch {
-		case apierrors.IsNotFound(err):
-			return sleep(ctx, rand.N(leaseSpread))
+		case apierrors.IsAlreadyExists(err): // another agent was first
+			sleep(ctx, rand.N(leaseSpread))
 		case err != nil:
 			delay, fix := leaseRetry, "the API server must respond"
 			if apierrors.IsForbidden(err) { // as on every node with the manifest's roles
@@ -51,29 +60,18 @@ func (a *Allocator) awaitLease(ctx context.Context) bool {
 			}
 			a.o.Log.Warn("lease not read", "err", err, "fix", fix)
 			sleep(ctx, delay)
-			continue
-		case holderOf(lease) == a.o.Node:
-			return true
-		}
-		free := a.watchLease(ctx, lease)
-		if !sleep(ctx, rand.N(leaseSpread)) || free == nil {
-			continue
-		}
-		if holderOf(free) == "" {
-			return true
-		}
-		next := free.DeepCopy()
-		next.Spec.HolderIdentity, next.Spec.RenewTime = &a.o.Node, &meta.MicroTime{Time: time.Now()}
-		next.Spec.AcquireTime = next.Spec.RenewTime
-		if _, err := leases.Update(ctx, next, meta.UpdateOptions{}); err == nil { // otherwise another agent was first
-			return true
+		case holderOf(lease) == a.o.Node, free != nil && equality.Semantic.DeepEqual(lease.Spec, free.Spec):
+			return lease
+		default:
+			free = a.watchLease(ctx, lease)
+			sleep(ctx, rand.N(leaseSpread))
 		}
 	}
-	return false
+	return nil
 }
 
-// watchLease follows another agent's Lease. It returns the Lease once its holder has released it or not renewed it in
-// time, and nil when the watch or ctx has ended.
+// watchLease follows another agent's Lease. It returns the Lease once its holder has released it or has not renewed it
+// in time, and nil when the watch or ctx has ended. Without a watch, the holder may have renewed it since.
 func (a *Allocator) watchLease(ctx context.Context, lease *coordination.Lease) *coordination.Lease {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -87,10 +85,10 @@ func (a *Allocator) watchLease(ctx context.Context, lease *coordination.Lease) *
 			a.o.Log.Warn("lease not watched; reading it instead, every "+leaseDuration.String(), "err", err,
 				"fix", `apply the allocator's Role that "steelyard manifest" prints`)
 		}
-		if sleep(ctx, leaseDuration) && expired(lease) {
-			return lease
+		if !sleep(ctx, durationOf(lease)) {
+			return nil
 		}
-		return nil
+		return lease
 	}
 	defer w.Stop()
 	timer := time.NewTimer(durationOf(lease))
@@ -107,28 +105,22 @@ func (a *Allocator) watchLease(ctx context.Context, lease *coordination.Lease) *
 			if !open || !isLease || e.Type == watch.Deleted {
 				return nil
 			}
+			if !equality.Semantic.DeepEqual(next.Spec, lease.Spec) {
+				timer.Reset(durationOf(next))
+			}
 			lease = next
-			timer.Reset(durationOf(lease))
 		}
 	}
 	return lease
 }
 
-func holderOf(l *coordination.Lease) string {
-	if l.Spec.HolderIdentity == nil {
-		return ""
-	}
-	return *l.Spec.HolderIdentity
-}
+func holderOf(l *coordination.Lease) string { return ptr.Deref(l.Spec.HolderIdentity, "") }
 
 func durationOf(l *coordination.Lease) time.Duration {
-	if l.Spec.LeaseDurationSeconds == nil {
-		return leaseDuration
-	}
-	return time.Duration(*l.Spec.LeaseDurationSeconds) * time.Second
+	return time.Duration(ptr.Deref(l.Spec.LeaseDurationSeconds, int32(leaseDuration/time.Second))) * time.Second
 }
 
-// expired reports whether a Lease that cannot be watched was not renewed in time. It relies on the holder's clock.
+// expired reports whether a Lease was not renewed in time. It relies on the holder's clock.
 func expired(l *coordination.Lease) bool {
 	return holderOf(l) == "" || l.Spec.RenewTime == nil || time.Since(l.Spec.RenewTime.Time) > durationOf(l)
 }
@@ -143,29 +135,80 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// campaign tries to take the Lease and leads while it holds it. It returns when another agent holds it.
-func (a *Allocator) campaign(ctx context.Context) {
-	ctx, cancel := context.WithCancel(ctx)
+// campaign takes a free Lease and leads until another agent takes it, it cannot be renewed, or ctx ends.
+func (a *Allocator) campaign(ctx context.Context, lease *coordination.Lease) {
+	if holderOf(lease) != a.o.Node {
+		lease.Spec.HolderIdentity, lease.Spec.AcquireTime = &a.o.Node, &meta.MicroTime{Time: time.Now()}
+		lease.Spec.LeaseTransitions = new(ptr.Deref(lease.Spec.LeaseTransitions, 0) + 1)
+	}
+	asked := time.Now()
+	lease, err := a.writeLease(ctx, lease)
+	if err != nil {
+		if !apierrors.IsConflict(err) && ctx.Err() == nil { // otherwise another agent was first
+			a.o.Log.Warn("lease not taken", "err", err)
+			sleep(ctx, leaseRetry)
+		}
+		return
+	}
+	a.leader.Store(a.o.Node)
+	leading, stop := context.WithCancel(ctx)
+	var led sync.WaitGroup
+	led.Go(func() { a.lead(leading) })
+	lease = a.renewLease(ctx, lease, asked.Add(renewDeadline))
+	stop()
+	led.Wait()
+	a.leader.Store("")
+	a.o.Log.Info("this agent does not assign addresses")
+	if holderOf(lease) != a.o.Node {
+		return
+	}
+	lease.Spec.HolderIdentity = nil
+	release, cancel := context.WithTimeout(context.WithoutCancel(ctx), renewDeadline)
 	defer cancel()
-	leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{
-		Lock: reportingLock{&resourcelock.LeaseLock{
-			LeaseMeta:  meta.ObjectMeta{Name: a.leaseName(), Namespace: a.o.Namespace},
-			Client:     a.o.Lease.CoordinationV1(),
-			LockConfig: resourcelock.ResourceLockConfig{Identity: a.o.Node},
-		}, a.report},
-		LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: leaseRetry,
-		ReleaseOnCancel: true, Name: leaseName,
-		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: a.lead,
-			OnStoppedLeading: func() { a.o.Log.Info("this agent does not assign addresses") },
-			OnNewLeader: func(identity string) {
-				a.leader.Store(identity)
-				if identity != a.o.Node {
-					cancel()
-				}
-			},
-		},
-	})
+	if _, err := a.writeLease(release, lease); err != nil {
+		a.o.Log.Warn("lease not released; it expires", "err", err)
+	}
+}
+
+// renewLease renews the Lease until another agent has it, it was deleted, the deadline has passed since the last
+// renewal, or ctx ends. It returns the last version, without a holder if there is no Lease.
+func (a *Allocator) renewLease(
+	ctx context.Context, lease *coordination.Lease, deadline time.Time,
+) *coordination.Lease {
+	delay := leaseRetry
+	for sleep(ctx, min(delay, time.Until(deadline))) && time.Now().Before(deadline) {
+		asked := time.Now()
+		attempt, cancel := context.WithDeadline(ctx, deadline)
+		next, err := a.writeLease(attempt, lease)
+		conflict := apierrors.IsConflict(err)
+		if conflict { // perhaps with our own update, whose response was lost
+			next, err = a.o.Lease.CoordinationV1().Leases(a.o.Namespace).Get(attempt, a.leaseName(), meta.GetOptions{})
+		}
+		cancel()
+		delay = renewRetry
+		switch {
+		case apierrors.IsNotFound(err):
+			return &coordination.Lease{}
+		case err != nil:
+			continue
+		case holderOf(next) != a.o.Node:
+			return next
+		case !conflict:
+			delay, deadline = leaseRetry, asked.Add(renewDeadline)
+		}
+		lease = next
+	}
+	return lease
+}
+
+// writeLease writes the Lease with the current time, and returns its new version.
+func (a *Allocator) writeLease(ctx context.Context, lease *coordination.Lease) (*coordination.Lease, error) {
+	lease = lease.DeepCopy()
+	lease.Spec.RenewTime = &meta.MicroTime{Time: time.Now()}
+	lease.Spec.LeaseDurationSeconds = new(int32(leaseDuration / time.Second))
+	next, err := a.o.Lease.CoordinationV1().Leases(a.o.Namespace).Update(ctx, lease, meta.UpdateOptions{})
+	a.report(err)
+	return next, err
 }
 
 // report calls Problem, but not for a conflict with another agent or an API server that does not answer.
@@ -182,22 +225,4 @@ func (a *Allocator) report(err error) {
 	case !expected && apierrors.ReasonForError(err) != meta.StatusReasonUnknown:
 		a.o.Problem(err)
 	}
-}
-
-// reportingLock reports write errors, which client-go only logs.
-type reportingLock struct {
-	resourcelock.Interface
-	report func(error)
-}
-
-func (l reportingLock) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
-	err := l.Interface.Create(ctx, r)
-	l.report(err)
-	return err
-}
-
-func (l reportingLock) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
-	err := l.Interface.Update(ctx, r)
-	l.report(err)
-	return err
 }

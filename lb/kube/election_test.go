@@ -27,6 +27,9 @@ type candidates struct {
 	server  *fake.Clientset
 	noWatch bool                   // the Role does not permit watching Leases
 	refused atomic.Pointer[string] // the node whose requests about Leases fail, or nil
+	last    *Allocator             // started last
+	// conflicts is the number of the next updates of Leases that fail with a conflict.
+	conflicts atomic.Int32
 }
 
 // start runs an allocator and returns its client, and a function that stops it.
@@ -38,6 +41,9 @@ func (c *candidates) start(node string) (*fake.Clientset, func()) {
 		refused := c.refused.Load()
 		return refused != nil && *refused == node, nil, errTest
 	})
+	client.PrependReactor("update", "leases", func(k8stest.Action) (bool, runtime.Object, error) {
+		return c.conflicts.Add(-1) >= 0, nil, apierrors.NewConflict(schema.GroupResource{}, leaseName, errTest)
+	})
 	client.PrependWatchReactor("*", func(a k8stest.Action) (bool, watch.Interface, error) {
 		if resource := a.GetResource().GroupResource(); c.noWatch && resource.Resource == "leases" {
 			return true, nil, apierrors.NewForbidden(resource, leaseName, errTest)
@@ -45,15 +51,16 @@ func (c *candidates) start(node string) (*fake.Clientset, func()) {
 		w, err := tracker.Watch(a.GetResource(), a.GetNamespace())
 		return true, w, err
 	})
-	a := NewAllocator(AllocatorOptions{Client: client, Lease: client, Node: node, Namespace: "steelyard", Log: discard})
-	return client, must.Run(c.t, a.Run)
+	o := AllocatorOptions{Client: client, Lease: client, Node: node, Namespace: "steelyard", Log: discard}
+	c.last = NewAllocator(o)
+	return client, must.Run(c.t, c.last.Run)
 }
 
 // hold gives the Lease to a node.
 func (c *candidates) hold(node string) {
 	held := &coordination.Lease{ObjectMeta: meta.ObjectMeta{Namespace: "steelyard", Name: leaseName}}
 	held.Spec.HolderIdentity, held.Spec.RenewTime = &node, &meta.MicroTime{Time: time.Now()}
-	held.Spec.LeaseDurationSeconds = ptr(int32(15))
+	held.Spec.LeaseDurationSeconds = new(int32(15))
 	must.Do(c.t, c.server.Tracker().Add(held))
 }
 
@@ -147,7 +154,8 @@ func TestElectionWithoutWatch(t *testing.T) {
 	})
 }
 
-// A node that has the Lease from before a restart leads immediately, and needs no watch for it.
+// A node that has the Lease from before a restart leads immediately, and needs no watch for it. If it cannot renew the
+// Lease, it stops before another node may take it, and leads again when it can.
 func TestElectionOfTheHolder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &candidates{t: t, server: fake.NewClientset(), noWatch: true}
@@ -155,7 +163,24 @@ func TestElectionOfTheHolder(t *testing.T) {
 		client, stop := c.start("n1")
 		pass(leaseDuration / 2)
 		n := requests(client)
-		must.True(t, n["update"] != 0, "after %s it has not renewed the Lease: %v", leaseDuration/2, n)
+		must.True(t, n["update"] > 1, "after %s it has not renewed the Lease: %v", leaseDuration/2, n)
+		leads := func(want bool) *term {
+			t.Helper()
+			c.last.mu.Lock()
+			defer c.last.mu.Unlock()
+			must.Row(t, "it leads", want, c.last.term != nil)
+			return c.last.term
+		}
+		first := leads(true)
+		c.conflicts.Store(1)
+		pass(time.Minute)
+		must.True(t, leads(true) == first && c.conflicts.Load() < 0, "its term has ended, or it renews no Lease")
+		c.refused.Store(new("n1"))
+		pass(renewDeadline + time.Millisecond)
+		leads(false)
+		c.refused.Store(nil)
+		pass(time.Minute)
+		leads(true)
 		stop()
 	})
 }
@@ -242,7 +267,7 @@ func TestCleanup(t *testing.T) {
 		must.Do(t, client.Tracker().Add(s))
 	}
 	lease := &coordination.Lease{ObjectMeta: meta.ObjectMeta{Namespace: "steelyard", Name: leaseName}}
-	lease.Spec.HolderIdentity, lease.Spec.RenewTime = ptr("n1"), &meta.MicroTime{Time: time.Now()}
+	lease.Spec.HolderIdentity, lease.Spec.RenewTime = new("n1"), &meta.MicroTime{Time: time.Now()}
 	foreignLease := &coordination.Lease{ObjectMeta: meta.ObjectMeta{Namespace: "steelyard", Name: "other"}}
 	for _, l := range []*coordination.Lease{lease, foreignLease} {
 		must.Do(t, client.Tracker().Add(l))

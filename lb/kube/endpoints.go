@@ -333,15 +333,24 @@ func compareBool(a, b bool) int {
 	return 1
 }
 
-// slicesOf returns the EndpointSlices of a service by name.
-func (s *Source) slicesOf(service string) []*endpointSlice {
+// slicesIn returns the EndpointSlices of a service. It may be called from any goroutine.
+func (s *Source) slicesIn(service string) []*endpointSlice {
 	found, err := s.slices.ByIndex(serviceOf, service)
 	if err != nil {
 		s.o.Log.Error("endpoints not found", "service", service, "err", err)
 	}
 	endpoints := make([]*endpointSlice, 0, len(found))
 	for _, x := range found {
-		endpoints = append(endpoints, s.withoutVIPs(x.(*endpointSlice)))
+		endpoints = append(endpoints, x.(*endpointSlice))
+	}
+	return endpoints
+}
+
+// slicesOf returns the EndpointSlices of a service by name, without endpoints that are VIPs.
+func (s *Source) slicesOf(service string) []*endpointSlice {
+	endpoints := s.slicesIn(service)
+	for i, x := range endpoints {
+		endpoints[i] = s.withoutVIPs(x)
 	}
 	slices.SortFunc(endpoints, func(a, b *endpointSlice) int { return strings.Compare(a.Name, b.Name) })
 	return endpoints

@@ -140,7 +140,7 @@ func TestPolicyIsExternalTrafficPolicy(t *testing.T) {
 // if none has, independently of the other ports and the other family (pkg/proxy/service.go).
 func TestDropsByPortAndFamily(t *testing.T) {
 	port := func(name string, at int32, e *discovery.EndpointSlice) *discovery.EndpointSlice {
-		e.Ports = []discovery.EndpointPort{{Name: ptr(name), Port: &at, Protocol: ptr(core.ProtocolTCP)}}
+		e.Ports = []discovery.EndpointPort{{Name: new(name), Port: &at, Protocol: new(core.ProtocolTCP)}}
 		return e
 	}
 	v6 := port("http", 8080, slice(0, ep("2001:db8::2", "n2", "rs")))

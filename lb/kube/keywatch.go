@@ -9,9 +9,6 @@ import (
 
 	core "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -28,12 +25,9 @@ func (k *KeyKeeper) watch() (*keyWatch, error) {
 	if k.watched != nil {
 		return k.watched, nil
 	}
-	factory := informers.NewSharedInformerFactoryWithOptions(k.o.Client, 0, informers.WithNamespace(k.o.Namespace),
-		informers.WithTweakListOptions(func(l *meta.ListOptions) {
-			// With a Role for this name only, the API server permits no other list.
-			l.FieldSelector = fields.OneTermEqualSelector("metadata.name", KeySecret).String()
-		}))
-	w := &keyWatch{informer: factory.Core().V1().Secrets().Informer(), changed: make(chan struct{}, 1)}
+	// With a Role for this name only, the API server permits no other list.
+	secret := newInformer(k.o.Client, k.o.Client.CoreV1().Secrets(k.o.Namespace), &core.Secret{}, nil, named(KeySecret))
+	w := &keyWatch{informer: secret, changed: make(chan struct{}, 1)}
 	touch := func(any) {
 		select {
 		case w.changed <- struct{}{}:
@@ -59,7 +53,7 @@ func (k *KeyKeeper) watch() (*keyWatch, error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	w.end, k.watched = cancel, w
-	factory.Start(ctx.Done())
+	go secret.RunWithContext(ctx)
 	return w, nil
 }
 

@@ -92,10 +92,13 @@ func (a *Allocator) Run(ctx context.Context) error {
 	var shutdown func()
 	a.events, shutdown = newRecorder(ctx, a.o.Client, a.o.Node)
 	defer shutdown()
-	for a.awaitLease(ctx) {
-		a.campaign(ctx)
+	for {
+		lease := a.awaitLease(ctx)
+		if lease == nil {
+			return nil
+		}
+		a.campaign(ctx, lease)
 	}
-	return nil
 }
 
 // SetPools replaces the pools. Services keep their addresses, and the allocator tries waiting Services again.

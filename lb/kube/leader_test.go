@@ -103,7 +103,7 @@ func TestReconcileStatus(t *testing.T) {
 		}
 	}
 	otherClass := func(more func(*core.Service)) func(*core.Service) {
-		return func(s *core.Service) { more(s); s.Spec.LoadBalancerClass = ptr("x/y") }
+		return func(s *core.Service) { more(s); s.Spec.LoadBalancerClass = new("x/y") }
 	}
 	clusterIP := func(more func(*core.Service)) func(*core.Service) {
 		return func(s *core.Service) { more(s); s.Spec.Type = core.ServiceTypeClusterIP }
@@ -158,7 +158,7 @@ func TestReconcileStatus(t *testing.T) {
 			s.Status.LoadBalancer.Ingress[0].Hostname = "x.example"
 		}), nil, left, false},
 		{"another's, with a proxy", both(foreign("203.0.113.1"), func(s *core.Service) {
-			s.Status.LoadBalancer.Ingress[0].IPMode = ptr(core.LoadBalancerIPModeProxy)
+			s.Status.LoadBalancer.Ingress[0].IPMode = new(core.LoadBalancerIPModeProxy)
 		}), []string{addFinalizer}, "", true},
 		{"cannot have any", noPool, condition("False", "AllocationFailed", failed),
 			`Warning AllocationFailed there is no pool "x"; pools: public`, false},
@@ -285,7 +285,7 @@ func TestRetryOthers(t *testing.T) {
 func TestAdopt(t *testing.T) {
 	otherClass := func(s *core.Service) {
 		given("203.0.113.1")(s)
-		s.Spec.LoadBalancerClass = ptr("x/y")
+		s.Spec.LoadBalancerClass = new("x/y")
 	}
 	first := given("203.0.113.1")
 	deleting := func(s *core.Service) { first(s); s.DeletionTimestamp = &meta.Time{Time: time.Unix(1, 0)} }

@@ -51,18 +51,39 @@ func (n *nodeProbes) on() bool {
 	return n.o.NodeProbe > 0 && n.o.Forward == lb.MethodTunnel && n.o.Prober != nil
 }
 
-// follow probes the nodes that receive packets of these services. A node keeps its VIP as long as it has a backend of
-// that VIP, because it may learn of a new VIP later than this node.
-func (n *nodeProbes) follow(services map[string]*lb.Service) {
+// targets holds the other nodes to which a service sends packets, or would if they answered, with the families of their
+// endpoints.
+type targets map[netip.Addr]families
+
+type families struct{ v4, v6 bool }
+
+// has reports whether the family of an address is among them.
+func (f families) has(a netip.Addr) bool { return a.Is4() && f.v4 || a.Is6() && f.v6 }
+
+// add adds the nodes of endpoints of one family.
+func (t targets) add(use []endpoint, is4 bool, top topology) {
+	for _, e := range use {
+		node := top.nodes[e.node]
+		if !node.IsValid() || e.isLocal(top) {
+			continue
+		}
+		was := t[node]
+		t[node] = families{was.v4 || is4, was.v6 || !is4}
+	}
+}
+
+// follow probes the targets of these services. A node keeps its VIP as long as it has an endpoint of that VIP, because
+// it may learn of a new VIP later than this node.
+func (n *nodeProbes) follow(services map[string]*lb.Service, of map[string]targets) {
 	vips, first := map[netip.Addr]netip.Addr{}, map[netip.Addr]netip.Addr{}
 	n.mu.Lock()
-	for _, s := range services {
+	for name, s := range services {
 		if !s.NodeForwarding.Enabled {
 			continue
 		}
-		for node, is4 := range targetsOf(s) {
+		for node, families := range of[name] {
 			for _, vip := range s.VIPs {
-				if !is4[vip.Is4()] {
+				if !families.has(vip) {
 					continue
 				}
 				if n.vips[node] == vip {
@@ -79,9 +100,14 @@ func (n *nodeProbes) follow(services map[string]*lb.Service) {
 			vips[node] = vip
 		}
 	}
+	known := len(n.results)
 	maps.DeleteFunc(n.results, func(node netip.Addr, _ lb.Health) bool { return !vips[node].IsValid() })
+	forgotten := len(n.results) < known
 	n.vips = vips
 	n.mu.Unlock()
+	if forgotten { // a lost node may return
+		n.changed()
+	}
 	every := max(n.o.NodeProbe, time.Duration(len(vips))*time.Second/nodeProbesPerSecond)
 	checks := make([]lb.Check, 0, len(vips))
 	for node, vip := range vips {
@@ -98,21 +124,32 @@ func (n *nodeProbes) follow(services map[string]*lb.Service) {
 	n.o.Prober.Put(nodeProbe, checks)
 }
 
-// targetsOf returns the other nodes that receive packets of a service, each with its families; true is IPv4.
-func targetsOf(s *lb.Service) map[netip.Addr]map[bool]bool {
-	nodes := map[netip.Addr]map[bool]bool{}
-	for _, p := range s.Ports {
-		for _, b := range p.Backends {
-			if b.Local || b.Deleted || !b.Node.IsValid() {
-				continue
-			}
-			if nodes[b.Node] == nil {
-				nodes[b.Node] = map[bool]bool{}
-			}
-			nodes[b.Node][b.Addr.Is4()] = true
+// probeSoon schedules the choice of probes of other nodes, at once if nodes are probed at a VIP that the service has
+// lost, which does not answer.
+func (s *Source) probeSoon(old *lb.Service, v *view) {
+	if !s.probes.on() {
+		return
+	}
+	delay := nodeProbeDelay
+	if old != nil && (v == nil || !slices.Equal(old.VIPs, v.service.VIPs)) && s.probes.usesOne(old.VIPs) {
+		delay = 0
+	}
+	if v != nil {
+		s.targets[v.service.Name] = v.targets
+	}
+	s.queue.AddAfter(probedNodes, delay)
+}
+
+// usesOne reports whether a node is probed at one of these VIPs.
+func (n *nodeProbes) usesOne(vips []netip.Addr) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, vip := range n.vips {
+		if slices.Contains(vips, vip) {
+			return true
 		}
 	}
-	return nodes
+	return false
 }
 
 func (n *nodeProbes) health(h lb.Health) {
@@ -126,8 +163,9 @@ func (n *nodeProbes) health(h lb.Health) {
 	n.results[node] = h
 	n.mu.Unlock()
 	switch {
-	case !known || was.State == h.State:
+	case known && was.State == h.State:
 		return
+	case !known:
 	case h.State == lb.StateHealthy:
 		n.o.Log.Info("node answers through the tunnel again", "address", node)
 	default:

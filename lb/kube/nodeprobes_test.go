@@ -57,6 +57,8 @@ func TestNodesThatDoNotAnswer(t *testing.T) {
 	steps("all answer", "1 2 3 4", nil)
 	tell(3, lb.StateUnhealthy)
 	steps("one does not", "1 2 4", lb.FoundNodeUnreachable)
+	follow()
+	steps("it is still probed", "1 2 4", lb.FoundNodeUnreachable)
 	must.True(t, f.put["default/web"].NodeForwarding.AnyNode, "others may still choose it, so flows may be anywhere")
 	tell(4, lb.StateUnhealthy)
 	steps("two of three do not", "1 2 3 4", lb.FoundNodesUnreachable)
@@ -65,9 +67,20 @@ func TestNodesThatDoNotAnswer(t *testing.T) {
 	steps("all answer again", "1 2 3 4", nil)
 	must.True(t, !f.put["default/web"].NodeForwarding.AnyNode, "still anywhere")
 
+	tell(3, lb.StateUnhealthy)
+	steps("one does not again", "1 2 4", lb.FoundNodeUnreachable)
+	f.have(t, of("web", slice(8080, ep("10.0.1.1", "n1", "r"), ep("10.0.3.1", "n3", ""))))
+	f.reconcile("default/web", fakeSink{f.recorded})
+	for f.queue.Len() > 0 {
+		key, _ := f.queue.Get()
+		f.queue.Done(key)
+	}
+	follow()
+	must.True(t, f.queue.Len() == 1, "its endpoint is no longer ready, but it stays avoided when it returns")
 	f.have(t, of("web", slice(8080, ep("10.0.3.1", "n3", "r"))))
 	f.reconcile("default/web", fakeSink{f.recorded})
 	follow()
+	tell(3, lb.StateHealthy)
 	tell(3, lb.StateUnhealthy)
 	steps("the only one", "3", lb.FoundNodeUnreachable)
 }
@@ -75,42 +88,36 @@ func TestNodesThatDoNotAnswer(t *testing.T) {
 // A node is probed at the VIP of its first probe as long as it has an endpoint of that VIP.
 func TestVIPsOfNodeProbes(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.Forward, o.NodeProbe = lb.MethodTunnel, time.Second })
-	service := func(vip, node string) *lb.Service {
-		return &lb.Service{
-			VIPs: []netip.Addr{netip.MustParseAddr(vip)}, NodeForwarding: lb.NodeForwarding{Enabled: true},
-			Ports: []lb.ServicePort{{Backends: []lb.Backend{
-				{Addr: netip.MustParseAddr("10.0.2.1"), Node: netip.MustParseAddr(node)},
-			}}},
-		}
-	}
-	probedAt := func(want string, services ...*lb.Service) {
+	type service struct{ vip, node string }
+	probedAt := func(want string, enabled bool, services ...service) {
 		t.Helper()
-		put := map[string]*lb.Service{}
+		put, to := map[string]*lb.Service{}, map[string]targets{}
 		for i, s := range services {
-			put[fmt.Sprint(i)] = s
+			put[fmt.Sprint(i)] = &lb.Service{VIPs: addrs(s.vip), NodeForwarding: lb.NodeForwarding{Enabled: enabled}}
+			to[fmt.Sprint(i)] = targets{netip.MustParseAddr(s.node): {v4: true}}
 		}
-		f.probes.follow(put)
+		f.probes.follow(put, to)
 		must.Equal(t, want, fmt.Sprint(f.probes.vips))
 	}
-	first, second := service("203.0.113.20", "192.0.2.2"), service("203.0.113.10", "192.0.2.2")
-	probedAt("map[192.0.2.2:203.0.113.20]", first)
-	probedAt("map[192.0.2.2:203.0.113.20]", first, second)
-	probedAt("map[192.0.2.2:203.0.113.10 192.0.2.3:203.0.113.20]", service("203.0.113.20", "192.0.2.3"), second)
-	probedAt("map[192.0.2.2:203.0.113.10]", second, service("2001:db8::1", "192.0.2.3"))
-	second.NodeForwarding.Enabled = false
-	probedAt("map[]", second)
+	first, second := service{"203.0.113.20", "192.0.2.2"}, service{"203.0.113.10", "192.0.2.2"}
+	probedAt("map[192.0.2.2:203.0.113.20]", true, first)
+	probedAt("map[192.0.2.2:203.0.113.20]", true, first, second)
+	probedAt("map[192.0.2.2:203.0.113.10 192.0.2.3:203.0.113.20]", true, service{"203.0.113.20", "192.0.2.3"}, second)
+	probedAt("map[192.0.2.2:203.0.113.10]", true, second, service{"2001:db8::1", "192.0.2.3"})
+	must.True(t, f.probes.usesOne(addrs("203.0.113.9", "203.0.113.10")) && !f.probes.usesOne(addrs("203.0.113.20")),
+		"a VIP that is not used, or the one that is")
+	probedAt("map[]", false, second)
 }
 
 // A node with too many others to probe at the interval probes each less often.
 func TestNodeProbesAreBounded(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.Forward, o.NodeProbe = lb.MethodTunnel, 300*time.Millisecond })
-	s := &lb.Service{VIPs: []netip.Addr{netip.MustParseAddr("203.0.113.10")},
-		NodeForwarding: lb.NodeForwarding{Enabled: true}, Ports: make([]lb.ServicePort, 1)}
+	s := &lb.Service{VIPs: addrs("203.0.113.10"), NodeForwarding: lb.NodeForwarding{Enabled: true}}
+	to := targets{}
 	for i := range 600 {
-		node := netip.AddrFrom4([4]byte{192, 0, byte(2 + i/250), byte(1 + i%250)})
-		s.Ports[0].Backends = append(s.Ports[0].Backends, lb.Backend{Addr: netip.MustParseAddr("10.0.2.1"), Node: node})
+		to[netip.AddrFrom4([4]byte{192, 0, byte(2 + i/250), byte(1 + i%250)})] = families{v4: true}
 	}
-	f.probes.follow(map[string]*lb.Service{"web": s})
+	f.probes.follow(map[string]*lb.Service{"web": s}, map[string]targets{"web": to})
 	must.True(t, len(f.checks) == 600 && f.checks[0].Spec.Interval == 3*time.Second &&
 		f.checks[0].Spec.Timeout == time.Second, "%d checks: %+v", len(f.checks), f.checks[0].Spec)
 }

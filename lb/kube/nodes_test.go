@@ -200,7 +200,7 @@ func TestNodePortAfterBoot(t *testing.T) {
 func TestNodePortsOfOthers(t *testing.T) {
 	for name, change := range map[string]func(*core.Service){
 		"no address":    func(s *core.Service) { s.Status = core.ServiceStatus{} },
-		"another class": func(s *core.Service) { s.Spec.LoadBalancerClass = ptr("x/y") },
+		"another class": func(s *core.Service) { s.Spec.LoadBalancerClass = new("x/y") },
 	} {
 		for _, isProxy := range []bool{false, true} {
 			f := newFixture(t, func(o *Options) { o.IsProxy = isProxy })

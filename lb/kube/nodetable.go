@@ -11,7 +11,6 @@ import (
 	core "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 )
@@ -81,12 +80,9 @@ func nodeOf(name, entry string) *core.Node {
 }
 
 // tableInformer returns an informer of the node table.
-func tableInformer(client kubernetes.Interface, namespace string) (cache.SharedIndexInformer, func(<-chan struct{})) {
-	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(namespace),
-		informers.WithTransform(slim), informers.WithTweakListOptions(func(l *meta.ListOptions) {
-			l.LabelSelector = labelNodeTable
-		}))
-	return factory.Core().V1().ConfigMaps().Informer(), factory.Start
+func tableInformer(client kubernetes.Interface, namespace string) cache.SharedIndexInformer {
+	return newInformer(client, client.CoreV1().ConfigMaps(namespace), &core.ConfigMap{}, slim,
+		func(l *meta.ListOptions) { l.LabelSelector = labelNodeTable })
 }
 
 // awaitTable waits until this client may read the node table, and returns false if ctx ends first. It calls refused

@@ -6,7 +6,6 @@ import (
 
 	core "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/steelyard-lb/steelyard/lb"
@@ -104,7 +103,7 @@ func (s *Source) watchOthers(ctx context.Context) {
 // watchTable follows the node table until ctx ends, and returns once it has been read. It returns an error if the API
 // server refuses access.
 func (o *otherNodes) watchTable(ctx context.Context) error {
-	informer, start := tableInformer(o.o.Client, o.o.Namespace)
+	informer := tableInformer(o.o.Client, o.o.Namespace)
 	put := func(x any) { o.shard(x.(*core.ConfigMap)) }
 	// A deleted ConfigMap stays in use, because the allocator creates it again.
 	synced, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -125,7 +124,7 @@ func (o *otherNodes) watchTable(ctx context.Context) error {
 	if err != nil {
 		o.o.Log.Error("node table not watched", "err", err)
 	}
-	start(watch.Done())
+	go informer.RunWithContext(watch)
 	if cache.WaitForCacheSync(watch.Done(), synced.HasSynced) || ctx.Err() != nil {
 		return nil
 	}
@@ -182,8 +181,7 @@ func (o *otherNodes) watchNodes(ctx context.Context) {
 	}
 	ctx, o.stopNodes = context.WithCancel(ctx)
 	o.mu.Unlock()
-	factory := informers.NewSharedInformerFactoryWithOptions(o.o.Client, 0, informers.WithTransform(slim))
-	informer := factory.Core().V1().Nodes().Informer()
+	informer := newInformer(o.o.Client, o.o.Client.CoreV1().Nodes(), &core.Node{}, slim, everyObject)
 	unless := func(change func(*core.Node)) func(any) {
 		return func(x any) {
 			o.mu.Lock()
@@ -201,6 +199,6 @@ func (o *otherNodes) watchNodes(ctx context.Context) {
 		o.o.Log.Error("nodes not watched", "err", err)
 		return
 	}
-	factory.Start(ctx.Done())
+	go informer.RunWithContext(ctx)
 	cache.WaitForCacheSync(ctx.Done(), synced.HasSynced)
 }

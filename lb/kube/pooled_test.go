@@ -50,7 +50,7 @@ func TestAddressInNoPoolIsNotServed(t *testing.T) {
 			setManager(s, "k3s")
 		}
 		if strings.Contains(tt.want, "Proxy") {
-			s.Status.LoadBalancer.Ingress[0].IPMode = ptr(core.LoadBalancerIPModeProxy)
+			s.Status.LoadBalancer.Ingress[0].IPMode = new(core.LoadBalancerIPModeProxy)
 		}
 		dns := aService(func(s *core.Service) { s.Name, s.Spec.ClusterIPs = "dns", []string{"10.96.0.10"} })
 		f.have(t, s, dns)

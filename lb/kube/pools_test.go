@@ -293,7 +293,7 @@ func TestTwoClasses(t *testing.T) {
 		check("two", "a1 [203.0.113.1] 1 0", "a2 [] 0 1", "b1 [198.51.100.1] 1 0", "b2 [] 0 1", "b3 [198.51.100.3] 1 0")
 		must.Row(t, "writes", "map[of: a1:1 of: a2:1 of:x/y b1:1 of:x/y b2:1]", fmt.Sprint(writes))
 
-		server.change("default/a1", func(s *core.Service) { s.Spec.LoadBalancerClass = ptr("x/y") })
+		server.change("default/a1", func(s *core.Service) { s.Spec.LoadBalancerClass = new("x/y") })
 		server.change("default/b3", func(s *core.Service) {
 			s.Spec.Type, s.Spec.LoadBalancerClass = core.ServiceTypeClusterIP, nil
 		})

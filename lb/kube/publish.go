@@ -11,7 +11,6 @@ import (
 	core "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -46,17 +45,15 @@ func (a *Allocator) publishNodes(ctx context.Context) {
 			}
 		},
 	}
-	factory := informers.NewSharedInformerFactoryWithOptions(a.o.Client, 0, informers.WithTransform(slim))
-	nodes := factory.Core().V1().Nodes().Informer()
-	table, startTable := tableInformer(a.o.Client, a.o.Namespace)
+	nodes := newInformer(a.o.Client, a.o.Client.CoreV1().Nodes(), &core.Node{}, slim, everyObject)
+	table := tableInformer(a.o.Client, a.o.Namespace)
 	for _, i := range []cache.SharedIndexInformer{nodes, table} {
 		if _, err := i.AddEventHandler(handler); err != nil {
 			a.o.Log.Error("nodes not watched", "err", err)
 			return
 		}
+		go i.RunWithContext(ctx)
 	}
-	factory.Start(ctx.Done())
-	startTable(ctx.Done())
 	if !cache.WaitForCacheSync(ctx.Done(), nodes.HasSynced, table.HasSynced) {
 		return
 	}

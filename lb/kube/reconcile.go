@@ -12,14 +12,13 @@ import (
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 )
 
 // watch starts following the Services, which are queued when they change.
 func (t *term) watch(ctx context.Context) error {
-	factory := informers.NewSharedInformerFactoryWithOptions(t.o.Client, 0, informers.WithTransform(slim))
-	informer := factory.Core().V1().Services().Informer()
+	all := t.o.Client.CoreV1().Services(meta.NamespaceAll)
+	informer := newInformer(t.o.Client, all, &core.Service{}, slim, everyObject)
 	t.services = informer.GetStore()
 	touch := func(x any) { t.queue.Add(nameOf(x.(*core.Service))) }
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -35,7 +34,7 @@ func (t *term) watch(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("watch the Services: %w", err)
 	}
-	factory.Start(ctx.Done())
+	go informer.RunWithContext(ctx)
 	cache.WaitForCacheSync(ctx.Done(), informer.HasSynced)
 	return nil
 }

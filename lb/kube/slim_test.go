@@ -123,7 +123,7 @@ func TestSlimSlice(t *testing.T) {
 	s.Endpoints = append(s.Endpoints, discovery.Endpoint{}, discovery.Endpoint{Addresses: []string{"web.example"}},
 		discovery.Endpoint{Addresses: []string{"10.0.0.3"}})
 	s.Ports = append(s.Ports, discovery.EndpointPort{}, discovery.EndpointPort{Port: new(int32)},
-		discovery.EndpointPort{Port: ptr(int32(8))})
+		discovery.EndpointPort{Port: new(int32(8))})
 	want := &endpointSlice{
 		ObjectMeta: meta.ObjectMeta{Name: "text", Namespace: "text", ResourceVersion: "text"},
 		service:    "text/web", family: "text",
@@ -158,8 +158,8 @@ func TestSlimService(t *testing.T) {
 func TestPortsOfASlice(t *testing.T) {
 	s := slice(8080, ep("10.0.0.1", "n1", "rs"))
 	s.Ports = append([]discovery.EndpointPort{
-		{Name: ptr("metrics"), Port: ptr(int32(9090)), Protocol: ptr(core.ProtocolTCP)},
-		{Name: ptr("http"), Port: ptr(int32(5353)), Protocol: ptr(core.ProtocolUDP)},
+		{Name: new("metrics"), Port: new(int32(9090)), Protocol: new(core.ProtocolTCP)},
+		{Name: new("http"), Port: new(int32(5353)), Protocol: new(core.ProtocolUDP)},
 	}, s.Ports...)
 	all := slimmed([]*discovery.EndpointSlice{slice(8081), s})
 	for name, want := range map[string]uint16{"http": 8080, "metrics": 9090} {

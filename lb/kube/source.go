@@ -14,9 +14,8 @@ import (
 	"time"
 
 	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
@@ -100,7 +99,7 @@ type Source struct {
 	slices     cache.Indexer
 	nodes      cache.Indexer // core.Node: this one and those of otherNodes
 	synced     []cache.InformerSynced
-	start      []func(stop <-chan struct{})
+	informers  []cache.SharedIndexInformer
 	conditions *conditions
 	probes     *nodeProbes
 	events     record.EventRecorder                 // set by Run
@@ -115,6 +114,7 @@ type Source struct {
 
 	// Used only by Run's goroutine, like the fields of o that SetPools and SetProbing replace.
 	put           map[string]*lb.Service
+	targets       map[string]targets       // of services
 	held          map[string]time.Time     // since when a fault withholds the addresses of a service
 	graceUntil    map[netip.Addr]time.Time // until when addresses that are in no pool are served
 	endpoints     map[string]seen          // of services
@@ -151,7 +151,7 @@ func nameOf(s *core.Service) string { return s.Namespace + "/" + s.Name }
 func New(o Options) (*Source, error) {
 	o.MaxEndpoints = cmp.Or(o.MaxEndpoints, math.MaxInt)
 	s := &Source{
-		o: o, put: map[string]*lb.Service{}, held: map[string]time.Time{},
+		o: o, put: map[string]*lb.Service{}, targets: map[string]targets{}, held: map[string]time.Time{},
 		endpoints: map[string]seen{}, usable: map[string]lastUsable{},
 		wide: map[string]int{}, external: map[string]int{},
 		queue: newQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
@@ -167,19 +167,12 @@ func New(o Options) (*Source, error) {
 
 // watchCluster creates the informers of Services, EndpointSlices and this node's Node, which Run starts.
 func (s *Source) watchCluster() error {
-	ofUs := informers.WithTweakListOptions(func(l *meta.ListOptions) {
-		l.LabelSelector = "!" + labelProxyName + ",!" + labelHeadless
-	})
-	ownNode := informers.WithTweakListOptions(func(l *meta.ListOptions) {
-		l.FieldSelector = fields.OneTermEqualSelector("metadata.name", s.o.Node).String()
-	})
-	transform := informers.WithTransform(s.slim)
-	objects := informers.NewSharedInformerFactoryWithOptions(s.o.Client, 0, ofUs, transform)
-	nodes := informers.NewSharedInformerFactoryWithOptions(s.o.Client, 0, ownNode, informers.WithTransform(slimOwn))
-	s.start = append(s.start, objects.Start, nodes.Start)
-
-	endpoints := objects.Discovery().V1().EndpointSlices().Informer()
-	services := objects.Core().V1().Services().Informer()
+	ofUs := func(l *meta.ListOptions) { l.LabelSelector = "!" + labelProxyName + ",!" + labelHeadless }
+	endpoints := newInformer(s.o.Client, s.o.Client.DiscoveryV1().EndpointSlices(meta.NamespaceAll),
+		&discovery.EndpointSlice{}, s.slim, ofUs)
+	services := newInformer(s.o.Client, s.o.Client.CoreV1().Services(meta.NamespaceAll), &core.Service{}, s.slim, ofUs)
+	node := newInformer(s.o.Client, s.o.Client.CoreV1().Nodes(), &core.Node{}, slimOwn, named(s.o.Node))
+	s.informers = []cache.SharedIndexInformer{endpoints, services, node}
 	errs := []error{
 		endpoints.AddIndexers(cache.Indexers{serviceOf: func(x any) ([]string, error) {
 			return []string{sliceKey(x)}, nil
@@ -201,7 +194,7 @@ func (s *Source) watchCluster() error {
 	s.slices = watch(endpoints, sliceKey)
 	s.services = watch(services, func(x any) string { return nameOf(x.(*core.Service)) })
 	s.nodes = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
-	return errors.Join(append(errs, s.watchOwn(nodes.Core().V1().Nodes().Informer()))...)
+	return errors.Join(append(errs, s.watchOwn(node))...)
 }
 
 // watch queues the key of each object that changes, and the Services that share an address with it.
@@ -245,8 +238,8 @@ func (s *Source) SetPools(pools []Pool) {
 
 // Run implements lb.Source.
 func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
-	for _, start := range s.start {
-		start(ctx.Done())
+	for _, i := range s.informers {
+		go i.RunWithContext(ctx)
 	}
 	stop := context.AfterFunc(ctx, s.queue.ShutDown)
 	defer stop()
@@ -300,7 +293,7 @@ func (s *Source) handle(key string, sink lb.Sink) {
 		}
 		s.reconcileAll(sink)
 	case probedNodes:
-		s.probes.follow(s.put)
+		s.probes.follow(s.put, s.targets)
 	default:
 		s.reconcile(key, sink)
 	}
@@ -322,10 +315,9 @@ func (s *Source) reconcileOne(name string, sink lb.Sink) {
 	}
 	v := s.viewOf(name)
 	old := s.put[name]
-	if s.probes.on() {
-		s.queue.AddAfter(probedNodes, nodeProbeDelay)
-	}
+	s.probeSoon(old, v)
 	if v == nil {
+		delete(s.targets, name)
 		if old != nil {
 			sink.Delete(name)
 			delete(s.put, name)
@@ -374,6 +366,12 @@ func (s *Source) viewOf(name string) *view {
 	service = withoutPorts(service, addrs.taken)
 	v := translate(service, addrs.vips, endpoints, s.top, s.shares(service), s.spreads(service, addrs.vips),
 		s.o.MaxEndpoints)
+	if _, err := algorithmOf(service); err != nil && s.put[name] != nil {
+		v.service.Algorithm = s.put[name].Algorithm
+	}
+	if only, _ := fromEndpoints(service); only && v.readyLocal == 0 {
+		v.service.LowerPreference = lb.NoEndpointHere
+	}
 	v.service.UnrestrictedVIPs, v.service.Refused = addrs.external, addrs.refused
 	s.bound(v)
 	s.nodePort(service, v.readyLocal)

@@ -26,7 +26,7 @@ func TestReconcile(t *testing.T) {
 		"deleted":         func(f *fixture, s *core.Service) { f.services.Delete(s) },
 		"no address":      func(f *fixture, s *core.Service) { s.Status = core.ServiceStatus{} },
 		"another proxy":   func(f *fixture, s *core.Service) { s.Labels = map[string]string{labelProxyName: "x"} },
-		"another class":   func(f *fixture, s *core.Service) { s.Spec.LoadBalancerClass = ptr("x/y") },
+		"another class":   func(f *fixture, s *core.Service) { s.Spec.LoadBalancerClass = new("x/y") },
 		"no longer of us": func(f *fixture, s *core.Service) { s.Spec.Type = core.ServiceTypeClusterIP },
 	} {
 		f := newFixture(t, asIs)
@@ -63,6 +63,44 @@ func TestUnchangedPortsAreShared(t *testing.T) {
 	now := f.put[nameOf(s)]
 	must.True(t, before.Affinity != now.Affinity && &before.Ports[0] == &now.Ports[0],
 		"%p %+v, then %p %+v", before.Ports, before, now.Ports, now)
+}
+
+// A Service has the algorithm of its annotation. A wrong value keeps the previous one.
+func TestAlgorithmOfService(t *testing.T) {
+	f := newFixture(t, asIs)
+	s := aService(same)
+	f.have(t, node("n1", "192.0.2.1"), s, of("web", slice(8080, ep("10.0.0.1", "n1", "rs"))))
+	for _, tt := range []struct {
+		value string
+		want  lb.Algorithm
+	}{
+		{"", lb.AlgorithmMaglev}, {"fastest", lb.AlgorithmMaglev}, {"source-hash", lb.AlgorithmSourceHash},
+		{"fastest", lb.AlgorithmSourceHash}, {"round-robin", lb.AlgorithmRoundRobin}, {"", lb.AlgorithmMaglev},
+	} {
+		s.Annotations = map[string]string{algorithm[0]: tt.value}
+		f.reconcile(nameOf(s), fakeSink{f.recorded})
+		must.Row(t, tt.value, tt.want, f.put[nameOf(s)].Algorithm)
+	}
+}
+
+// With announce-from, a node without an endpoint asks routers to prefer others, but only with the policy Cluster.
+func TestAnnounceFrom(t *testing.T) {
+	for _, tt := range []struct {
+		value, node string
+		change      func(*core.Service)
+		want        string
+	}{
+		{"endpoints", "n1", same, ""}, {"endpoints", "n2", same, lb.NoEndpointHere}, {"", "n2", same, ""},
+		{"endpoints", "n2", local, ""}, {"pods", "n2", same, ""},
+	} {
+		f := newFixture(t, func(o *Options) { o.Forward = lb.MethodTunnel })
+		s := aService(tt.change)
+		s.Annotations = map[string]string{from[0]: tt.value}
+		f.have(t, node("n1", "192.0.2.1"), node("n2", "192.0.2.2"), s,
+			of("web", slice(8080, ep("10.0.0.1", tt.node, "rs"))))
+		f.reconcile(nameOf(s), fakeSink{f.recorded})
+		must.Row(t, fmt.Sprint(tt), tt.want, f.put[nameOf(s)].LowerPreference)
+	}
 }
 
 // The agent answers at a health check node port when the policy is Local and the node has no other proxy.

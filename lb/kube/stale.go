@@ -84,9 +84,7 @@ func (s *Source) addStale(v *view) {
 
 // present returns the endpoints in the slices of a service, whatever their conditions.
 func (s *Source) present(name string) (all []served) {
-	found, _ := s.slices.ByIndex(serviceOf, name) // the index exists
-	for _, x := range found {
-		slice := x.(*endpointSlice)
+	for _, slice := range s.slicesIn(name) {
 		all = slices.Grow(all, len(slice.ports)*len(slice.endpoints))
 		for _, p := range slice.ports {
 			port := unique.Make(portKey{p.name, p.protocol})

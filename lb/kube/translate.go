@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -76,6 +77,28 @@ func isLocal(s *core.Service) bool {
 	return s.Spec.ExternalTrafficPolicy == core.ServiceExternalTrafficPolicyLocal
 }
 
+// algorithmOf returns the algorithm that a Service asks for, and an error if there is none of this name.
+func algorithmOf(s *core.Service) (lb.Algorithm, error) {
+	a := lb.AlgorithmMaglev
+	if text := annotation(s, algorithm); text != "" {
+		if err := a.UnmarshalText([]byte(text)); err != nil {
+			return lb.AlgorithmMaglev, fmt.Errorf("%s: %w", algorithm[0], err)
+		}
+	}
+	return a, nil
+}
+
+// fromEndpoints reports whether nodes without endpoints should attract no packets although the policy is Cluster. The
+// value "endpoints" says so; the error names another value.
+func fromEndpoints(s *core.Service) (bool, error) {
+	switch text := annotation(s, from); text {
+	case "", "endpoints":
+		return text != "" && !isLocal(s), nil
+	default:
+		return false, fmt.Errorf(`%s is %.200q; write "endpoints"`, from[0], text)
+	}
+}
+
 func policyOf(s *core.Service) lb.Policy {
 	if isLocal(s) {
 		return lb.PolicyLocal
@@ -95,6 +118,7 @@ type view struct {
 	pairs      int                    // number of pairs of endpoint and port in the whole cluster
 	kept       bool                   // the endpoints are from before an interruption
 	some       bool                   // there are too many pairs to examine all
+	targets    targets
 }
 
 // withheld says why the addresses of a family are not announced. intended means that this node is not at fault.
@@ -111,16 +135,18 @@ func translate(
 	s *core.Service, vips []netip.Addr, endpoints []*endpointSlice, top topology, shared, spread bool, most int,
 ) *view {
 	local := isLocal(s) && !spread
+	choice, _ := algorithmOf(s) // term.complain reports the error
 	out := &lb.Service{
-		Name: nameOf(s), Source: Name, VIPs: vips, Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT,
+		Name: nameOf(s), Source: Name, VIPs: vips, Algorithm: choice, Method: lb.MethodNAT,
 		Policy: policyOf(s), Affinity: affinityOf(s),
 		MinHealthy: 1, Check: lb.CheckSpec{Type: lb.CheckNone}, Allow: allowed(s), VIPPerNode: isPerNode(s),
 	}
-	// With affinity all nodes select the same node for a client, because a router may send its connections to several
-	// nodes.
-	agree := out.Affinity != 0 && top.nodes[top.node].IsValid()
+	// With affinity or source-hash, all nodes select the same node for a client, because a router may send its
+	// connections to several nodes.
+	agree := (out.Affinity != 0 || choice == lb.AlgorithmSourceHash) && top.nodes[top.node].IsValid()
 	readyLocal := map[bool]map[netip.Addr]struct{}{true: {}, false: {}} // by whether IPv4
 	var ports []portKey
+	to := targets{}
 	found := findPairs(s, endpoints, most)
 	usable, hinted := map[bool]bool{}, false // hinted: hints or lost nodes have restricted the choice for any port
 	for i, p := range s.Spec.Ports {
@@ -145,6 +171,7 @@ func translate(
 				use = c.local
 			}
 			hinted = hinted || slices.ContainsFunc(use, top.isLost)
+			to.add(use, is4, top)
 			use = reachable(use, top)
 			port.Backends = append(port.Backends, backendsFor(use, top)...)
 			if port.Protocol == lb.UDP {
@@ -176,7 +203,7 @@ func translate(
 		}
 	}
 	v := &view{
-		service: out, ports: ports, spread: spread, pairs: found.n, some: found.some,
+		service: out, ports: ports, spread: spread, pairs: found.n, some: found.some, targets: to,
 		noEndpoint: !usable[true] && !usable[false], unserved: map[lb.Family]withheld{},
 		readyLocal: max(len(readyLocal[true]), len(readyLocal[false])),
 	}

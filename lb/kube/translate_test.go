@@ -16,12 +16,10 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-func ptr[T any](v T) *T { return &v }
-
 // ep returns an endpoint with the conditions in flags, r (ready), s (serving) and t (terminating), and with the hints
 // n:NODE and z:ZONE.
 func ep(addr, node string, flags string, hints ...string) discovery.Endpoint {
-	has := func(f byte) *bool { return ptr(slices.Contains([]byte(flags), f)) }
+	has := func(f byte) *bool { return new(slices.Contains([]byte(flags), f)) }
 	e := discovery.Endpoint{
 		Addresses: []string{addr}, NodeName: &node,
 		Conditions: discovery.EndpointConditions{Ready: has('r'), Serving: has('s'), Terminating: has('t')},
@@ -41,7 +39,7 @@ func ep(addr, node string, flags string, hints ...string) discovery.Endpoint {
 
 func slice(port int32, eps ...discovery.Endpoint) *discovery.EndpointSlice {
 	s := &discovery.EndpointSlice{AddressType: discovery.AddressTypeIPv4, Endpoints: eps}
-	s.Ports = []discovery.EndpointPort{{Name: ptr("http"), Port: &port, Protocol: ptr(core.ProtocolTCP)}}
+	s.Ports = []discovery.EndpointPort{{Name: new("http"), Port: &port, Protocol: new(core.ProtocolTCP)}}
 	return s
 }
 
@@ -83,7 +81,7 @@ func TestChoiceOfEndpoints(t *testing.T) {
 		{"none is ready: serving and terminating ones", same,
 			eps{ep(a, "n1", "st"), ep(b, "n2", "st"), ep(c, "n2", "t")}, "10.0.0.1! 10.0.0.2", false, 0},
 		{"serving, neither ready nor terminating", same, eps{ep(a, "n1", "s")}, "", false, 0},
-		{"no address", same, eps{{NodeName: ptr("n1")}, {Addresses: []string{"pod.example"}}}, "", false, 0},
+		{"no address", same, eps{{NodeName: new("n1")}, {Addresses: []string{"pod.example"}}}, "", false, 0},
 		{"Local", local, eps{ep(a, "n1", "rs"), ep(b, "n2", "rs")}, "10.0.0.1!", false, 1},
 		{"Local, a terminating one here", local, eps{ep(a, "n1", "st"), ep(b, "n2", "rs")}, "10.0.0.1!", false, 0},
 		{"Local, on other nodes only", local, eps{ep(b, "n2", "rs")}, "", true, 0},
@@ -126,10 +124,10 @@ func marked[T any](all []T, of func(T) (addr netip.Addr, local bool)) string {
 func TestSeveralSlices(t *testing.T) {
 	other := slice(9090, ep("10.0.0.2", "n2", "rs"), ep("10.0.0.1", "n1", "rs"))
 	other.Ports = append(other.Ports,
-		discovery.EndpointPort{Name: ptr("admin"), Port: ptr(int32(1)), Protocol: ptr(core.ProtocolTCP)},
-		discovery.EndpointPort{Name: ptr("http"), Port: ptr(int32(2)), Protocol: ptr(core.ProtocolUDP)},
-		discovery.EndpointPort{Name: ptr("http"), Port: ptr(int32(0))}, discovery.EndpointPort{Name: ptr("http")},
-		discovery.EndpointPort{Port: ptr(int32(3))})
+		discovery.EndpointPort{Name: new("admin"), Port: new(int32(1)), Protocol: new(core.ProtocolTCP)},
+		discovery.EndpointPort{Name: new("http"), Port: new(int32(2)), Protocol: new(core.ProtocolUDP)},
+		discovery.EndpointPort{Name: new("http"), Port: new(int32(0))}, discovery.EndpointPort{Name: new("http")},
+		discovery.EndpointPort{Port: new(int32(3))})
 	six := slice(7, ep("2001:db8::1", "n1", "rs"))
 	six.AddressType = discovery.AddressTypeIPv6
 	all := []*discovery.EndpointSlice{slice(8080, ep("10.0.0.1", "n1", "s"), ep("10.0.0.1", "n1", "rs")), other, six}
@@ -151,8 +149,8 @@ func TestServedServices(t *testing.T) {
 	}{
 		"LoadBalancer":        {same, "", true},
 		"ClusterIP":           {func(s *core.Service) { s.Spec.Type = core.ServiceTypeClusterIP }, "", false},
-		"other class":         {func(s *core.Service) { s.Spec.LoadBalancerClass = ptr("x/y") }, "", false},
-		"same class":          {func(s *core.Service) { s.Spec.LoadBalancerClass = ptr("x/y") }, "x/y", true},
+		"other class":         {func(s *core.Service) { s.Spec.LoadBalancerClass = new("x/y") }, "", false},
+		"same class":          {func(s *core.Service) { s.Spec.LoadBalancerClass = new("x/y") }, "x/y", true},
 		"class only of agent": {same, "x/y", false},
 		"of another proxy":    {func(s *core.Service) { s.Labels = map[string]string{labelProxyName: ""} }, "", false},
 		"headless by label":   {func(s *core.Service) { s.Labels = map[string]string{labelHeadless: ""} }, "", false},
@@ -169,8 +167,8 @@ func TestServedServices(t *testing.T) {
 func TestAddressesOfService(t *testing.T) {
 	s := aService(func(s *core.Service) {
 		s.Status.LoadBalancer.Ingress = []core.LoadBalancerIngress{
-			{IP: "203.0.113.10"}, {IP: "203.0.113.11", IPMode: ptr(core.LoadBalancerIPModeProxy)}, {Hostname: "x"},
-			{IP: "2001:db8::1", IPMode: ptr(core.LoadBalancerIPModeVIP)}, {IP: "203.0.113.10"},
+			{IP: "203.0.113.10"}, {IP: "203.0.113.11", IPMode: new(core.LoadBalancerIPModeProxy)}, {Hostname: "x"},
+			{IP: "2001:db8::1", IPMode: new(core.LoadBalancerIPModeVIP)}, {IP: "203.0.113.10"},
 		}
 		s.Spec.ExternalIPs = []string{"198.51.100.1", "x", "198.51.100.2", "198.51.100.1"}
 	})
@@ -193,7 +191,7 @@ func TestAffinityOfService(t *testing.T) {
 		{"no timeoutSeconds", core.ServiceAffinityClientIP,
 			&core.SessionAffinityConfig{ClientIP: &core.ClientIPConfig{}}, 3 * time.Hour},
 		{"timeout", core.ServiceAffinityClientIP,
-			&core.SessionAffinityConfig{ClientIP: &core.ClientIPConfig{TimeoutSeconds: ptr(int32(60))}}, time.Minute},
+			&core.SessionAffinityConfig{ClientIP: &core.ClientIPConfig{TimeoutSeconds: new(int32(60))}}, time.Minute},
 	} {
 		s := aService(func(s *core.Service) {
 			s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig = tt.affinity, tt.config

@@ -46,7 +46,7 @@ func prepareKubeProxy(s *site, o Options) error {
 	if err != nil {
 		return err
 	}
-	for _, p := range append(control.Processes, proxy) {
+	for _, p := range append(control.Processes, control.Etcd, control.API, proxy) {
 		p.Kill()
 	}
 	return s.node.Sysctl(map[string]string{"net.netfilter.nf_conntrack_tcp_timeout_time_wait": "1"})

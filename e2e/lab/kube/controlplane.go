@@ -21,8 +21,10 @@ import (
 type ControlPlane struct {
 	*lab.Host
 	Address   netip.Addr
-	Processes []*lab.Process
-	dir       string // directory of the programs
+	Etcd, API *lab.Process   // Etcd is nil after Join
+	Processes []*lab.Process // all others
+	dir       string         // directory of the programs
+	files     map[string]string
 	apiserver lab.Command
 }
 
@@ -47,24 +49,41 @@ func StartControlPlane(ctx context.Context, h *lab.Host, address netip.Addr, dir
 	if err != nil {
 		return nil, err
 	}
-	file := func(name string) string { return filepath.Join(controlPlaneDir, name) }
-	for name, text := range map[string]string{
+	c.files = map[string]string{
 		"sa.key": string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})),
 		"tokens": controlPlaneToken + ",admin,1,system:masters\n",
 		"audit":  auditPolicy,
-	} {
-		if err := h.WriteFile(file(name), text, 0o600); err != nil {
-			return nil, err
-		}
 	}
 	etcd := lab.Command{Abrupt: true, Path: filepath.Join(dir, "etcd"), Args: []string{
-		"--data-dir=" + file("etcd"), "--listen-client-urls=http://127.0.0.1:2379",
+		"--data-dir=" + file("etcd"), "--listen-client-urls=http://0.0.0.0:2379",
 		"--advertise-client-urls=http://127.0.0.1:2379",
 		"--listen-peer-urls=http://127.0.0.1:2380", "--unsafe-no-fsync", "--log-level=warn",
 	}}
-	c.apiserver = lab.Command{Abrupt: true, Path: filepath.Join(dir, "kube-apiserver"), Args: []string{
-		"--etcd-servers=http://127.0.0.1:2379", "--bind-address=" + address.String(),
-		"--advertise-address=" + address.String(),
+	if c.Etcd, err = h.Start(etcd); err != nil {
+		return nil, err
+	}
+	return c, c.startAPI(ctx, address)
+}
+
+// Join starts another API server, of the same control plane, on h and waits until it is ready.
+func (c *ControlPlane) Join(ctx context.Context, h *lab.Host, address netip.Addr) (*ControlPlane, error) {
+	other := &ControlPlane{Host: h, Address: address, dir: c.dir, files: c.files}
+	return other, other.startAPI(ctx, c.Address)
+}
+
+// file returns the path of a file of the control plane on its host.
+func file(name string) string { return filepath.Join(controlPlaneDir, name) }
+
+// startAPI starts kube-apiserver with the etcd on the host with this address.
+func (c *ControlPlane) startAPI(ctx context.Context, etcd netip.Addr) error {
+	for name, text := range c.files {
+		if err := c.WriteFile(file(name), text, 0o600); err != nil {
+			return err
+		}
+	}
+	c.apiserver = lab.Command{Abrupt: true, Path: filepath.Join(c.dir, "kube-apiserver"), Args: []string{
+		"--etcd-servers=http://" + netip.AddrPortFrom(etcd, 2379).String(), "--bind-address=" + c.Address.String(),
+		"--advertise-address=" + c.Address.String(),
 		"--secure-port=6443",
 		"--cert-dir=" + file("certs"), "--token-auth-file=" + file("tokens"), "--authorization-mode=RBAC",
 		"--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112", "--allow-privileged",
@@ -73,14 +92,7 @@ func StartControlPlane(ctx context.Context, h *lab.Host, address netip.Addr, dir
 		"--service-account-signing-key-file=" + file("sa.key"), "--v=1",
 		"--audit-policy-file=" + file("audit"), "--audit-log-path=" + auditLog,
 	}}
-	for _, cmd := range []lab.Command{etcd, c.apiserver} {
-		p, err := h.Start(cmd)
-		if err != nil {
-			return nil, err
-		}
-		c.Processes = append(c.Processes, p)
-	}
-	return c, c.WaitReady(ctx, 60*time.Second)
+	return c.StartAPI(ctx)
 }
 
 // WaitReady waits until the API server reports ready.
@@ -92,8 +104,8 @@ func (c *ControlPlane) WaitReady(ctx context.Context, within time.Duration) erro
 	}}
 	defer client.CloseIdleConnections()
 	_, err := lab.Until(ctx, within, "the API server is ready", func() error {
-		for _, p := range c.Processes {
-			if !p.Running() {
+		for _, p := range append([]*lab.Process{c.Etcd, c.API}, c.Processes...) {
+			if p != nil && !p.Running() {
 				return lab.Permanent(fmt.Errorf("%s ended: %s", p.Name(), p.Log.Tail(5)))
 			}
 		}
@@ -116,15 +128,14 @@ func (c *ControlPlane) WaitReady(ctx context.Context, within time.Duration) erro
 }
 
 // StopAPI kills the API server.
-func (c *ControlPlane) StopAPI() { c.Processes[1].Kill() }
+func (c *ControlPlane) StopAPI() { c.API.Kill() }
 
-// StartAPI restarts the API server and waits until it is ready.
+// StartAPI starts the API server, again after StopAPI, and waits until it is ready.
 func (c *ControlPlane) StartAPI(ctx context.Context) error {
-	p, err := c.Start(c.apiserver)
-	if err != nil {
+	var err error
+	if c.API, err = c.Start(c.apiserver); err != nil {
 		return err
 	}
-	c.Processes[1] = p
 	return c.WaitReady(ctx, 60*time.Second)
 }
 

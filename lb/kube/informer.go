@@ -1,0 +1,47 @@
+package kube
+
+import (
+	"context"
+
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+)
+
+// collection is a typed client of one kind of object, such as kubernetes.Interface.CoreV1().Nodes().
+type collection[List runtime.Object] interface {
+	List(context.Context, meta.ListOptions) (List, error)
+	Watch(context.Context, meta.ListOptions) (watch.Interface, error)
+}
+
+// newInformer returns an informer of the selected objects of a collection, which it stores as slim returns them. Those
+// of client-go's package informers do the same, but make each build compile informers of all types of Kubernetes.
+func newInformer[List runtime.Object](
+	client kubernetes.Interface, of collection[List], object runtime.Object, slim cache.TransformFunc,
+	selects func(*meta.ListOptions),
+) cache.SharedIndexInformer {
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o meta.ListOptions) (runtime.Object, error) {
+			selects(&o)
+			return of.List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o meta.ListOptions) (watch.Interface, error) {
+			selects(&o)
+			return of.Watch(ctx, o)
+		},
+	}
+	i := cache.NewSharedIndexInformer(
+		cache.ToListWatcherWithWatchListSemantics(lw, client), object, 0, cache.Indexers{})
+	_ = i.SetTransform(slim) // fails only after a start
+	return i
+}
+
+func everyObject(*meta.ListOptions) {}
+
+func named(name string) func(*meta.ListOptions) {
+	selector := fields.OneTermEqualSelector("metadata.name", name).String()
+	return func(o *meta.ListOptions) { o.FieldSelector = selector }
+}
