@@ -101,6 +101,30 @@ func TestServiceThatNeedsAllRoom(t *testing.T) {
 	t.Logf("40,000 pairs took %s", time.Since(start))
 }
 
+// Port ranges that do not fit into their map are refused, and leave nothing in it: a smaller one is served.
+func TestTooManyRanges(t *testing.T) {
+	t.Parallel()
+	fx := newFixture(t, hookTC, false, nil)
+	put := func(port lb.Port, vips ...netip.Addr) map[lb.Frontend]error {
+		s := &lb.Service{
+			Name: "web", VIPs: vips, Ports: lb.PortsOn([]lb.Backend{{Addr: fx.addr("b1"), Weight: 1}}, port),
+			Algorithm: lb.AlgorithmRandom, Method: lb.MethodNAT, Check: lb.CheckSpec{Type: lb.CheckNone},
+		}
+		return onHost{fx}.Apply(t.Context(), lb.Delta{Put: lb.Build(s, nil, lb.Drains{}).Frontends})
+	}
+	var vips []netip.Addr
+	for i := range 2300 { // of 30 prefixes
+		vips = append(vips, netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)}))
+	}
+	failed := put(lb.Port{Port: 1, Last: 65534, Target: 1, Protocol: lb.TCP}, vips...)
+	for _, err := range failed {
+		must.True(t, errors.Is(err, lb.ErrRefused), "%v", err)
+	}
+	must.Row(t, "refused", 2300-65536/30, len(failed))
+	must.Row(t, "smaller ones", 0, len(put(lb.Port{Port: 80, Last: 95, Target: 80, Protocol: lb.UDP}, vips[:16]...)))
+	must.Row(t, "one more", 1, len(put(lb.Port{Port: 80, Last: 95, Target: 80, Protocol: lb.UDP}, vips[17])))
+}
+
 // reasonOf returns why the datapath has refused a service, or "".
 func reasonOf(t *testing.T, e *lb.Engine, name string) string {
 	t.Helper()

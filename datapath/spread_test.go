@@ -320,3 +320,30 @@ func TestSpreadOverTablesOfOtherSizes(t *testing.T) {
 		}
 	})
 }
+
+// Packets to a port of a range reach the same port of the range of pods, on this node and on others.
+func TestRangesAreForwarded(t *testing.T) {
+	t.Parallel()
+	eachOnce(t, func(t *testing.T, h hookName, v6 bool) {
+		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
+		fx.do(func() error { return fx.sources("b2") })
+		asRange := func(s *lb.Service) { s.Ports[0].Last = 99 }
+		delivered := func(when string, r result) {
+			t.Helper()
+			must.True(t, r.did == "passed" && r.out.Dst == fx.at("b1", 8085), "%s: %s: %+v", when, r.did, r.out)
+		}
+		p := fx.on(1, dptest.TCP, dptest.SYN)
+		p.Dst = fx.at("vip", 85)
+		fx.change(asRange, "self")
+		delivered("to this node", fx.run(p.Frame()))
+		q := fx.on(2, dptest.TCP, dptest.SYN)
+		q.Dst = fx.at("vip", 85)
+		delivered("from another node", fx.received("b2", q))
+		fx.change(asRange, "b2")
+		q = fx.on(3, dptest.TCP, dptest.SYN)
+		q.Dst = fx.at("vip", 85)
+		fx.sentTo("to another node", fx.run(q.Frame()), q, false, "b2")
+		q.Dst = fx.at("vip", 100)
+		must.Row(t, "after the range", "no_frontend", fx.run(q.Frame()).reason)
+	})
+}

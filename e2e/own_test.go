@@ -39,6 +39,7 @@ func newOwnSite(t *testing.T, kind peers.RouterKind, mode string) *site {
 		Clients: 1, Balancers: 3, Wired: true, Links: lab.LinkOptions{SoftwareChecksums: mode == "xdp"},
 	})
 	s.check = quick
+	s.check.Interval, s.check.Timeout = time.Second, time.Second // a false alarm would end connections
 	for _, n := range s.Balancers {
 		s.web = append(s.web, labtest.HTTP(t, n, 8080))
 		s.echo = append(s.echo, labtest.TCPEcho(t, n, 9000))
@@ -76,7 +77,8 @@ func (s *site) ownServed(t *testing.T) {
 		}
 		for i, c := range clients {
 			r := c.Load(t.Context(), traffic.Load{URL: labtest.URL(vip), Requests: 100, Timeout: 4 * time.Second})
-			must.True(t, r.Err() == nil && len(r.Servers) == len(s.Balancers), "client %d, %s: %v, %v", i, vip, r, r.Err())
+			must.True(t, r.Err() == nil && len(r.Servers) == len(s.Balancers),
+				"client %d, %s: %v, %v", i, vip, r, r.Err())
 		}
 		conn := must.Get(s.Balancers[0].Dial(t.Context(), "tcp", netip.AddrPortFrom(vip, 9000).String()))(t)
 		must.Equal(t, netip.AddrPortFrom(vip, 9000).String(), conn.RemoteAddr().String())

@@ -51,14 +51,14 @@ static __always_inline struct frontend *frontend_lookup(const struct flow_key *k
 	struct frontend_key key = { .vip = k->t.dst, .port = k->t.dport, .proto = k->proto, .decap = decap };
 	struct frontend *fe = bpf_map_lookup_elem(&sy_frontends, &key);
 
-	if (fe || decap)
+	if (fe)
 		return fe;
 	struct vip *vip = bpf_map_lookup_elem(&sy_vips, &k->t.dst);
 
 	if (!vip || !vip->ranges)
 		return 0;
 	struct range_key r = {
-		.prefix = RANGE_BITS + 16, .vip = k->t.dst, .proto = bpf_htons(k->proto), .port = k->t.dport
+		.prefix = RANGE_BITS + 16, .vip = k->t.dst, .proto = bpf_htons(decap << 8 | k->proto), .port = k->t.dport
 	};
 
 	return bpf_map_lookup_elem(&sy_port_ranges, &r);

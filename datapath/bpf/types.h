@@ -72,7 +72,7 @@ struct frontend {
 struct range_key {
 	__u32 prefix; /* length of the following fields in bits */
 	struct addr vip;
-	__be16 proto; /* 16 bits wide, so that the port is at a multiple of 16 bits */
+	__be16 proto; /* with 256 for decapsulated packets */
 	__be16 port;
 };
 

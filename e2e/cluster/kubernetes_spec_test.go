@@ -12,6 +12,7 @@ import (
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
@@ -123,6 +124,55 @@ func announceFrom(t *testing.T, c *cluster, pods ...*pod) {
 	annotate("")
 	c.waitRouted(t, vips, 0, 1, 2)
 	c.deleteService(t, "from")
+}
+
+// portRanges checks that an annotation extends a UDP port to 1,000 ports, which reach the pods of all nodes, and that a
+// wrong value changes nothing.
+func portRanges(t *testing.T, c *cluster, pods ...*pod) {
+	vips := c.startService(t, "ranges", func(*core.Service) {}, []int{0, 1, 2}, pods...)
+	ports := []uint16{5353, 5853, 6352}
+	for _, p := range pods {
+		for _, port := range ports[1:] {
+			labtest.UDPEcho(t, lab.Node{Host: p.Host, V4: p.v4, V6: p.v6}, port)
+		}
+	}
+	for _, value := range []string{"5353-6352/UDP", "5000-6352/UDP"} {
+		c.updateService(t, "ranges", func(s *core.Service) {
+			s.Annotations = map[string]string{"steelyard.dev/port-ranges": value}
+		})
+		for _, vip := range vips {
+			for _, port := range ports {
+				c.askUDP(t, netip.AddrPortFrom(vip, port), len(pods))
+			}
+		}
+	}
+	c.updateService(t, "ranges", func(s *core.Service) { s.Annotations = nil })
+	c.askUDP(t, netip.AddrPortFrom(vips[0], 5853), 0)
+	c.askUDP(t, netip.AddrPortFrom(vips[0], 5353), len(pods))
+	c.deleteService(t, "ranges")
+}
+
+// askUDP waits until n pods have answered 40 clients of a UDP port.
+func (c *cluster) askUDP(t *testing.T, at netip.AddrPort, n int) {
+	t.Helper()
+	labtest.Until(t, fmt.Sprintf("%d pods answer at %s", n, at), func() error {
+		names := map[string]bool{}
+		for range 40 {
+			conn, err := c.Client().Dial(t.Context(), "udp", at.String())
+			if err != nil {
+				return err
+			}
+			b := make([]byte, 200)
+			conn.SetDeadline(time.Now().Add(100 * time.Millisecond))
+			conn.Write([]byte("who"))
+			if k, err := conn.Read(b); err == nil {
+				name, _, _ := strings.Cut(string(b[:k]), " ")
+				names[name] = true
+			}
+			conn.Close()
+		}
+		return labtest.ErrorIf(len(names) != n, "%d", len(names))
+	})
 }
 
 func typeChanges(t *testing.T, c *cluster, pods ...*pod) {

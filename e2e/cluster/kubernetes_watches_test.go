@@ -324,6 +324,7 @@ func TestKubernetes(t *testing.T) {
 		{"session affinity is changed", affinity},
 		{"the algorithm of an annotation", algorithms},
 		{"announced from nodes with endpoints", announceFrom},
+		{"the port ranges of an annotation", portRanges},
 		{"finalizer, type changes, deletion", typeChanges},
 		{"without node ports", noNodePorts},
 		{"Local: one family", oneFamily},

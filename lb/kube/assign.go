@@ -44,46 +44,6 @@ func (p Pool) refuses(s *core.Service) string {
 	return ""
 }
 
-// Annotations of a Service: ours, then MetalLB's.
-var (
-	wantAddresses = []string{
-		"steelyard.dev/addresses", "metallb.io/loadBalancerIPs", "metallb.universe.tf/loadBalancerIPs",
-	}
-	wantPool  = []string{"steelyard.dev/pool", "metallb.io/address-pool", "metallb.universe.tf/address-pool"}
-	wantShare = []string{"steelyard.dev/share", "metallb.io/allow-shared-ip", "metallb.universe.tf/allow-shared-ip"}
-	shareWith = []string{"steelyard.dev/share-with"} // the other namespaces that may use the key
-	perNode   = []string{"steelyard.dev/address-per-node"}
-	algorithm = []string{"steelyard.dev/algorithm"} // of the choice of pods
-	from      = []string{"steelyard.dev/announce-from"}
-)
-
-// annotations lists all of these. No other annotation that begins with ourPrefix is valid.
-var annotations = [][]string{wantAddresses, wantPool, wantShare, shareWith, perNode, algorithm, from}
-
-const ourPrefix = "steelyard.dev/"
-
-// unknownAnnotations returns annotations that look like ours but are not.
-func unknownAnnotations(s *core.Service) (names []string) {
-	for name := range s.Annotations {
-		known := slices.ContainsFunc(annotations, func(all []string) bool { return all[0] == name })
-		if strings.HasPrefix(name, ourPrefix) && !known {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
-}
-
-// annotation returns the first non-empty value of these annotations.
-func annotation(s *core.Service, names []string) string {
-	for _, n := range names {
-		if v := strings.TrimSpace(s.Annotations[n]); v != "" {
-			return v
-		}
-	}
-	return ""
-}
-
 // assigner translates Services into requests to the shared allocator, and its errors into advice for Kubernetes users.
 type assigner struct {
 	classes []string
@@ -224,9 +184,10 @@ func holder(s *core.Service) lb.Holder {
 	for name := range strings.FieldsFuncSeq(annotation(s, shareWith), isListSeparator) {
 		h.ShareWith = append(h.ShareWith, name)
 	}
+	ranges, _ := rangesOf(s) // term.complain reports the error
 	for _, p := range s.Spec.Ports {
-		port := lb.Port{Port: uint16(p.Port)}
-		if port.Protocol.UnmarshalText([]byte(strings.ToLower(string(protocolOf(&p.Protocol))))) == nil {
+		if port, ok := portOfSpec(p); ok {
+			port.Last = ranges[port]
 			h.Ports = append(h.Ports, port)
 		}
 	}

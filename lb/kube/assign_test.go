@@ -269,7 +269,7 @@ func TestAddressPerNode(t *testing.T) {
 		must.True(t, err != nil && strings.HasPrefix(err.Error(), want), "%q: %v; want %s", text, err, want)
 	}
 	vips := []netip.Addr{addr("203.0.113.1")}
-	view := translate(wanting("web", asksPerNode), vips, nil, topology{}, false, false, 10000)
+	view := translate(wanting("web", asksPerNode), settings{}, vips, nil, topology{}, false, false, 10000)
 	must.True(t, view.service.VIPPerNode, "nodes do not know that the Service asks for it")
 }
 

@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -119,9 +118,7 @@ func (t *term) complain(s *core.Service, d decision) {
 	}
 	t.once(s, "UnknownAnnotation", text)
 	if text = ""; handled(s) {
-		_, errAlgorithm := algorithmOf(s)
-		_, errFrom := fromEndpoints(s)
-		if err := errors.Join(errAlgorithm, errFrom); err != nil {
+		if _, err := settingsOf(s, settings{}); err != nil {
 			text = strings.ReplaceAll(err.Error(), "\n", "; ")
 		}
 	}
@@ -191,13 +188,12 @@ func (s *Source) Waiting() (all []lb.ServiceStatus) {
 			forward = lb.MethodNAT
 		}
 		for _, p := range service.Spec.Ports[:min(len(service.Spec.Ports), portsFew)] {
-			status := lb.ServiceStatus{
-				Service: nameOf(service), Port: uint16(p.Port), Policy: policyOf(service), Forward: forward,
-				Algorithm: lb.AlgorithmMaglev, Backends: []lb.BackendStatus{}, State: lb.StateUnknown,
-				Reason: "no address: " + reason,
-			}
-			if status.Protocol.UnmarshalText([]byte(strings.ToLower(string(protocolOf(&p.Protocol))))) == nil {
-				all = append(all, status)
+			if port, ok := portOfSpec(p); ok {
+				all = append(all, lb.ServiceStatus{
+					Service: nameOf(service), Port: port.Port, Protocol: port.Protocol, Policy: policyOf(service),
+					Forward: forward, Algorithm: lb.AlgorithmMaglev, Backends: []lb.BackendStatus{},
+					State: lb.StateUnknown, Reason: "no address: " + reason,
+				})
 			}
 		}
 	}

@@ -64,50 +64,6 @@ func TestConditionAssigned(t *testing.T) {
 		"as ClusterIP: %+v", s.Status)
 }
 
-// An unknown annotation with our prefix causes an Event, once for each set of them.
-func TestUnknownAnnotations(t *testing.T) {
-	for _, tt := range []struct {
-		annotations []string
-		want        string
-	}{
-		{nil, ""},
-		{[]string{"steelyard.dev/pool", "metallb.io/adress-pool", "example.com/pool"}, ""},
-		{[]string{"steelyard.dev/pools", "steelyard.dev/adresses"},
-			"Warning UnknownAnnotation steelyard.dev/adresses, steelyard.dev/pools has no effect; " +
-				"the annotations are steelyard.dev/addresses, steelyard.dev/pool, steelyard.dev/share, " +
-				"steelyard.dev/share-with, steelyard.dev/address-per-node, steelyard.dev/algorithm, " +
-				"steelyard.dev/announce-from"},
-	} {
-		s := wanting("web", func(s *core.Service) {
-			given("203.0.113.1")(s)
-			s.Finalizers, s.Annotations = []string{finalizer}, map[string]string{}
-			for _, name := range tt.annotations {
-				s.Annotations[name] = ""
-			}
-			slim(s)
-		})
-		term, _, events := testTerm(t, s)
-		for range 2 {
-			must.Do(t, term.reconcile(t.Context(), webName))
-		}
-		must.Row(t, tt.annotations, tt.want, strings.Join(drained(events), "\n"))
-	}
-}
-
-// A wrong value of an annotation causes an Event.
-func TestWrongAnnotation(t *testing.T) {
-	s := wanting("web", func(s *core.Service) {
-		given("203.0.113.1")(s)
-		s.Finalizers, s.Annotations = []string{finalizer}, map[string]string{algorithm[0]: "fastest"}
-		s.Annotations[from[0]] = "pods"
-	})
-	term, _, events := testTerm(t, s)
-	must.Do(t, term.reconcile(t.Context(), webName))
-	must.Equal(t, []string{`Warning WrongAnnotation steelyard.dev/algorithm: unknown algorithm "fastest"; allowed: ` +
-		"maglev, round-robin, random, source-hash, least-connections; " +
-		`steelyard.dev/announce-from is "pods"; write "endpoints"`}, drained(events))
-}
-
 // The Services that wait for an address are shown with the reason.
 func TestWaiting(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.Forward = lb.MethodTunnel })

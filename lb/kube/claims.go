@@ -36,7 +36,8 @@ func compareClaims(a, b claim) int {
 // hasPort reports whether a takes precedence over b for a port: the one whose status has it, otherwise the first by
 // compareClaims.
 func (a claim) hasPort(p lb.Port, b claim) bool {
-	aHas, bHas := slices.Contains(holds(a.service).Ports, p), slices.Contains(holds(b.service).Ports, p)
+	aHas := slices.ContainsFunc(holds(a.service).Ports, p.Overlaps)
+	bHas := slices.ContainsFunc(holds(b.service).Ports, p.Overlaps)
 	return cmp.Or(compareBool(!aHas, !bHas), compareClaims(a, b)) < 0
 }
 
@@ -45,7 +46,7 @@ func (a claim) hasPort(p lb.Port, b claim) bool {
 func (a claim) joins(b claim, across bool) bool {
 	x, y := holder(a.service), holder(b.service)
 	return x.ShareKey != "" && x.ShareKey == y.ShareKey && (across || y.SharesWith(x.Namespace)) && // few ports
-		!slices.ContainsFunc(x.Ports, func(p lb.Port) bool { return slices.Contains(y.Ports, p) })
+		!slices.ContainsFunc(x.Ports, func(p lb.Port) bool { return slices.ContainsFunc(y.Ports, p.Overlaps) })
 }
 
 // claimOf returns a Service's claim to an address, or false if it has none. A status counts only if nodes serve its
@@ -98,7 +99,7 @@ func (s *Source) owner(c claim, addr netip.Addr) (first *core.Service, taken []l
 		}
 		theirs := holder(other.service).Ports
 		for _, p := range ports {
-			if slices.Contains(theirs, p) && !slices.Contains(taken, p) && other.hasPort(p, c) {
+			if slices.ContainsFunc(theirs, p.Overlaps) && !slices.Contains(taken, p) && other.hasPort(p, c) {
 				taken = append(taken, p)
 				first = cmp.Or(first, other.service)
 			}
@@ -183,7 +184,9 @@ func withoutPorts(service *core.Service, taken []lb.Port) *core.Service {
 	out := *service
 	out.Spec.Ports = slices.DeleteFunc(slices.Clone(service.Spec.Ports), func(p core.ServicePort) bool {
 		return slices.ContainsFunc(taken, func(t lb.Port) bool {
-			return portText(t) == fmt.Sprintf("%d/%s", p.Port, protocolOf(&p.Protocol))
+			t.Last = 0
+			port, _ := portOfSpec(p)
+			return port == t
 		})
 	})
 	return &out

@@ -298,7 +298,7 @@ func TestHealthCheckNodePortOfEachFamily(t *testing.T) {
 // probePort checks a health check node port over IPv4.
 func (f *fixture) probePort(service string, port uint16, node *core.Node) string {
 	at := netip.AddrPortFrom(f.conditions.addressOf(node, lb.IPv4), port)
-	return f.conditions.nodePort(service, service, at, false)
+	return f.conditions.nodePort(service, &view{service: &lb.Service{Name: service}}, at)
 }
 
 func addrs(list ...string) (all []netip.Addr) {

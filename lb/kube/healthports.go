@@ -29,7 +29,7 @@ func (c *conditions) nodePorts(s *core.Service, v *view, node *core.Node) (reaso
 			continue
 		}
 		at := netip.AddrPortFrom(c.addressOf(node, f), uint16(s.Spec.HealthCheckNodePort))
-		if why := c.nodePort(key, v.service.Name, at, v.announced); why == "" {
+		if why := c.nodePort(key, v, at); why == "" {
 			works = true
 		} else {
 			failed[f] = why
@@ -51,11 +51,11 @@ func (c *conditions) nodePorts(s *core.Service, v *view, node *core.Node) (reaso
 // because kube-proxy may listen only there (nodePortAddresses "primary"). If the service is already announced when the
 // port is new, for example after a policy change, it stays announced until the check fails, because the proxy opens the
 // port later.
-func (c *conditions) nodePort(key, service string, at netip.AddrPort, announced bool) string {
+func (c *conditions) nodePort(key string, v *view, at netip.AddrPort) string {
 	check := lb.Check{
-		Key: lb.CheckKey{Service: key}, Target: at, Spec: c.now().Probe, Presumed: announced,
+		Key: lb.CheckKey{Service: key}, Target: at, Spec: v.settings.probe(c.now().Probe), Presumed: v.announced,
 	}
-	check.Spec.Type, check.Spec.Path, check.Spec.Body = lb.CheckNodePort, "/healthz", service
+	check.Spec.Type, check.Spec.Path, check.Spec.Body = lb.CheckNodePort, "/healthz", v.service.Name
 	c.start(check)
 	return c.reason(key, fmt.Sprintf("health check node port %d", at.Port()))
 }

@@ -37,7 +37,7 @@ func (s *Source) portOfOther(name string) {
 		return
 	}
 	service := x.(*core.Service)
-	v := translate(service, nil, s.slicesOf(name), s.top, false, false, s.o.MaxEndpoints)
+	v := translate(service, settings{}, nil, s.slicesOf(name), s.top, false, false, s.o.MaxEndpoints)
 	s.servePort(service, v.readyLocal, true)
 }
 

@@ -172,12 +172,23 @@ func (s *Source) fits(name string, n int) bool {
 	return n > 0 || total == 0
 }
 
+// placesOf returns how many entries these ports take in the kernel's tables, at one address.
+func placesOf(ports []lb.ServicePort) (n int) {
+	for _, p := range ports {
+		if n++; p.Last != 0 {
+			n += rangePlaces - 1
+		}
+	}
+	return n
+}
+
 // bound refuses a Service with too many pairs of endpoint and port, or too many ports. A Service that is already served
 // keeps its addresses, and its view has only as many pairs or ports as are permitted.
 func (s *Source) bound(v *view) {
 	name, most := v.service.Name, s.o.MaxEndpoints
-	if n := len(v.service.VIPs) * len(v.service.Ports); !s.fits(name, n) {
+	if n := len(v.service.VIPs) * placesOf(v.service.Ports); !s.fits(name, n) {
 		few := max(portsFew/len(v.service.VIPs), 1)
+		few = min(few, len(v.ports))
 		v.ports, v.service.Ports = v.ports[:few], v.service.Ports[:few]
 		what := fmt.Sprintf("%d pairs of address and port, but Services with more than %d can have at most %d "+
 			"together, and %d in a namespace", n, portsFew, portsMax, portsOfNamespace)

@@ -79,11 +79,12 @@ func TestTooManyEndpoints(t *testing.T) {
 	must.Row(t, "other endpoints keep their flows", 40, len(s.Ports[0].Kept))
 	endpoints := []*endpointSlice{manyEndpoints("new", 10, 50)}
 	service := manyPorts("new", "203.0.113.1", 10)
-	other := translate(service, s.VIPs, endpoints, topology{node: "n2", nodes: f.top.nodes}, false, false, 100)
+	top := topology{node: "n2", nodes: f.top.nodes}
+	other := translate(service, settings{}, s.VIPs, endpoints, top, false, false, 100)
 	must.Row(t, "another node uses", used, firstBackends(other.service))
 	i := slices.IndexFunc(endpoints[0].endpoints, func(e endpoint) bool { return e.at.Addr() == used[3] })
 	endpoints[0].endpoints[i].ready, endpoints[0].endpoints[i].serving = false, false
-	after := firstBackends(translate(service, s.VIPs, endpoints, f.top, false, false, 100).service)
+	after := firstBackends(translate(service, settings{}, s.VIPs, endpoints, f.top, false, false, 100).service)
 	same := slices.DeleteFunc(slices.Clone(after), func(a netip.Addr) bool { return !slices.Contains(used, a) })
 	must.True(t, len(after) == 10 && len(same) == 9 && !slices.Contains(after, used[3]),
 		"without %v: %v; want one instead of it", used[3], after)

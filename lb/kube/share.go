@@ -3,7 +3,6 @@ package kube
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	core "k8s.io/api/core/v1"
@@ -47,10 +46,7 @@ func portText(p lb.Port) string { return strings.ToUpper(p.Name()) }
 // portsOf parses a list from portsText and skips everything else.
 func portsOf(text string) (ports []lb.Port) {
 	for name := range strings.SplitSeq(text, ", ") {
-		number, protocol, _ := strings.Cut(name, "/")
-		n, err := strconv.ParseUint(number, 10, 16)
-		p := lb.Port{Port: uint16(n)}
-		if err == nil && p.Protocol.UnmarshalText([]byte(strings.ToLower(protocol))) == nil {
+		if p, ok := parsePort(name); ok {
 			ports = append(ports, p)
 		}
 	}

@@ -115,6 +115,7 @@ type Source struct {
 	// Used only by Run's goroutine, like the fields of o that SetPools and SetProbing replace.
 	put           map[string]*lb.Service
 	targets       map[string]targets       // of services
+	settings      map[string]settings      // of services
 	held          map[string]time.Time     // since when a fault withholds the addresses of a service
 	graceUntil    map[netip.Addr]time.Time // until when addresses that are in no pool are served
 	endpoints     map[string]seen          // of services
@@ -151,7 +152,8 @@ func nameOf(s *core.Service) string { return s.Namespace + "/" + s.Name }
 func New(o Options) (*Source, error) {
 	o.MaxEndpoints = cmp.Or(o.MaxEndpoints, math.MaxInt)
 	s := &Source{
-		o: o, put: map[string]*lb.Service{}, targets: map[string]targets{}, held: map[string]time.Time{},
+		o: o, put: map[string]*lb.Service{}, held: map[string]time.Time{},
+		targets: map[string]targets{}, settings: map[string]settings{},
 		endpoints: map[string]seen{}, usable: map[string]lastUsable{},
 		wide: map[string]int{}, external: map[string]int{},
 		queue: newQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
@@ -318,6 +320,7 @@ func (s *Source) reconcileOne(name string, sink lb.Sink) {
 	s.probeSoon(old, v)
 	if v == nil {
 		delete(s.targets, name)
+		delete(s.settings, name)
 		if old != nil {
 			sink.Delete(name)
 			delete(s.put, name)
@@ -364,12 +367,10 @@ func (s *Source) viewOf(name string) *view {
 	}
 	endpoints, kept := s.kept(name, s.slicesOf(name))
 	service = withoutPorts(service, addrs.taken)
-	v := translate(service, addrs.vips, endpoints, s.top, s.shares(service), s.spreads(service, addrs.vips),
-		s.o.MaxEndpoints)
-	if _, err := algorithmOf(service); err != nil && s.put[name] != nil {
-		v.service.Algorithm = s.put[name].Algorithm
-	}
-	if only, _ := fromEndpoints(service); only && v.readyLocal == 0 {
+	s.settings[name], _ = settingsOf(service, s.settings[name]) // term.complain reports the error
+	v := translate(service, s.settings[name], addrs.vips, endpoints, s.top, s.shares(service),
+		s.spreads(service, addrs.vips), s.o.MaxEndpoints)
+	if v.settings.fromEndpoints && v.readyLocal == 0 {
 		v.service.LowerPreference = lb.NoEndpointHere
 	}
 	v.service.UnrestrictedVIPs, v.service.Refused = addrs.external, addrs.refused

@@ -1,7 +1,8 @@
 package kube
 
 import (
-	"fmt"
+	"cmp"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -77,28 +78,6 @@ func isLocal(s *core.Service) bool {
 	return s.Spec.ExternalTrafficPolicy == core.ServiceExternalTrafficPolicyLocal
 }
 
-// algorithmOf returns the algorithm that a Service asks for, and an error if there is none of this name.
-func algorithmOf(s *core.Service) (lb.Algorithm, error) {
-	a := lb.AlgorithmMaglev
-	if text := annotation(s, algorithm); text != "" {
-		if err := a.UnmarshalText([]byte(text)); err != nil {
-			return lb.AlgorithmMaglev, fmt.Errorf("%s: %w", algorithm[0], err)
-		}
-	}
-	return a, nil
-}
-
-// fromEndpoints reports whether nodes without endpoints should attract no packets although the policy is Cluster. The
-// value "endpoints" says so; the error names another value.
-func fromEndpoints(s *core.Service) (bool, error) {
-	switch text := annotation(s, from); text {
-	case "", "endpoints":
-		return text != "" && !isLocal(s), nil
-	default:
-		return false, fmt.Errorf(`%s is %.200q; write "endpoints"`, from[0], text)
-	}
-}
-
 func policyOf(s *core.Service) lb.Policy {
 	if isLocal(s) {
 		return lb.PolicyLocal
@@ -119,6 +98,7 @@ type view struct {
 	kept       bool                   // the endpoints are from before an interruption
 	some       bool                   // there are too many pairs to examine all
 	targets    targets
+	settings   settings
 }
 
 // withheld says why the addresses of a family are not announced. intended means that this node is not at fault.
@@ -132,33 +112,36 @@ type withheld struct {
 // receives all packets and spreads them over the nodes with endpoints although the policy is Local. If there are more
 // than most pairs of endpoint and port, translate uses some of them.
 func translate(
-	s *core.Service, vips []netip.Addr, endpoints []*endpointSlice, top topology, shared, spread bool, most int,
+	s *core.Service, set settings, vips []netip.Addr, endpoints []*endpointSlice, top topology, shared, spread bool,
+	most int,
 ) *view {
 	local := isLocal(s) && !spread
-	choice, _ := algorithmOf(s) // term.complain reports the error
 	out := &lb.Service{
-		Name: nameOf(s), Source: Name, VIPs: vips, Algorithm: choice, Method: lb.MethodNAT,
-		Policy: policyOf(s), Affinity: affinityOf(s),
+		Name: nameOf(s), Source: Name, VIPs: vips, Method: lb.MethodNAT, Policy: policyOf(s), Affinity: affinityOf(s),
+		Algorithm:  cmp.Or(set.algorithm, lb.AlgorithmMaglev),
 		MinHealthy: 1, Check: lb.CheckSpec{Type: lb.CheckNone}, Allow: allowed(s), VIPPerNode: isPerNode(s),
 	}
 	// With affinity or source-hash, all nodes select the same node for a client, because a router may send its
 	// connections to several nodes.
-	agree := (out.Affinity != 0 || choice == lb.AlgorithmSourceHash) && top.nodes[top.node].IsValid()
+	agree := (out.Affinity != 0 || set.algorithm == lb.AlgorithmSourceHash) && top.nodes[top.node].IsValid()
 	readyLocal := map[bool]map[netip.Addr]struct{}{true: {}, false: {}} // by whether IPv4
 	var ports []portKey
 	to := targets{}
 	found := findPairs(s, endpoints, most)
 	usable, hinted := map[bool]bool{}, false // hinted: hints or lost nodes have restricted the choice for any port
 	for i, p := range s.Spec.Ports {
-		port := lb.ServicePort{
-			Port: lb.Port{Port: uint16(p.Port), Target: uint16(p.Port)}, Kept: []netip.AddrPort{},
-		}
-		if port.Protocol.UnmarshalText([]byte(strings.ToLower(string(protocolOf(&p.Protocol))))) != nil {
+		number, ok := portOfSpec(p)
+		if !ok {
 			continue
 		}
+		port := lb.ServicePort{Port: number, Kept: []netip.AddrPort{}}
+		port.Last, port.Target = set.ranges[number], number.Port
 		var both []endpoint // for both families
 		for _, is4 := range []bool{true, false} {
 			all := found.of[portFamily{i, is4}]
+			if more := port.End() - number.Port; more > 0 {
+				all = filter(all, func(e endpoint) bool { return e.at.Port() <= math.MaxUint16-more })
+			}
 			c := choose(found.within(all), top)
 			use := c.cluster
 			switch {
@@ -203,7 +186,7 @@ func translate(
 		}
 	}
 	v := &view{
-		service: out, ports: ports, spread: spread, pairs: found.n, some: found.some, targets: to,
+		service: out, ports: ports, spread: spread, pairs: found.n, some: found.some, targets: to, settings: set,
 		noEndpoint: !usable[true] && !usable[false], unserved: map[lb.Family]withheld{},
 		readyLocal: max(len(readyLocal[true]), len(readyLocal[false])),
 	}

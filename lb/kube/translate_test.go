@@ -320,7 +320,7 @@ func TestLocalIsSpread(t *testing.T) {
 	}
 	for _, spread := range []bool{false, true} {
 		s := aService(local)
-		v := translate(s, addressesOf(s), slimmed(endpoints), top, false, spread, 10000)
+		v := translate(s, settings{}, addressesOf(s), slimmed(endpoints), top, false, spread, 10000)
 		var targets []string
 		isLocal := false
 		plan := lb.Build(v.service, nil, lb.Drains{})
@@ -341,5 +341,5 @@ func TestLocalIsSpread(t *testing.T) {
 }
 
 func viewOn(s *core.Service, endpoints []*discovery.EndpointSlice, top topology, shared bool) *view {
-	return translate(s, addressesOf(s), slimmed(endpoints), top, shared, false, 10000)
+	return translate(s, settings{}, addressesOf(s), slimmed(endpoints), top, shared, false, 10000)
 }

@@ -32,7 +32,7 @@ func toRangeKeys(f lb.Frontend) (keys []bpf.RangeKey) {
 		}
 		keys = append(keys, bpf.RangeKey{
 			Prefix: uint32(rangeBits + 16 - bits.TrailingZeros(uint(size))), Vip: bpf.ToAddr(f.VIP),
-			Proto: bpf.Swap(uint16(f.Protocol)), Port: bpf.Swap(uint16(first)),
+			Proto: bpf.Swap(uint16(f.Protocol) | uint16(bpf.Truth(f.Decap))<<8), Port: bpf.Swap(uint16(first)),
 		})
 		first += size
 	}
@@ -43,7 +43,10 @@ func toRangeKeys(f lb.Frontend) (keys []bpf.RangeKey) {
 func fromRangeKey(k bpf.RangeKey) lb.Frontend {
 	first := bpf.Swap(k.Port)
 	last := first + 1<<(rangeBits+16-k.Prefix) - 1
-	return lb.Frontend{VIP: bpf.FromAddr(k.Vip), Port: first, Last: last, Protocol: lb.Protocol(bpf.Swap(k.Proto))}
+	proto := bpf.Swap(k.Proto)
+	return lb.Frontend{
+		VIP: bpf.FromAddr(k.Vip), Port: first, Last: last, Protocol: lb.Protocol(uint8(proto)), Decap: proto>>8 == 1,
+	}
 }
 
 func toBackend(b *backend, server uint32) bpf.Backend {

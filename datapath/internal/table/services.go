@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -245,7 +247,12 @@ func (s *Services) putFrontend(f lb.Frontend, value bpf.Frontend) error {
 		return s.objects.SyFrontends.Put(ToFrontendKey(f), value)
 	}
 	for _, k := range toRangeKeys(f) {
-		if err := s.objects.SyPortRanges.Put(k, value); err != nil {
+		err := s.objects.SyPortRanges.Put(k, value)
+		if errors.Is(err, unix.ENOSPC) { // so this frontend is new
+			err = fmt.Errorf("%w: map of port ranges full (%d entries)", lb.ErrRefused, MaxFrontends)
+			return errors.Join(err, s.deleteFrontend(f))
+		}
+		if err != nil {
 			return err
 		}
 	}
