@@ -3,15 +3,18 @@
 //
 // It counts leaves. A test with subtests counts only if it is skipped, or fails although no subtest does. A package
 // that fails without a failed test counts as one failure, as does a run that fails or has no test. The exit status is 1
-// if anything failed and, with STEELYARD_CI=1, if anything was skipped.
+// if anything failed and, with STEELYARD_CI=1, if anything was skipped. Before the counts, it repeats what each failed
+// test says first, because the logs of agents can fill pages.
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strings"
 )
 
@@ -19,17 +22,41 @@ import (
 func main() { os.Exit(run(os.Stdout, os.Args[1], os.Args[2])) }
 
 func run(out io.Writer, file, status string) int {
-	events, err := os.Open(file)
+	text, err := os.ReadFile(file)
 	if err != nil {
 		fmt.Fprintln(out, err)
 	}
-	tests, passed, failed, skipped := count(events, status == "0")
+	for _, line := range failures(bytes.NewReader(text)) {
+		fmt.Fprintln(out, line)
+	}
+	tests, passed, failed, skipped := count(bytes.NewReader(text), status == "0")
 	fmt.Fprintf(out, "\n%d tests, %d cases\n", tests, passed+failed+skipped)
 	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", passed, failed, skipped)
 	if failed > 0 || skipped > 0 && os.Getenv("STEELYARD_CI") == "1" {
 		return 1
 	}
 	return 0
+}
+
+// source is the place of a test's message, "file.go:123: ".
+var source = regexp.MustCompile(`^ +\w+\.go:\d+: `)
+
+// failures returns, for each failed test with a message, its name and its first two messages.
+func failures(events io.Reader) (lines []string) {
+	said := map[test][]string{}
+	for d := json.NewDecoder(events); ; {
+		var e struct{ Action, Package, Test, Output string }
+		if d.Decode(&e) != nil {
+			return lines
+		}
+		t := test{e.Package, e.Test}
+		switch {
+		case e.Action == "output" && len(said[t]) < 2 && source.MatchString(e.Output):
+			said[t] = append(said[t], strings.TrimSpace(e.Output))
+		case e.Action == "fail" && len(said[t]) > 0:
+			lines = append(lines, fmt.Sprintf("FAILED %s: %s", e.Test, strings.Join(said[t], "; ")))
+		}
+	}
 }
 
 type test struct{ pkg, name string } // name is empty for the package itself

@@ -73,10 +73,13 @@ func TestFailureWithoutEvents(t *testing.T) {
 	check(t, recorded(t, "panics"), false, "1 passed, 1 failed, 0 skipped") // not counted twice
 }
 
-func TestTestsAndCases(t *testing.T) {
+// The summary repeats the first messages of each failed test.
+func TestSummary(t *testing.T) {
 	var out strings.Builder
 	run(&out, path("fail"), "1")
-	want := "\n3 tests, 5 cases\n3 passed, 2 failed, 0 skipped\n"
+	want := "FAILED TestTable/bad: a_test.go:9: this is wrong\nFAILED TestTable: a_test.go:8: word of the " +
+		"parent\nFAILED TestParentAlone: a_test.go:15: something was left behind\n\n" +
+		"3 tests, 5 cases\n3 passed, 2 failed, 0 skipped\n"
 	must.True(t, out.String() == want, "%q, want %q", out.String(), want)
 }
 
