@@ -343,7 +343,16 @@ func TestRangesAreForwarded(t *testing.T) {
 		q = fx.on(3, dptest.TCP, dptest.SYN)
 		q.Dst = fx.at("vip", 85)
 		fx.sentTo("to another node", fx.run(q.Frame()), q, false, "b2")
-		q.Dst = fx.at("vip", 100)
+		for _, last := range []uint16{1999, 89, 1999} { // an engine puts the new frontend first
+			old := must.Get(fx.d.Held())(t)
+			fx.change(func(s *lb.Service) { s.Ports[0].Last = last }, "b2")
+			fx.apply(lb.Delta{Delete: old})
+			for _, port := range []uint16{80, 85, last} {
+				q.Dst = fx.at("vip", port)
+				fx.sentTo(fmt.Sprintf("port %d of 80-%d", port, last), fx.run(q.Frame()), q, false, "b2")
+			}
+		}
+		q.Dst = fx.at("vip", 2000)
 		must.Row(t, "after the range", "no_frontend", fx.run(q.Frame()).reason)
 	})
 }

@@ -140,6 +140,13 @@ func portRanges(t *testing.T, c *cluster, pods ...*pod) {
 		c.updateService(t, "ranges", func(s *core.Service) {
 			s.Annotations = map[string]string{"steelyard.dev/port-ranges": value}
 		})
+		if value == "5000-6352/UDP" {
+			labtest.Until(t, "the Event WrongAnnotation", func() error {
+				is := meta.ListOptions{FieldSelector: "involvedObject.name=ranges,reason=WrongAnnotation"}
+				events, err := c.api.CoreV1().Events("default").List(t.Context(), is)
+				return errors.Join(err, labtest.ErrorIf(err == nil && len(events.Items) == 0, "there is none"))
+			})
+		}
 		for _, vip := range vips {
 			for _, port := range ports {
 				c.askUDP(t, netip.AddrPortFrom(vip, port), len(pods))

@@ -3,8 +3,8 @@
 //
 // It counts leaves. A test with subtests counts only if it is skipped, or fails although no subtest does. A package
 // that fails without a failed test counts as one failure, as does a run that fails or has no test. The exit status is 1
-// if anything failed and, with STEELYARD_CI=1, if anything was skipped. Before the counts, it repeats what each failed
-// test says first, because the logs of agents can fill pages.
+// if anything failed and, with STEELYARD_CI=1, if anything was skipped. Before the counts, it repeats the last two
+// messages of each failed test, because the logs of agents can fill pages.
 package main
 
 import (
@@ -38,10 +38,10 @@ func run(out io.Writer, file, status string) int {
 	return 0
 }
 
-// source is the place of a test's message, "file.go:123: ".
-var source = regexp.MustCompile(`^ +\w+\.go:\d+: `)
+// source is the place of a test's message, "file_test.go:123: ".
+var source = regexp.MustCompile(`^ +\w+_test\.go:\d+: `)
 
-// failures returns, for each failed test with a message, its name and its first two messages.
+// failures returns, for each failed test with a message, its name and its last two messages.
 func failures(events io.Reader) (lines []string) {
 	said := map[test][]string{}
 	for d := json.NewDecoder(events); ; {
@@ -51,8 +51,8 @@ func failures(events io.Reader) (lines []string) {
 		}
 		t := test{e.Package, e.Test}
 		switch {
-		case e.Action == "output" && len(said[t]) < 2 && source.MatchString(e.Output):
-			said[t] = append(said[t], strings.TrimSpace(e.Output))
+		case e.Action == "output" && source.MatchString(e.Output):
+			said[t] = append(said[t][max(0, len(said[t])-1):], strings.TrimSpace(e.Output))
 		case e.Action == "fail" && len(said[t]) > 0:
 			lines = append(lines, fmt.Sprintf("FAILED %s: %s", e.Test, strings.Join(said[t], "; ")))
 		}

@@ -73,7 +73,7 @@ func TestFailureWithoutEvents(t *testing.T) {
 	check(t, recorded(t, "panics"), false, "1 passed, 1 failed, 0 skipped") // not counted twice
 }
 
-// The summary repeats the first messages of each failed test.
+// The summary repeats the last messages of each failed test.
 func TestSummary(t *testing.T) {
 	var out strings.Builder
 	run(&out, path("fail"), "1")

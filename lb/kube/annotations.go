@@ -11,6 +11,7 @@ import (
 	"time"
 
 	core "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -66,8 +67,9 @@ func annotation(s *core.Service, names []string) string {
 
 // settings are what the annotations of a Service ask of each node.
 type settings struct {
+	of        types.UID    // of the Service
 	algorithm lb.Algorithm // or the zero value for the default
-	// fromEndpoints means that nodes without endpoints should attract no packets although the policy is Cluster.
+	// fromEndpoints means that nodes without endpoints should attract no packets under the policy Cluster.
 	fromEndpoints bool
 	// ranges has the last port of each range, by the Service's port with which it begins.
 	ranges map[lb.Port]uint16
@@ -77,9 +79,12 @@ type settings struct {
 }
 
 // settingsOf returns a Service's settings. An annotation with a wrong value does not change old, the previous settings.
-// The error names all of these.
+// The error names every wrong value.
 func settingsOf(s *core.Service, old settings) (now settings, err error) {
 	var errs []error
+	if now.of = s.UID; old.of != s.UID {
+		old = settings{}
+	}
 	now.algorithm = setting(&errs, old.algorithm)(algorithmOf(s))
 	now.fromEndpoints = setting(&errs, old.fromEndpoints)(fromEndpoints(s))
 	now.ranges = setting(&errs, old.ranges)(rangesOf(s))
@@ -124,24 +129,25 @@ func algorithmOf(s *core.Service) (a lb.Algorithm, err error) {
 	return a, err
 }
 
-// fromEndpoints reports whether nodes without endpoints should attract no packets although the policy is Cluster. The
-// value "endpoints" says so; the error names another value.
+// fromEndpoints reports whether nodes without endpoints should attract no packets. The value "endpoints" says so; the
+// error names another value.
 func fromEndpoints(s *core.Service) (bool, error) {
 	switch text := annotation(s, from); text {
 	case "", "endpoints":
-		return text != "" && !isLocal(s), nil
+		return text != "", nil
 	default:
 		return false, fmt.Errorf(`%s is %.200q; write "endpoints"`, from[0], text)
 	}
 }
 
-// Bounds of the annotations. A range takes up to 30 places in the table of ranges.
+// Bounds of the annotations. A range takes up to 30 entries in the kernel's table, and as many for packets from other
+// nodes.
 const (
 	timeoutMin               = 10 * time.Millisecond
 	intervalMin, intervalMax = 200 * time.Millisecond, time.Minute
 	countMax                 = 10
 	rangesMax, rangePortsMax = 16, 20_000
-	rangePlaces              = 30
+	rangePlaces              = 60
 )
 
 // durationIn returns the duration in an annotation, which is at least least.
@@ -178,37 +184,39 @@ func rangesOf(s *core.Service) (map[lb.Port]uint16, error) {
 	}
 	ranges, ports := map[lb.Port]uint16{}, 0
 	for one := range strings.FieldsFuncSeq(text, isListSeparator) {
-		r, ok := parsePort(one)
-		if !ok || r.Last == 0 {
+		r, ok := parseRange(one)
+		if !ok {
 			return nil, fmt.Errorf("%s: %.50q is not a range; write one such as 10000-10999/UDP", portRanges[0], one)
 		}
-		if err := checkRange(s, r, ranges); err != nil {
-			return nil, fmt.Errorf("%s: %s %w", portRanges[0], one, err)
+		if ports += int(r.Last-r.Port) + 1; len(ranges) == rangesMax || ports > rangePortsMax {
+			return nil, fmt.Errorf("%s: a Service can have %d ranges with %d ports together", portRanges[0], rangesMax,
+				rangePortsMax)
 		}
-		ports += int(r.Last-r.Port) + 1
-		ranges[lb.Port{Port: r.Port, Protocol: r.Protocol}] = r.Last
+		first := lb.Port{Port: r.Port, Protocol: r.Protocol}
+		_, twice := ranges[first]
+		if err := checkRange(s, r); err != nil || twice {
+			return nil, fmt.Errorf("%s: %s %w", portRanges[0], one, cmp.Or(err, errors.New("occurs twice")))
+		}
+		ranges[first] = r.Last
 	}
-	if len(ranges) > rangesMax || ports > rangePortsMax {
-		return nil, fmt.Errorf("%s: a Service can have %d ranges with %d ports together", portRanges[0], rangesMax,
-			rangePortsMax)
+	if annotation(s, wantShare) != "" {
+		return nil, fmt.Errorf("%s: a Service with ranges cannot share addresses; remove %s", portRanges[0],
+			wantShare[0])
 	}
 	return ranges, nil
 }
 
-// checkRange returns an error if a range does not begin with a port of the Service, meets another port of the Service
-// or one of these ranges, or ends after the last target port.
-func checkRange(s *core.Service, r lb.Port, ranges map[lb.Port]uint16) error {
+// checkRange returns an error if a range does not begin with a port of the Service, contains another one, or ends after
+// the last target port.
+func checkRange(s *core.Service, r lb.Port) error {
 	begins := false
 	for _, p := range s.Spec.Ports {
 		port, ok := portOfSpec(p)
-		first := ok && port == lb.Port{Port: r.Port, Protocol: r.Protocol}
-		port.Last = ranges[port]
+		first := port.Port == r.Port && port.Protocol == r.Protocol
 		switch {
-		case first && port.Last != 0:
-			return errors.New("occurs twice")
-		case first && int(p.TargetPort.IntValue())+int(r.Last-r.Port) > math.MaxUint16:
+		case ok && first && p.TargetPort.IntValue()+int(r.Last-r.Port) > math.MaxUint16:
 			return fmt.Errorf("ends after port %d of the pods", math.MaxUint16)
-		case first:
+		case ok && first:
 			begins = true
 		case ok && port.Overlaps(r):
 			return fmt.Errorf("contains port %s of the Service", portText(port))
@@ -226,16 +234,12 @@ func portOfSpec(p core.ServicePort) (port lb.Port, ok bool) {
 	return port, port.Protocol.UnmarshalText([]byte(strings.ToLower(string(protocolOf(&p.Protocol))))) == nil
 }
 
-// parsePort parses text such as "80/TCP" or "8000-8999/UDP".
-func parsePort(text string) (p lb.Port, ok bool) {
-	numbers, protocol, _ := strings.Cut(text, "/")
-	first, last, isRange := strings.Cut(numbers, "-")
+// parseRange parses text such as "8000-8999/UDP".
+func parseRange(text string) (r lb.Port, ok bool) {
+	ports, protocol, _ := strings.Cut(text, "/")
+	first, last, _ := strings.Cut(ports, "-")
 	from, err := strconv.ParseUint(first, 10, 16)
-	p.Port = uint16(from)
-	if isRange && err == nil {
-		from, err = strconv.ParseUint(last, 10, 16)
-		p.Last = uint16(from)
-	}
-	ok = err == nil && (!isRange || p.Last > p.Port)
-	return p, ok && p.Protocol.UnmarshalText([]byte(strings.ToLower(protocol))) == nil
+	to, errTo := strconv.ParseUint(last, 10, 16)
+	r.Port, r.Last = uint16(from), uint16(to)
+	return r, errors.Join(err, errTo, r.Protocol.UnmarshalText([]byte(strings.ToLower(protocol)))) == nil && to > from
 }

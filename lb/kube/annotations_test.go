@@ -143,6 +143,7 @@ func TestRangesOf(t *testing.T) {
 		{"10001-10999/UDP", "10001-10999/UDP does not begin with a port of the Service"},
 		{"5060-10000/UDP", "5060-10000/UDP contains port 10000/UDP of the Service"},
 		{"10000-15536/UDP", "10000-15536/UDP ends after port 65535 of the pods"},
+		{"12-13/TCP, " + strings.Repeat("x", 100), "12-13/TCP does not begin with a port of the Service"},
 		{"10000-10999/UDP 10000-10001/UDP", "10000-10001/UDP occurs twice"},
 		{"5060-30000/TCP", "a Service can have 16 ranges with 20000 ports together"},
 		{many, "a Service can have 16 ranges with 20000 ports together"},
@@ -180,18 +181,39 @@ func TestRangeIsTranslated(t *testing.T) {
 	must.Equal(t, rangePlaces+2, placesOf(v.service.Ports))
 }
 
-// A Service's record names its ranges, and another Service gets no port of them.
-func TestRangesAreClaimed(t *testing.T) {
-	s := aService(withPorts)
-	s.Annotations = map[string]string{portRanges[0]: "10000-10999/UDP", wantShare[0]: "key"}
-	record := portsText(holder(s).Ports)
-	must.Equal(t, "10000-10999/UDP, 5060/TCP, 5060/UDP", record)
-	must.Equal(t, record, portsText(portsOf(record)))
-	other := aService(func(s *core.Service) {
-		s.Name, s.Spec.Ports = "other", []core.ServicePort{{Port: 10500, Protocol: core.ProtocolUDP}}
+// A Service with ranges does not share its address. While another Service has a port there, it has no ranges.
+func TestRangesAreNotShared(t *testing.T) {
+	ranged := func(s *core.Service) {
+		withPorts(s)
+		s.Annotations = map[string]string{portRanges[0]: "10000-10999/UDP", wantShare[0]: "key"}
+	}
+	_, err := rangesOf(aService(ranged))
+	must.Equal(t, portRanges[0]+": a Service with ranges cannot share addresses; remove "+wantShare[0], text(err))
+	must.Equal(t, "", holder(aService(ranged)).ShareKey)
+
+	f := newFixture(t, asIs)
+	s := aService(func(s *core.Service) {
+		ranged(s)
+		delete(s.Annotations, wantShare[0])
 	})
-	must.True(t, !claim{other, true}.joins(claim{s, true}, true), "the Services share the address")
-	must.Equal(t, 2, len(withoutPorts(s, holder(s).Ports[2:]).Spec.Ports))
+	f.have(t, node("n1", "192.0.2.1"), s)
+	rtp := func() string {
+		f.reconcile(nameOf(s), fakeSink{f.recorded})
+		ports := f.put[nameOf(s)].Ports
+		return ports[len(ports)-1].Name()
+	}
+	must.Row(t, "alone", "10000-10999/udp", rtp())
+	other := aService(func(s *core.Service) { // another controller has written the address
+		s.Name, s.UID, s.Spec.Ports = "other", "2", []core.ServicePort{{Port: 10500, Protocol: core.ProtocolUDP}}
+	})
+	f.have(t, other)
+	must.Row(t, "with another Service", "10000/udp", rtp())
+	must.Do(t, f.services.Delete(other))
+	must.Row(t, "alone again", "10000-10999/udp", rtp())
+	s.Annotations[portRanges[0]] = "10000-10999"
+	must.Row(t, "with a wrong value", "10000-10999/udp", rtp())
+	s.UID = "3"
+	must.Row(t, "another Service of this name", "10000/udp", rtp())
 }
 
 // The probes of a health check node port have the Service's settings, and those of the node where it has none.

@@ -184,14 +184,12 @@ func holder(s *core.Service) lb.Holder {
 	for name := range strings.FieldsFuncSeq(annotation(s, shareWith), isListSeparator) {
 		h.ShareWith = append(h.ShareWith, name)
 	}
-	ranges, _ := rangesOf(s) // term.complain reports the error
 	for _, p := range s.Spec.Ports {
 		if port, ok := portOfSpec(p); ok {
-			port.Last = ranges[port]
 			h.Ports = append(h.Ports, port)
 		}
 	}
-	if len(h.Ports) > sharedPortsMax {
+	if len(h.Ports) > sharedPortsMax || annotation(s, portRanges) != "" {
 		h.ShareKey = ""
 	}
 	return h

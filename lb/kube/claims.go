@@ -36,8 +36,7 @@ func compareClaims(a, b claim) int {
 // hasPort reports whether a takes precedence over b for a port: the one whose status has it, otherwise the first by
 // compareClaims.
 func (a claim) hasPort(p lb.Port, b claim) bool {
-	aHas := slices.ContainsFunc(holds(a.service).Ports, p.Overlaps)
-	bHas := slices.ContainsFunc(holds(b.service).Ports, p.Overlaps)
+	aHas, bHas := slices.Contains(holds(a.service).Ports, p), slices.Contains(holds(b.service).Ports, p)
 	return cmp.Or(compareBool(!aHas, !bHas), compareClaims(a, b)) < 0
 }
 
@@ -46,7 +45,7 @@ func (a claim) hasPort(p lb.Port, b claim) bool {
 func (a claim) joins(b claim, across bool) bool {
 	x, y := holder(a.service), holder(b.service)
 	return x.ShareKey != "" && x.ShareKey == y.ShareKey && (across || y.SharesWith(x.Namespace)) && // few ports
-		!slices.ContainsFunc(x.Ports, func(p lb.Port) bool { return slices.ContainsFunc(y.Ports, p.Overlaps) })
+		!slices.ContainsFunc(x.Ports, func(p lb.Port) bool { return slices.Contains(y.Ports, p) })
 }
 
 // claimOf returns a Service's claim to an address, or false if it has none. A status counts only if nodes serve its
@@ -99,7 +98,7 @@ func (s *Source) owner(c claim, addr netip.Addr) (first *core.Service, taken []l
 		}
 		theirs := holder(other.service).Ports
 		for _, p := range ports {
-			if slices.ContainsFunc(theirs, p.Overlaps) && !slices.Contains(taken, p) && other.hasPort(p, c) {
+			if slices.Contains(theirs, p) && !slices.Contains(taken, p) && other.hasPort(p, c) {
 				taken = append(taken, p)
 				first = cmp.Or(first, other.service)
 			}
@@ -109,6 +108,19 @@ func (s *Source) owner(c claim, addr netip.Addr) (first *core.Service, taken []l
 		return nil, taken
 	}
 	return first, nil
+}
+
+// sharesPorts reports whether another Service has a port at one of a Service's addresses.
+func (s *Source) sharesPorts(service *core.Service, vips []netip.Addr) bool {
+	own := addressesOf(service)
+	for _, addr := range vips {
+		for _, other := range s.others(claim{service, !slices.Contains(own, addr)}, addr) {
+			if owner, _ := s.owner(other, addr); owner == nil {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // addresses are a Service's addresses on this node.
@@ -184,9 +196,7 @@ func withoutPorts(service *core.Service, taken []lb.Port) *core.Service {
 	out := *service
 	out.Spec.Ports = slices.DeleteFunc(slices.Clone(service.Spec.Ports), func(p core.ServicePort) bool {
 		return slices.ContainsFunc(taken, func(t lb.Port) bool {
-			t.Last = 0
-			port, _ := portOfSpec(p)
-			return port == t
+			return portText(t) == fmt.Sprintf("%d/%s", p.Port, protocolOf(&p.Protocol))
 		})
 	})
 	return &out

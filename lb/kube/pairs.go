@@ -172,7 +172,7 @@ func (s *Source) fits(name string, n int) bool {
 	return n > 0 || total == 0
 }
 
-// placesOf returns how many entries these ports take in the kernel's tables, at one address.
+// placesOf returns how many entries these ports need in the kernel's tables, at one address.
 func placesOf(ports []lb.ServicePort) (n int) {
 	for _, p := range ports {
 		if n++; p.Last != 0 {
@@ -187,13 +187,15 @@ func placesOf(ports []lb.ServicePort) (n int) {
 func (s *Source) bound(v *view) {
 	name, most := v.service.Name, s.o.MaxEndpoints
 	if n := len(v.service.VIPs) * placesOf(v.service.Ports); !s.fits(name, n) {
-		few := max(portsFew/len(v.service.VIPs), 1)
-		few = min(few, len(v.ports))
+		few := min(max(portsFew/len(v.service.VIPs), 1), len(v.ports))
 		v.ports, v.service.Ports = v.ports[:few], v.service.Ports[:few]
-		what := fmt.Sprintf("%d pairs of address and port, but Services with more than %d can have at most %d "+
-			"together, and %d in a namespace", n, portsFew, portsMax, portsOfNamespace)
+		for i := range v.service.Ports {
+			v.service.Ports[i].Last = 0
+		}
+		what := fmt.Sprintf("%d pairs of address and port (a range counts %d times), but Services with more than %d "+
+			"can have at most %d together, and %d in a namespace", n, rangePlaces, portsFew, portsMax, portsOfNamespace)
 		if s.inForce(v.service) {
-			s.o.Boundary.Report(lb.PartEndpoints, name, "only its first ports are served: it has "+what)
+			s.o.Boundary.Report(lb.PartEndpoints, name, "only its first ports are served, without ranges: it has "+what)
 			return
 		}
 		s.refuse(v, what)

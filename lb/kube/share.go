@@ -3,6 +3,7 @@ package kube
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	core "k8s.io/api/core/v1"
@@ -46,7 +47,10 @@ func portText(p lb.Port) string { return strings.ToUpper(p.Name()) }
 // portsOf parses a list from portsText and skips everything else.
 func portsOf(text string) (ports []lb.Port) {
 	for name := range strings.SplitSeq(text, ", ") {
-		if p, ok := parsePort(name); ok {
+		number, protocol, _ := strings.Cut(name, "/")
+		n, err := strconv.ParseUint(number, 10, 16)
+		p := lb.Port{Port: uint16(n)}
+		if err == nil && p.Protocol.UnmarshalText([]byte(strings.ToLower(protocol))) == nil {
 			ports = append(ports, p)
 		}
 	}

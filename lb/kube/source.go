@@ -366,11 +366,15 @@ func (s *Source) viewOf(name string) *view {
 		return nil
 	}
 	endpoints, kept := s.kept(name, s.slicesOf(name))
+	set, _ := settingsOf(service, s.settings[name]) // term.complain reports the error
+	s.settings[name] = set
+	if len(set.ranges) > 0 && s.sharesPorts(service, addrs.vips) {
+		set.ranges = nil // they could contain another Service's port
+	}
 	service = withoutPorts(service, addrs.taken)
-	s.settings[name], _ = settingsOf(service, s.settings[name]) // term.complain reports the error
-	v := translate(service, s.settings[name], addrs.vips, endpoints, s.top, s.shares(service),
+	v := translate(service, set, addrs.vips, endpoints, s.top, s.shares(service),
 		s.spreads(service, addrs.vips), s.o.MaxEndpoints)
-	if v.settings.fromEndpoints && v.readyLocal == 0 {
+	if set.fromEndpoints && !isLocal(service) && v.readyLocal == 0 {
 		v.service.LowerPreference = lb.NoEndpointHere
 	}
 	v.service.UnrestrictedVIPs, v.service.Refused = addrs.external, addrs.refused

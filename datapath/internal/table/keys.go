@@ -1,6 +1,7 @@
 package table
 
 import (
+	"errors"
 	"math/bits"
 	"net/netip"
 
@@ -39,6 +40,14 @@ func toRangeKeys(f lb.Frontend) (keys []bpf.RangeKey) {
 	return keys
 }
 
+// prefixesOf returns the number of prefixes that cover a frontend's port range, or 0 for a single port.
+func prefixesOf(f lb.Frontend) int {
+	if f.Last == 0 {
+		return 0
+	}
+	return len(toRangeKeys(f))
+}
+
 // fromRangeKey returns the part of a port range that a key covers.
 func fromRangeKey(k bpf.RangeKey) lb.Frontend {
 	first := bpf.Swap(k.Port)
@@ -47,6 +56,44 @@ func fromRangeKey(k bpf.RangeKey) lb.Frontend {
 	return lb.Frontend{
 		VIP: bpf.FromAddr(k.Vip), Port: first, Last: last, Protocol: lb.Protocol(uint8(proto)), Decap: proto>>8 == 1,
 	}
+}
+
+// putFrontend writes a frontend's entries in the maps that the programs look up. If it fails for a new frontend, it
+// leaves none.
+func (s *Services) putFrontend(f lb.Frontend, value bpf.Frontend, isNew bool) error {
+	if err := s.objects.SyFrontendVips.Put(value.Id, bpf.ToAddr(f.VIP)); err != nil {
+		return err
+	}
+	if f.Last == 0 {
+		return s.objects.SyFrontends.Put(ToFrontendKey(f), value)
+	}
+	for _, k := range toRangeKeys(f) {
+		if err := s.objects.SyPortRanges.Put(k, value); err != nil {
+			if isNew {
+				err = errors.Join(err, s.deleteFrontend(f, value.Id))
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// deleteFrontend removes a frontend's entries. Another range of the same ports may have replaced some.
+func (s *Services) deleteFrontend(f lb.Frontend, id uint32) error {
+	if f.Last == 0 {
+		return IgnoreMissing(s.objects.SyFrontends.Delete(ToFrontendKey(f)))
+	}
+	for _, k := range toRangeKeys(f) {
+		var value bpf.Frontend
+		err := s.objects.SyPortRanges.Lookup(k, &value)
+		if err == nil && value.Id == id {
+			err = s.objects.SyPortRanges.Delete(k)
+		}
+		if err := IgnoreMissing(err); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func toBackend(b *backend, server uint32) bpf.Backend {

@@ -10,8 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -26,6 +24,7 @@ const (
 type Services struct {
 	objects  *bpf.Objects
 	counters *Chunked // traffic of frontends
+	prefixes int      // entries of sy_port_ranges that the frontends need
 	Slots    *slotStore
 	Filter   *Filter
 	log      *slog.Logger
@@ -100,6 +99,7 @@ func (s *Services) readFrontends() (byID map[uint32]*frontend, err error) {
 	err = errors.Join(single.Err(), ranges.Err())
 	for id, f := range byID {
 		s.Frontends[f.is] = f
+		s.prefixes += prefixesOf(f.is)
 		if len(s.vips[f.is.VIP]) == 0 {
 			err = errors.Join(err, s.Filter.Add(f.is.VIP, bpf.AddrVIP))
 		}
@@ -156,7 +156,7 @@ func (s *Services) putLocked(updates []*Update, later int) {
 	}
 	for _, u := range updates {
 		if u.Err == nil {
-			u.Err = s.putFrontend(u.Plan.Frontend, u.Value)
+			u.Err = s.putFrontend(u.Plan.Frontend, u.Value, u.isNew)
 		}
 		s.complete(u)
 	}
@@ -238,49 +238,17 @@ func (s *Services) withoutFlows(u *Update) func(id uint32) bool {
 	return func(id uint32) bool { return known[id] || s.Backends.ByID[id] == nil }
 }
 
-// putFrontend writes a frontend's entries in the maps that the programs look up.
-func (s *Services) putFrontend(f lb.Frontend, value bpf.Frontend) error {
-	if err := s.objects.SyFrontendVips.Put(value.Id, bpf.ToAddr(f.VIP)); err != nil {
-		return err
-	}
-	if f.Last == 0 {
-		return s.objects.SyFrontends.Put(ToFrontendKey(f), value)
-	}
-	for _, k := range toRangeKeys(f) {
-		err := s.objects.SyPortRanges.Put(k, value)
-		if errors.Is(err, unix.ENOSPC) { // so this frontend is new
-			err = fmt.Errorf("%w: map of port ranges full (%d entries)", lb.ErrRefused, MaxFrontends)
-			return errors.Join(err, s.deleteFrontend(f))
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (s *Services) deleteFrontend(f lb.Frontend) error {
-	if f.Last == 0 {
-		return IgnoreMissing(s.objects.SyFrontends.Delete(ToFrontendKey(f)))
-	}
-	for _, k := range toRangeKeys(f) {
-		if err := IgnoreMissing(s.objects.SyPortRanges.Delete(k)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // complete records the result of an update. After an error, it releases the ids that the update used.
 func (s *Services) complete(u *Update) {
 	if u.Err != nil {
-		if u.Plan.Last == 0 { // some prefixes of a range may refer to the new table
+		if u.Plan.Last == 0 || u.isNew { // some prefixes of a range may refer to the new table
 			s.Slots.Retire(u.Value)
 		}
 		s.Backends.unuse(u.ids)
 		s.Backends.unuse(u.older)
 		if u.isNew && u.Frontend != nil {
 			s.Free = append(s.Free, u.Frontend.ID)
+			s.prefixes -= prefixesOf(u.Plan.Frontend)
 		}
 		return
 	}
@@ -318,11 +286,15 @@ func (s *Services) frontend(f lb.Frontend) (_ *frontend, isNew bool, err error) 
 	if len(s.Free) == 0 {
 		return nil, false, fmt.Errorf("%w: frontend map full (%d entries)", lb.ErrRefused, MaxFrontends)
 	}
+	prefixes := prefixesOf(f)
+	if s.prefixes+prefixes >= MaxFrontends { // some kernels cannot replace an entry of a full map
+		return nil, false, fmt.Errorf("%w: map of port ranges full (%d entries)", lb.ErrRefused, MaxFrontends)
+	}
 	id := s.Free[len(s.Free)-1]
 	if err := resetCounts(s.counters, id); err != nil {
 		return nil, false, err
 	}
-	s.Free = s.Free[:len(s.Free)-1]
+	s.Free, s.prefixes = s.Free[:len(s.Free)-1], s.prefixes+prefixes
 	return &frontend{ID: id, is: f}, true, nil
 }
 
@@ -361,10 +333,11 @@ func (s *Services) Remove(f lb.Frontend) (id uint32, err error) {
 	if !ok {
 		return 0, nil
 	}
-	if err := s.deleteFrontend(f); err != nil {
+	if err := s.deleteFrontend(f, state.ID); err != nil {
 		return 0, err
 	}
 	delete(s.Frontends, f)
+	s.prefixes -= prefixesOf(f)
 	s.changes++
 	if outer := s.Frontends[withoutDecap(f)]; outer != nil && state.Plan != nil {
 		outer.former = append(outer.former, state.Plan) // the keys of its flows contain the outer frontend's id
