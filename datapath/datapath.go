@@ -150,6 +150,7 @@ func (d *Datapath) open(t *pin.Transaction) (err error) {
 		Objects: d.objects, Services: d.services, Tunnels: d.tunnels, Flows: d.flows, Hooks: d.hooks,
 		Chunks: d.chunks, Names: d.names, Meaning: meaning, Log: d.log,
 	}, o)
+	d.services.FollowRules()
 	return d.hooks.Attach(o.Needed(new(route.Cache), d.services.Interfaces(nil)))
 }
 

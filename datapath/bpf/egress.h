@@ -105,6 +105,24 @@ static __always_inline int egress_answers(const struct pkt *p, const struct verd
 	       p->flags & (TCP_SYN | TCP_RST) || !(addr_kinds(&p->key.t.src) & ADDR_OWN);
 }
 
+/* egress_reroute sends a reply by the route from the VIP. The stack has routed it as a packet from the backend. The
+ * kernel sends it to the next hop, and so keeps the neighbour entry. */
+static __always_inline int egress_reroute(struct __sk_buff *skb, struct scratch *s, struct flow *f)
+{
+	__u32 len = tc_segment_len(skb, &s->p);
+
+	s->v.hash = flow_hash(&s->p.key, ALGORITHM_FLOW_HASH);
+	enum route r = route_resolve(skb, len, &s->p, &s->v, s->v.hash % NEXT_HOP_PATHS, &s->fib);
+
+	verdict_count(&s->p, &s->v);
+	if (r == ROUTE_NONE)
+		return TC_ACT_SHOT;
+	commit(f);
+	egress_clamp_mss(skb, &s->p, &s->v.t.src);
+	s->p.keep_ttl = 1;
+	return tc_forward(skb, &s->v, &s->fib, r == ROUTE_OK ? ROUTE_NO_NEIGHBOUR : r);
+}
+
 /* egress_reply rewrites a reply of a backend on this node so that it comes from the VIP. */
 static __always_inline int egress_reply(struct __sk_buff *skb, struct scratch *s)
 {
@@ -113,6 +131,10 @@ static __always_inline int egress_reply(struct __sk_buff *skb, struct scratch *s
 	if (!f || !s->v.local || !egress_answers(&s->p, &s->v, f))
 		return EGRESS_NOT_MINE;
 	decide_reply(&s->p, &s->v, f);
+	struct vip *vip = bpf_map_lookup_elem(&sy_vips, &s->v.t.src);
+
+	if (vip && vip->by_source && s->v.action == ACTION_FORWARD)
+		return egress_reroute(skb, s, f);
 	commit(f);
 	verdict_count(&s->p, &s->v);
 	egress_clamp_mss(skb, &s->p, &s->v.t.src);

@@ -76,3 +76,18 @@ static __always_inline enum reason explain_reply(void *ctx, struct scratch *s)
 	v->t.dst = t->src;
 	return explain_route(ctx, s);
 }
+
+/* explain_reroute finds the route by which egress_reroute sends the reply. The verdict is the one on the reply. */
+static __always_inline void explain_reroute(void *ctx, struct scratch *s, struct explained *e)
+{
+	struct vip *vip = bpf_map_lookup_elem(&sy_vips, &s->p.key.t.dst);
+
+	e->reply_via = 0;
+	if (!vip || !vip->by_source || !s->v.local || e->reply != REASON_FORWARDED)
+		return;
+	s->v.t.src = s->p.key.t.dst;
+	if (route_resolve(ctx, s->p.l3len, &s->p, &s->v, 0, &s->fib) == ROUTE_NONE)
+		e->reply = s->v.reason;
+	else
+		e->reply_via = s->fib.ifindex;
+}

@@ -141,6 +141,7 @@ int sy_explain(struct xdp_md *ctx)
 	__builtin_memcpy(&e->v, &s->v, sizeof(e->v));
 	e->reply = explain_reply(ctx, s);
 	e->reply_ifindex = s->fib.ifindex;
+	explain_reroute(ctx, s, e);
 	return s->p.made == made ? XDP_PASS : XDP_ABORTED;
 }
 

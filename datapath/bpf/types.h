@@ -72,7 +72,7 @@ struct frontend {
 struct range_key {
 	__u32 prefix; /* length of the following fields in bits */
 	struct addr vip;
-	__be16 proto; /* with 256 for decapsulated packets */
+	__be16 proto; /* plus 256 for decapsulated packets */
 	__be16 port;
 };
 
@@ -223,7 +223,7 @@ struct uplink {
 struct vip {
 	__u8 up; /* 1: one of its frontends has a backend, so the VIP answers pings */
 	__u8 ranges; /* 1: one of its frontends is in sy_port_ranges */
-	__u8 pad[2];
+	__u8 by_source, pad; /* 1: a routing rule has a source prefix with the VIP */
 };
 
 struct flow_key {
@@ -391,8 +391,8 @@ struct verdict {
 /* What sy_explain returns. */
 struct explained {
 	struct verdict v; /* after the route lookup to the backend */
-	__u32 ifindex; /* interface towards the backend; 0: none */
-	__u32 reply_ifindex; /* interface towards the client; 0: none */
+	__u32 ifindex, reply_ifindex; /* interfaces towards the backend and the client; 0: none */
+	__u32 reply_via; /* interface by which egress_reroute sends the reply; 0: as the stack */
 	enum reason route; /* REASON_FORWARDED: there is a route to the backend */
 	/* REASON_FORWARDED: the backend's reply is recognized, and there is a route to the client. REASON_NONE: replies do
 	 * not pass this node. */

@@ -121,6 +121,7 @@ type SyExplained struct {
 	V            SyVerdict
 	Ifindex      uint32
 	ReplyIfindex uint32
+	ReplyVia     uint32
 	Route        SyReason
 	Reply        SyReason
 }
@@ -277,6 +278,7 @@ type SyExported struct {
 		}
 		Ifindex      uint32
 		ReplyIfindex uint32
+		ReplyVia     uint32
 		Route        uint32
 		Reply        uint32
 	}
@@ -330,6 +332,7 @@ type SyExported struct {
 			W [4]uint32
 		}
 	}
+	_ [4]byte
 }
 
 type SyFin uint32
@@ -665,10 +668,11 @@ type SyVerdict struct {
 }
 
 type SyVip struct {
-	_      structs.HostLayout
-	Up     uint8
-	Ranges uint8
-	Pad    [2]uint8
+	_        structs.HostLayout
+	Up       uint8
+	Ranges   uint8
+	BySource uint8
+	Pad      uint8
 }
 
 // Names of all BPF objects in the ELF.

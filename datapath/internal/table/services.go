@@ -24,7 +24,8 @@ const (
 type Services struct {
 	objects  *bpf.Objects
 	counters *Chunked // traffic of frontends
-	prefixes int      // entries of sy_port_ranges that the frontends need
+	rules    sourceRules
+	prefixes int // entries of sy_port_ranges that the frontends need
 	Slots    *slotStore
 	Filter   *Filter
 	log      *slog.Logger
@@ -59,7 +60,7 @@ func Open(o *bpf.Objects, chunks *Chunks, filter *Filter, log *slog.Logger) (*Se
 	s := &Services{
 		objects: o, counters: chunks.FrontendCounters, Filter: filter, log: log,
 		Frontends: map[lb.Frontend]*frontend{}, vips: map[netip.Addr]map[uint32]*frontend{},
-		Ended: map[Target]EndedFlows{},
+		Ended: map[Target]EndedFlows{}, rules: sourceRules{problem: "not read"},
 	}
 	byID, err := s.readFrontends()
 	if err != nil {
@@ -296,33 +297,6 @@ func (s *Services) frontend(f lb.Frontend) (_ *frontend, isNew bool, err error) 
 	}
 	s.Free, s.prefixes = s.Free[:len(s.Free)-1], s.prefixes+prefixes
 	return &frontend{ID: id, is: f}, true, nil
-}
-
-// setVIP updates the entry of a VIP. The entry exists while the VIP has a frontend, and is up while one of them has a
-// backend.
-func (s *Services) setVIP(addr netip.Addr) error {
-	var vip bpf.VIP
-	for _, f := range s.vips[addr] {
-		if f.up {
-			vip.Up = 1
-		}
-		if f.is.Last != 0 {
-			vip.Ranges = 1
-		}
-	}
-	if len(s.vips[addr]) > 0 {
-		return s.objects.SyVips.Put(bpf.ToAddr(addr), vip)
-	}
-	delete(s.vips, addr)
-	return errors.Join(IgnoreMissing(s.objects.SyVips.Delete(bpf.ToAddr(addr))), s.Filter.Remove(addr, bpf.AddrVIP))
-}
-
-// ofVIP returns the frontends of a VIP by id.
-func (s *Services) ofVIP(addr netip.Addr) map[uint32]*frontend {
-	if s.vips[addr] == nil {
-		s.vips[addr] = map[uint32]*frontend{}
-	}
-	return s.vips[addr]
 }
 
 // Remove removes a frontend and returns its id. The caller must end its flows and then release the id.

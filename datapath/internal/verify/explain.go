@@ -213,7 +213,7 @@ func (v *Verifier) explainReply(q lb.Question, e *lb.Explanation, x bpf.Explaine
 	case e.Reply == "none":
 		say("the server answers the client directly; its packets do not pass this node")
 	case e.Reply == forwarded:
-		say("the reply is recognized and sent to the client by %s", v.view.Name(x.ReplyIfindex))
+		say("the reply is recognized and sent to the client by %s", v.view.Name(cmp.Or(x.ReplyVia, x.ReplyIfindex)))
 	}
 	var broken []string
 	for _, s := range v.Hooks.Inspect() {

@@ -181,6 +181,8 @@ func (v *Verifier) replyFault(q lb.Question, x bpf.Explained, local bool) string
 		return fmt.Sprintf(leadsDown, v.view.Name(x.ReplyIfindex), "clients")
 	case local && !v.view.Attached[int(x.ReplyIfindex)]:
 		return fmt.Sprintf("replies leave by %s, to which no program is attached", v.view.Name(x.ReplyIfindex))
+	case x.ReplyVia != 0 && !v.view.Links[int(x.ReplyVia)].Running:
+		return fmt.Sprintf(leadsDown, v.view.Name(x.ReplyVia), "clients")
 	}
 	if a := q.Client.Addr(); a == v.Clients.v4 || a == v.Clients.v6 {
 		v.Clients.nics[a.Is4()] = int(x.ReplyIfindex)

@@ -231,6 +231,7 @@ func (v *Verifier) repair(found route.Changes, rare bool) (faults []string) {
 		faults = append(faults, err.Error())
 	}
 	if rare {
+		v.Services.FollowRules()
 		v.Hooks.Follow(v.o.Needed(&v.Routes, v.toBackends().interfaces))
 		v.Hooks.RepairForwarding()
 		v.Hooks.RepairSockets()
