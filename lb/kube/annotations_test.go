@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"testing"
@@ -189,9 +190,8 @@ func TestRangesAreNotShared(t *testing.T) {
 	}
 	_, err := rangesOf(aService(ranged))
 	must.Equal(t, portRanges[0]+": a Service with ranges cannot share addresses; remove "+wantShare[0], text(err))
-	must.Equal(t, "", holder(aService(ranged)).ShareKey)
 
-	f := newFixture(t, asIs)
+	f := newFixture(t, func(o *Options) { o.Boundary = &lb.Boundary{Log: slog.New(slog.DiscardHandler)} })
 	s := aService(func(s *core.Service) {
 		ranged(s)
 		delete(s.Annotations, wantShare[0])
@@ -208,8 +208,10 @@ func TestRangesAreNotShared(t *testing.T) {
 	})
 	f.have(t, other)
 	must.Row(t, "with another Service", "10000/udp", rtp())
+	must.Row(t, "troubles", 1, len(f.o.Boundary.Troubles()))
 	must.Do(t, f.services.Delete(other))
 	must.Row(t, "alone again", "10000-10999/udp", rtp())
+	must.Row(t, "troubles", 0, len(f.o.Boundary.Troubles()))
 	s.Annotations[portRanges[0]] = "10000-10999"
 	must.Row(t, "with a wrong value", "10000-10999/udp", rtp())
 	s.UID = "3"

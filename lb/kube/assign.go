@@ -189,7 +189,7 @@ func holder(s *core.Service) lb.Holder {
 			h.Ports = append(h.Ports, port)
 		}
 	}
-	if len(h.Ports) > sharedPortsMax || annotation(s, portRanges) != "" {
+	if len(h.Ports) > sharedPortsMax {
 		h.ShareKey = ""
 	}
 	return h

@@ -112,9 +112,8 @@ func (s *Source) owner(c claim, addr netip.Addr) (first *core.Service, taken []l
 
 // sharesPorts reports whether another Service has a port at one of a Service's addresses.
 func (s *Source) sharesPorts(service *core.Service, vips []netip.Addr) bool {
-	own := addressesOf(service)
 	for _, addr := range vips {
-		for _, other := range s.others(claim{service, !slices.Contains(own, addr)}, addr) {
+		for _, other := range s.others(claim{service: service}, addr) {
 			if owner, _ := s.owner(other, addr); owner == nil {
 				return true
 			}

@@ -202,7 +202,11 @@ func (s *Source) bound(v *view) {
 		return
 	}
 	if v.pairs <= most {
-		s.o.Boundary.Report(lb.PartEndpoints, name, "")
+		what := ""
+		if v.unranged {
+			what = "its port ranges are not served: another Service has a port at its address"
+		}
+		s.o.Boundary.Report(lb.PartEndpoints, name, what)
 		return
 	}
 	what := fmt.Sprintf("%d pairs of endpoint and port, but kubernetes.max_endpoints_per_service is %d", v.pairs, most)

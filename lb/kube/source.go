@@ -368,7 +368,8 @@ func (s *Source) viewOf(name string) *view {
 	endpoints, kept := s.kept(name, s.slicesOf(name))
 	set, _ := settingsOf(service, s.settings[name]) // term.complain reports the error
 	s.settings[name] = set
-	if len(set.ranges) > 0 && s.sharesPorts(service, addrs.vips) {
+	unranged := len(set.ranges) > 0 && s.sharesPorts(service, addrs.vips)
+	if unranged {
 		set.ranges = nil // they could contain another Service's port
 	}
 	service = withoutPorts(service, addrs.taken)
@@ -378,6 +379,7 @@ func (s *Source) viewOf(name string) *view {
 		v.service.LowerPreference = lb.NoEndpointHere
 	}
 	v.service.UnrestrictedVIPs, v.service.Refused = addrs.external, addrs.refused
+	v.unranged = unranged
 	s.bound(v)
 	s.nodePort(service, v.readyLocal)
 	v.announced, v.kept = announced(s.put[name]), kept

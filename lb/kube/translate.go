@@ -99,6 +99,7 @@ type view struct {
 	some       bool                   // there are too many pairs to examine all
 	targets    targets
 	settings   settings
+	unranged   bool // another Service has a port at one of the addresses, so port ranges are not served
 }
 
 // withheld says why the addresses of a family are not announced. intended means that this node is not at fault.
