@@ -32,6 +32,7 @@ func TestStandalone(t *testing.T) {
 		t.Run("withdraws when all servers fail", s.allServersFail)
 		t.Run("announces again after a lost session", s.losesSession)
 		t.Run("is drained, stays drained after a restart, and is undrained", s.drains)
+		t.Run("a server is drained and undrained", s.drainsServer)
 		t.Run("withdraws before it exits", s.terminates)
 	})
 }
@@ -215,6 +216,35 @@ func (s *site) drains(t *testing.T) {
 	command("drained: nothing", "undrain", "--node")
 	s.waitRoutes(t, s.Balancers...)
 	s.checkAnswered(t, 40)
+}
+
+// drainsServer drains a server on every balancer. It keeps its connections and gets no new ones, also after a restart.
+func (s *site) drainsServer(t *testing.T) {
+	server := s.Servers[0]
+	all := func(command string) {
+		t.Helper()
+		for _, a := range s.Agents {
+			must.Get(a.CLI(t.Context(), command, "web", server.V4.String()))(t)
+		}
+	}
+	conns := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 60)
+	before := conns.Servers()[server.Name()]
+	must.True(t, before > 0, "no connection to %s: %v", server, conns.Servers())
+	all("drain")
+	a := s.Agents[0]
+	must.Do(t, shows(t, a, "drained by the operator", "backends"))
+	a.Kill()
+	must.Do(t, errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)))
+	s.waitRoutes(t, s.Balancers...)
+	r := s.Load(t, vip4, 100)
+	must.True(t, r.Err() == nil && r.Servers[server.Name()] == 0, "%v, %v", r, r.Err())
+	labtest.Exchange(t, conns, "while a server is drained")
+	must.Equal(t, before, conns.Servers()[server.Name()])
+	all("undrain")
+	labtest.Until(t, "the server is used again", func() error {
+		r := s.Load(t, vip4, 100)
+		return labtest.ErrorIf(r.Servers[server.Name()] == 0, "%v", r)
+	})
 }
 
 // terminates checks that on SIGTERM the agent withdraws its routes before it exits.

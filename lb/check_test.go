@@ -99,20 +99,6 @@ func TestStatusRange(t *testing.T) {
 	}
 }
 
-func TestDrainsWith(t *testing.T) {
-	d := Drains{}.With("a", true).With("b", true).With("a", true)
-	must.True(t, slices.Equal(d.Services, []string{"b", "a"}) && !d.Node, "drains %+v; want b and a", d)
-	e := d.With("b", false)
-	must.True(t, slices.Equal(e.Services, []string{"a"}) && slices.Equal(d.Services, []string{"b", "a"}),
-		"without b: %+v; want a; before: %+v; want b and a", e, d)
-	for name, tt := range map[string]struct {
-		d    Drains
-		want string
-	}{"b": {d, drained}, "c": {d, ""}, "d": {d.With("", true), drained}, "e": {d.With("", true).With("", false), ""}} {
-		must.Row(t, fmt.Sprintf("%s with %+v", name, tt.d), tt.want, tt.d.reason(name))
-	}
-}
-
 // A backend that serves each port of the service is logged without a port.
 func TestBackendName(t *testing.T) {
 	for _, want := range []string{"10.0.0.2", "10.0.0.2:9000", "2001:db8::2", "[2001:db8::2]:9000"} {

@@ -1,31 +1,128 @@
 package lb
 
 import (
+	"net/netip"
+	"reflect"
 	"slices"
+	"strings"
 	"time"
 )
 
-// Drains are the services, or the whole node, that an operator has taken out of service. Their VIPs are not announced
-// unless another service also uses them. Packets that still arrive are forwarded.
+// Drains are what an operator has taken out of service. The VIPs of drained services, or of a drained node, are not
+// announced unless another service also uses them. Packets that still arrive are forwarded. A drained backend keeps its
+// connections and gets no new ones.
 type Drains struct {
-	Node     bool     `json:"node"` // every service
-	Services []string `json:"services"`
+	Node     bool          `json:"node"` // every service
+	Services []string      `json:"services"`
+	Backends []DrainTarget `json:"backends,omitempty"`
+}
+
+// DrainTarget is a backend of a service, the service if Address is zero, or the node if Service is "" as well.
+type DrainTarget struct {
+	Service string     `json:"service"`
+	Address netip.Addr `json:"address"`        // of the backend
+	Port    uint16     `json:"port,omitempty"` // of the backend, or 0 for all of its ports
+}
+
+// String returns "192.0.2.10 of web" or "192.0.2.10:8080 of web".
+func (t DrainTarget) String() string {
+	return CheckKey{Backend: netip.AddrPortFrom(t.Address, t.Port)}.BackendName() + " of " + t.Service
+}
+
+// is reports whether t selects a backend at an address and port.
+func (t DrainTarget) is(at netip.AddrPort) bool {
+	return t.Address == at.Addr() && (t.Port == 0 || t.Port == at.Port())
+}
+
+// Among reports whether t is one of these backends.
+func (t DrainTarget) Among(all []BackendStatus) bool {
+	return slices.ContainsFunc(all, func(b BackendStatus) bool {
+		return b.Service == t.Service && t.is(netip.AddrPortFrom(b.Address, b.Port))
+	})
+}
+
+// changedBy reports whether a change of the configuration is one of t.
+func (t DrainTarget) changedBy(c Change) bool {
+	if name, ok := strings.CutPrefix(c.Object, "service "); ok {
+		return c.Op == Removed && name == t.Service
+	}
+	name, service, _ := strings.Cut(strings.TrimPrefix(c.Object, "backend "), " of ")
+	at, err := netip.ParseAddrPort(name)
+	return service == t.Service && (err == nil && t.is(at) || name == t.Address.String())
 }
 
 // drained is the reason given for VIPs that are not announced because of Drains.
 const drained = "drained by the operator"
 
-// With returns d with a service drained or not. The service "" means the node.
-func (d Drains) With(service string, on bool) Drains {
-	if service == "" {
+// With returns d with a target drained or not.
+func (d Drains) With(t DrainTarget, on bool) Drains {
+	switch {
+	case t.Address.IsValid():
+		d.Backends = with(d.Backends, t, on)
+	case t.Service != "":
+		d.Services = with(d.Services, t.Service, on)
+	default:
 		d.Node = on
-		return d
-	}
-	d.Services = slices.DeleteFunc(slices.Clone(d.Services), func(s string) bool { return s == service })
-	if on {
-		d.Services = append(d.Services, service)
 	}
 	return d
+}
+
+func with[T comparable](all []T, x T, on bool) []T {
+	all = slices.DeleteFunc(slices.Clone(all), func(y T) bool { return y == x })
+	if on {
+		all = append(all, x)
+	}
+	return all
+}
+
+// Names lists the drained services and backends: "web", "192.0.2.10 of api".
+func (d Drains) Names() []string {
+	names := slices.Clone(d.Services)
+	for _, t := range d.Backends {
+		names = append(names, t.String())
+	}
+	return names
+}
+
+// Has reports whether a target is drained itself.
+func (d Drains) Has(t DrainTarget) bool { return reflect.DeepEqual(d, d.With(t, true)) }
+
+// After returns d without the backends whose entry in the configuration was changed, and what became of these.
+func (d Drains) After(changes []Change) (Drains, []Change) {
+	var ended []Change
+	for _, t := range d.Backends {
+		if slices.ContainsFunc(changes, t.changedBy) {
+			d = d.With(t, false)
+			ended = append(ended, Change{Op: Changed, Object: "backend " + t.String(), Text: "no longer " + drained})
+		}
+	}
+	return d, ended
+}
+
+// applied returns a service with its drained backends marked as such.
+func (d Drains) applied(s *Service) *Service {
+	if !slices.ContainsFunc(d.Backends, func(t DrainTarget) bool { return t.Service == s.Name }) {
+		return s
+	}
+	out := *s
+	out.Ports = slices.Clone(s.Ports)
+	for i := range out.Ports {
+		p := &out.Ports[i]
+		p.Backends = slices.Clone(p.Backends)
+		for j, b := range p.Backends {
+			p.Backends[j].Drain = b.Drain || slices.ContainsFunc(d.Backends, func(t DrainTarget) bool {
+				return t.Service == s.Name && t.is(b.On(p.Port))
+			})
+		}
+	}
+	return &out
+}
+
+// drains reports whether the service's source wants a backend to be drained.
+func (s *Service) drains(b Backend) bool {
+	return slices.ContainsFunc(s.Ports, func(p ServicePort) bool {
+		return slices.ContainsFunc(p.Backends, func(x Backend) bool { return x.ID() == b.ID() && x.Drain })
+	})
 }
 
 // reason says why the VIPs of a service are not announced for it, or returns "" if the service is not drained.
@@ -42,8 +139,9 @@ func (e *Engine) Drain(d Drains) {
 	e.mail.post(func() {
 		was := e.drains
 		e.drains = d
-		for name := range e.services {
-			if was.reason(name) != d.reason(name) {
+		for name, en := range e.services {
+			if was.reason(name) != d.reason(name) || !reflect.DeepEqual(was.applied(en.given), d.applied(en.given)) {
+				en.service = d.applied(en.given)
 				e.markStale(name, at)
 			}
 		}

@@ -60,9 +60,10 @@ type Engine struct {
 
 // entry is one Service, its health and its plan.
 type entry struct {
-	service *Service
+	service *Service // given with Drains applied
 	health  map[CheckKey]Health
 	plan    *Plan // nil until every check has had its first result
+	given   *Service
 }
 
 // NewEngine returns an Engine that starts from what the datapath already holds.
@@ -233,7 +234,7 @@ func (e *Engine) put(s *Service, at time.Time) {
 		s = s.Freeze()
 	}
 	e.services[s.Name] = en
-	en.service, en.health = s, health
+	en.given, en.service, en.health = s, e.drains.applied(s), health
 	e.o.Prober.Put(s.Name, checks)
 	e.markStale(s.Name, at)
 }

@@ -257,15 +257,25 @@ func TestDrain(t *testing.T) {
 		both.Ports[0].Port.Port = 81
 		serve(e, one, both)
 		wantAnnounced(t, fx, vip1, vip2)
-		d := lb.Drains{}.With("both", true)
+		d := lb.Drains{}.With(lb.DrainTarget{Service: "both"}, true)
 		e.Drain(d)
 		wantAnnounced(t, fx, vip1)
 		wantTargets(t, fx, lb.Frontend{VIP: vip2, Port: 81, Protocol: lb.TCP}, 1)
 		st, err := e.Status(t.Context())
 		must.True(t, err == nil && st.Routes[1].Reason == "drained by the operator" &&
 			st.Services[0].State == lb.StateDraining, "status: %v, %+v", err, st)
-		e.Drain(d.With("", true))
+		e.Drain(d.With(lb.DrainTarget{}, true))
 		wantAnnounced(t, fx)
+		e.Drain(lb.Drains{})
+		wantAnnounced(t, fx, vip1, vip2)
+		server := lb.DrainTarget{Service: "both", Address: netip.MustParseAddr("10.0.0.2")}
+		e.Drain(lb.Drains{}.With(server, true))
+		wantAnnounced(t, fx, vip1)
+		st = must.Get(e.Status(t.Context()))(t)
+		must.Row(t, "the server", lb.StateDraining, st.Backends[0].State)
+		must.Row(t, "reason", "drained by the operator", st.Backends[0].Reason)
+		serve(e, both) // the source may put it again
+		wantAnnounced(t, fx, vip1)
 		e.Drain(lb.Drains{})
 		wantAnnounced(t, fx, vip1, vip2)
 	})

@@ -110,7 +110,7 @@ var (
 		"The Kubernetes API server does not answer. The agent continues with the last known state.",
 		"Restore the API server; the agent then recovers by itself.")
 	FoundDrained = kind("drained", SeverityDegraded,
-		"An operator has drained this node or some services.", "`steelyard undrain` ends the drain.")
+		"An operator has drained this node, services or backends.", "`steelyard undrain` ends the drain.")
 	FoundReloadRejected = kind("reload-rejected", SeverityDegraded,
 		"The configuration file has errors. The previous configuration stays active.",
 		"`steelyard check` lists the errors.")

@@ -49,7 +49,8 @@ func (in *input) random(r *rand.Rand, e *lb.Engine) {
 		maps.DeleteFunc(in.health, func(c lb.CheckKey, _ lb.Health) bool { return c.Service == name })
 		e.Delete(name)
 	case k == 1:
-		in.drains = in.drains.With([]string{"", name}[r.IntN(2)], r.IntN(2) == 0)
+		server := lb.DrainTarget{Service: name, Address: netip.AddrFrom4([4]byte{10, 0, 0, byte(r.IntN(4))})}
+		in.drains = in.drains.With([]lb.DrainTarget{{}, {Service: name}, server}[r.IntN(3)], r.IntN(2) == 0)
 		e.Drain(in.drains)
 	case k < 5 || !known:
 		vips := [][]netip.Addr{{vip1}, {vip2}, {vip1, vip2}}[r.IntN(3)]

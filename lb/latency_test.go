@@ -219,7 +219,7 @@ func BenchmarkEngine(b *testing.B) {
 			until(9 + i%2)
 		}},
 		{"drain of a service", func(i int) {
-			e.Drain(lb.Drains{}.With("7", i%2 == 0))
+			e.Drain(lb.Drains{}.With(lb.DrainTarget{Service: "7"}, i%2 == 0))
 			until(10)
 		}},
 		{"drain of the node", func(i int) {

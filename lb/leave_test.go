@@ -37,7 +37,7 @@ func TestGracefulWithdrawal(t *testing.T) {
 		serve(e, one, two)
 		lowered(false, false)
 
-		e.Drain(lb.Drains{}.With("one", true))
+		e.Drain(lb.Drains{}.With(lb.DrainTarget{Service: "one"}, true))
 		lowered(true, false)
 		st, err := e.Status(t.Context())
 		must.True(t, err == nil && st.Routes[0].Reason == "with a lower preference: drained by the operator",
@@ -51,7 +51,7 @@ func TestGracefulWithdrawal(t *testing.T) {
 
 		e.Drain(lb.Drains{})
 		lowered(false, false)
-		e.Drain(lb.Drains{}.With("one", true))
+		e.Drain(lb.Drains{}.With(lb.DrainTarget{Service: "one"}, true))
 		lowered(true, false)
 		answer(e, one, lb.StateUnhealthy)
 		lowered(false)

@@ -286,7 +286,8 @@ type serviceView struct {
 
 func (e *Engine) view(en *entry) serviceView {
 	v := serviceView{
-		entry{en.service, maps.Clone(en.health), en.plan}, map[netip.Addr]RouteStatus{}, map[Frontend]string{},
+		entry{en.service, maps.Clone(en.health), en.plan, en.given}, map[netip.Addr]RouteStatus{},
+		map[Frontend]string{},
 	}
 	for _, vip := range en.service.VIPs {
 		v.routes[vip] = e.routes.status(vip)
@@ -376,10 +377,14 @@ func (en *entry) backendStatus() []BackendStatus {
 		if (key.Port == Port{}) {
 			port = b.On(s.Check.ServicePort).Port()
 		}
-		rows = append(rows, BackendStatus{
+		row := BackendStatus{
 			Service: s.Name, Address: b.Addr, Port: port, Weight: s.weight(b, h),
 			State: StateOf(s, b, h), Reason: h.Reason, Since: h.At,
-		})
+		}
+		if row.State == StateDraining && en.given != s && !en.given.drains(b) {
+			row.Reason = drained
+		}
+		rows = append(rows, row)
 	})
 	return rows
 }

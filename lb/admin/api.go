@@ -92,8 +92,8 @@ type Options struct {
 	Flows func(context.Context, lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error)
 	// Explain returns what the datapath would do with a packet.
 	Explain func(lb.Question) (lb.Explanation, error)
-	// Drain drains or undrains a service, or the node if service is "". It returns all drains.
-	Drain func(ctx context.Context, service string, on bool) (lb.Drains, error)
+	// Drain drains or undrains a target. It returns all drains.
+	Drain func(ctx context.Context, t lb.DrainTarget, on bool) (lb.Drains, error)
 	// Waiting returns the services that wait for an address. It may be nil.
 	Waiting func() []lb.ServiceStatus
 	// Reload reads the configuration file again. Its error has one line for each problem of a rejected file. force is
@@ -344,18 +344,39 @@ func (s *Server) drain(on bool) http.HandlerFunc {
 		ctx, cancel := context.WithTimeout(r.Context(), engineTimeout)
 		defer cancel()
 		q := r.URL.Query()
-		service := q.Get("service")
-		if (service == "") != (q.Get("node") == "true") { // a missing name must not drain the node
-			writeError(w, http.StatusBadRequest, errors.New("want either service=NAME or node=true"))
+		t, err := drainTarget(q.Get("service"), q.Get("backend"))
+		if (t.Service == "") != (q.Get("node") == "true") { // a missing name must not drain the node
+			err = errors.New("want either service=NAME or node=true")
+		}
+		if err != nil {
+			writeError(w, http.StatusBadRequest, err)
 			return
 		}
-		now, err := s.o.Drain(ctx, service, on)
+		now, err := s.o.Drain(ctx, t, on)
 		if err != nil {
 			writeError(w, http.StatusBadRequest, err)
 			return
 		}
 		write(w, http.StatusOK, now)
 	}
+}
+
+// drainTarget returns a service, or the backend of it that has this address, with or without a port.
+func drainTarget(service, backend string) (lb.DrainTarget, error) {
+	t := lb.DrainTarget{Service: service}
+	if backend == "" {
+		return t, nil
+	}
+	var err error
+	if t.Address, err = netip.ParseAddr(backend); err == nil {
+		return t, nil
+	}
+	at, err := netip.ParseAddrPort(backend)
+	if err != nil || service == "" {
+		return t, fmt.Errorf("backend=%q: want an address, or an address and a port, of a service", backend)
+	}
+	t.Address, t.Port = at.Addr(), at.Port()
+	return t, nil
 }
 
 // restart responds before the agent ends, or with 422 if the configuration is rejected.

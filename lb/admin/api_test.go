@@ -65,11 +65,11 @@ func options(t *testing.T) Options {
 			}
 			return []lb.FlowStatus{f}, true, nil
 		},
-		Drain: func(_ context.Context, service string, on bool) (lb.Drains, error) {
-			if service == "gone" {
+		Drain: func(_ context.Context, what lb.DrainTarget, on bool) (lb.Drains, error) {
+			if what.Service == "gone" {
 				return lb.Drains{}, errors.New("there is no service \"gone\"")
 			}
-			return lb.Drains{}.With(service, on), nil
+			return lb.Drains{}.With(what, on), nil
 		},
 		Info:    func() Info { return Info{Node: "lb1", Version: "test"} },
 		Metrics: promhttp.Handler(), Log: slog.New(slog.DiscardHandler),
@@ -144,6 +144,12 @@ func TestDrain(t *testing.T) {
 		{true, "/v1/drain?service=", 400, `{"error":"wanteitherservice=NAMEornode=true"}`},
 		{true, "/v1/drain", 400, `{"error":"wanteitherservice=NAMEornode=true"}`},
 		{true, "/v1/drain?service=web&node=true", 400, `{"error":"wanteitherservice=NAMEornode=true"}`},
+		{true, "/v1/drain?service=web&backend=10.0.0.1", 200,
+			`{"node":false,"services":null,"backends":[{"service":"web","address":"10.0.0.1"}]}`},
+		{true, "/v1/drain?service=web&backend=[2001:db8::1]:80", 200,
+			`{"node":false,"services":null,"backends":[{"service":"web","address":"2001:db8::1","port":80}]}`},
+		{true, "/v1/drain?service=web&backend=s1", 400,
+			`{"error":"backend=\"s1\":wantanaddress,oranaddressandaport,ofaservice"}`},
 		{true, "/v1/undrain?service=web", 200, `{"node":false,"services":null}`},
 		{true, "/v1/drain?service=gone", 400, `{"error":"thereisnoservice\"gone\""}`},
 		{false, "/v1/drain?service=web", 404, "404pagenotfound"},

@@ -118,7 +118,7 @@ func TestHandlersBoundTheirRequests(t *testing.T) {
 	o.Status = func(ctx context.Context) (lb.Status, error) { checkDeadline(ctx); return status(ctx) }
 	o.StatusOf = func(ctx context.Context, _ netip.Addr) (lb.Status, error) { checkDeadline(ctx); return status(ctx) }
 	var drained context.Context
-	o.Drain = func(ctx context.Context, _ string, _ bool) (lb.Drains, error) {
+	o.Drain = func(ctx context.Context, _ lb.DrainTarget, _ bool) (lb.Drains, error) {
 		checkDeadline(ctx)
 		drained = ctx
 		return lb.Drains{}, nil

@@ -65,8 +65,8 @@ func (i *Info) unsettled(now time.Time) (all []lb.Finding) {
 	case i.Drained == nil:
 	case i.Drained.Node:
 		add(lb.FoundDrained.About("", "the node is drained"))
-	case len(i.Drained.Services) > 0:
-		add(lb.FoundDrained.About("", "drained: %s", List(i.Drained.Services)))
+	default:
+		add(lb.FoundDrained.About("", "drained: %s", List(i.Drained.Names())))
 	}
 	if i.LoadError != "" {
 		add(lb.FoundReloadRejected.About(i.Config, "the last reload was rejected"))

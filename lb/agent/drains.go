@@ -65,42 +65,59 @@ func (d *drainStore) now() lb.Drains {
 	return d.current
 }
 
-// set drains or undrains a service, or the node if service is "", and returns all drains. A service that does not exist
-// can only be undrained, if it is drained.
-func (d *drainStore) set(ctx context.Context, service string, on bool) (lb.Drains, error) {
+// set drains or undrains a target, and returns all drains. A target that does not exist can only be undrained, if it is
+// drained.
+func (d *drainStore) set(ctx context.Context, t lb.DrainTarget, on bool) (lb.Drains, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if service != "" && !slices.Contains(d.current.Services, service) {
+	if t.Service != "" && !d.current.Has(t) {
 		st, err := d.engine.Status(ctx)
 		if err != nil {
 			return d.current, err
 		}
-		if err := d.drainable(service, st.Services); err != nil {
+		if err := d.drainable(t, st); err != nil {
 			return d.current, err
 		}
 	}
-	next := d.current.With(service, on)
+	d.use(d.current.With(t, on))
+	return d.current, nil
+}
+
+// use activates and stores drains.
+func (d *drainStore) use(next lb.Drains) {
 	d.kept.save(func() error { return state.WriteError(d.path, d.write(next)) })
 	d.current = next
 	d.engine.Drain(next)
-	return next, nil
 }
 
-// drainable says why a service that is not drained cannot be drained, or returns nil. served are the services with an
-// address.
-func (d *drainStore) drainable(service string, served []lb.ServiceStatus) error {
-	if lb.NoService(service, served) == nil {
+// after undrains the backends whose entry in the configuration was changed, and returns what became of these.
+func (d *drainStore) after(changes []lb.Change) []lb.Change {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	next, ended := d.current.After(changes)
+	if len(ended) > 0 {
+		d.use(next)
+	}
+	return ended
+}
+
+// drainable says why a target that is not drained cannot be drained, or returns nil.
+func (d *drainStore) drainable(t lb.DrainTarget, st lb.Status) error {
+	if err := lb.NoService(t.Service, st.Services); err == nil {
+		if t.Address.IsValid() && !t.Among(st.Backends) {
+			return fmt.Errorf("there is no backend %s; see \"steelyard backends\"", t)
+		}
 		return nil
 	}
 	var waiting []lb.ServiceStatus
 	if d.waiting != nil {
 		waiting = d.waiting()
 	}
-	if err := lb.NoService(service, slices.Concat(served, waiting)); err != nil {
+	if err := lb.NoService(t.Service, slices.Concat(st.Services, waiting)); err != nil {
 		return err
 	}
 	return fmt.Errorf("service %q has no address yet, so there is nothing to drain; see \"steelyard services\"",
-		service)
+		t.Service)
 }
 
 // write replaces the file atomically, so that an agent killed in the middle leaves a file that the next one can read.

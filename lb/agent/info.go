@@ -35,7 +35,7 @@ func (d describer) info() admin.Info {
 	}
 	i.Findings = slices.Concat(i.Findings, d.reloader.findings(), lb.FoundConfiguration.Each(l.warnings))
 	if d.drained != nil {
-		if now := d.drained(); now.Node || len(now.Services) > 0 {
+		if now := d.drained(); now.Node || len(now.Names()) > 0 {
 			i.Drained = &now
 		}
 	}

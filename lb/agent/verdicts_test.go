@@ -128,7 +128,10 @@ type fakeEngine struct {
 }
 
 func (e *fakeEngine) Status(context.Context) (lb.Status, error) {
-	return lb.Status{Services: []lb.ServiceStatus{{Service: "web"}}}, e.err
+	return lb.Status{
+		Services: []lb.ServiceStatus{{Service: "web"}},
+		Backends: []lb.BackendStatus{{Service: "web", Address: netip.MustParseAddr("192.0.2.1"), Port: 8080}},
+	}, e.err
 }
 
 func (e *fakeEngine) Drain(d lb.Drains) { e.drains = append(e.drains, d) }
@@ -147,7 +150,7 @@ func TestDrainStore(t *testing.T) {
 		{"", true, lb.Drains{Node: true, Services: []string{"web"}}},
 		{"web", false, lb.Drains{Node: true, Services: []string{}}},
 	} {
-		got, err := store.set(t.Context(), tt.service, tt.on)
+		got, err := store.set(t.Context(), lb.DrainTarget{Service: tt.service}, tt.on)
 		d := cmp.Diff(tt.want, got)
 		must.True(t, d == "" && err == nil, "%q %t: %v, -want +got:\n%s", tt.service, tt.on, err, d)
 		must.Row(t, fmt.Sprintf("%q %t: the engine has", tt.service, tt.on), tt.want, e.drains[len(e.drains)-1])
@@ -162,6 +165,25 @@ func TestDrainStore(t *testing.T) {
 	}
 }
 
+// A server is drained until its entry in the configuration changes.
+func TestServerIsDrained(t *testing.T) {
+	dir, e := t.TempDir(), new(fakeEngine)
+	store := must.Get(openDrainStore(dir, e, newProblems(discard)))(t)
+	server := lb.DrainTarget{Service: "web", Address: netip.MustParseAddr("192.0.2.1")}
+	other := server
+	other.Port = 9000
+	_, err := store.set(t.Context(), other, true)
+	must.Equal(t, `there is no backend 192.0.2.1:9000 of web; see "steelyard backends"`, fmt.Sprint(err))
+	must.Get(store.set(t.Context(), server, true))(t)
+	must.Equal(t, 0, len(store.after([]lb.Change{{Op: lb.Changed, Object: "backend 192.0.2.2 of web"}})))
+	next := new(fakeEngine)
+	must.Get(openDrainStore(dir, next, newProblems(discard)))(t)
+	must.Equal(t, []string{"192.0.2.1 of web"}, next.drains[0].Names())
+	ended := store.after([]lb.Change{{Op: lb.Changed, Object: "backend 192.0.2.1 of web"}})
+	must.Equal(t, "~ backend 192.0.2.1 of web: no longer drained by the operator", ended[0].String())
+	must.Equal(t, 0, len(e.drains[len(e.drains)-1].Names()))
+}
+
 // A drain that is refused changes neither the file nor the engine.
 func TestDrainStoreRefuses(t *testing.T) {
 	dir := t.TempDir()
@@ -169,14 +191,14 @@ func TestDrainStoreRefuses(t *testing.T) {
 	store := must.Get(openDrainStore(dir, e, newProblems(discard)))(t)
 	refused := func(what, want string) {
 		t.Helper()
-		got, err := store.set(t.Context(), strings.Fields(what)[0], true)
+		got, err := store.set(t.Context(), lb.DrainTarget{Service: strings.Fields(what)[0]}, true)
 		changed := len(got.Services) > 0 || got.Node || len(e.drains) > 0
 		must.True(t, err != nil && strings.HasPrefix(err.Error(), want) && !changed,
 			"%s: %v, %v, engine %v; want error %s…", what, got, err, e.drains, want)
 	}
 	const noMail = `there is no service "mail"; see "steelyard services"`
 	refused("mail", noMail)
-	_, err := store.set(t.Context(), "mail", false)
+	_, err := store.set(t.Context(), lb.DrainTarget{Service: "mail"}, false)
 	must.True(t, err != nil && err.Error() == noMail, "undrained: %v; want %s", err, noMail)
 	store.waiting = func() []lb.ServiceStatus { return []lb.ServiceStatus{{Service: "default/new"}} }
 	refused("default/new", `service "default/new" has no address yet, so there is nothing to drain`)
@@ -188,7 +210,7 @@ func TestDrainStoreRefuses(t *testing.T) {
 	must.True(t, err == nil && len(files) == 0, "files: %v, %v; want none", files, err)
 	// A drained service that was deleted since can be undrained.
 	store.current = lb.Drains{Services: []string{"deleted"}}
-	got, err := store.set(t.Context(), "deleted", false)
+	got, err := store.set(t.Context(), lb.DrainTarget{Service: "deleted"}, false)
 	must.True(t, err == nil && len(got.Services) == 0, "%v, %v; want no drains", got, err)
 }
 
@@ -202,7 +224,7 @@ func TestDrainThatCannotBeStored(t *testing.T) {
 	go store.kept.run(t.Context())
 	must.Do(t, os.Mkdir(path, 0o700))
 	want := lb.Drains{Services: []string{"web"}}
-	got, err := store.set(t.Context(), "web", true)
+	got, err := store.set(t.Context(), lb.DrainTarget{Service: "web"}, true)
 	must.Need(t, err == nil && cmp.Diff(want, got) == "" && len(e.drains) == 1 && cmp.Diff(want, e.drains[0]) == "",
 		"%v, %v, engine %v; want %v in force", got, err, e.drains, want)
 	problem := []string{

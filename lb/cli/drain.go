@@ -3,25 +3,32 @@ package cli
 import (
 	"fmt"
 	"net/url"
+	"strings"
 
 	ucli "github.com/urfave/cli/v2"
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/printable"
 )
 
 // drain returns the commands drain and undrain.
 func (e *env) drain(name, usage string) *ucli.Command {
 	return &ucli.Command{
-		Name: name, Usage: usage, ArgsUsage: "[SERVICE]",
+		Name: name, Usage: usage, ArgsUsage: "[SERVICE] [BACKEND]",
+		Description: "With BACKEND, an address with or without a port, only that server of the service gets no new " +
+			"connections, until undrain, a reboot, or a change of its entry in the configuration.",
 		Flags: []ucli.Flag{
 			&ucli.BoolFlag{Name: "node", Usage: "drain or undrain this node instead of a service"}, socketFlag(),
 		},
 		Action: func(c *ucli.Context) error {
-			if c.Bool("node") == (c.NArg() == 1) {
-				return fmt.Errorf("%w: want either SERVICE or --node", errUsage)
+			if c.Bool("node") == (c.NArg() > 0) {
+				return fmt.Errorf("%w: want either SERVICE, with or without BACKEND, or --node", errUsage)
 			}
 			query := url.Values{"service": {c.Args().First()}}
+			if c.NArg() > 1 {
+				query.Set("backend", c.Args().Get(1))
+			}
 			if c.Bool("node") {
 				query = url.Values{"node": {"true"}}
 			}
@@ -33,8 +40,8 @@ func (e *env) drain(name, usage string) *ucli.Command {
 			switch {
 			case now.Node:
 				fmt.Fprintln(e.out, "drained: the node")
-			case len(now.Services) > 0:
-				fmt.Fprintf(e.out, "drained: %v\n", now.Services)
+			case len(now.Names()) > 0:
+				fmt.Fprintf(e.out, "drained: [%s]\n", printable.Text(strings.Join(now.Names(), ", ")))
 			default:
 				fmt.Fprintln(e.out, "drained: nothing")
 			}

@@ -165,8 +165,8 @@ func serve(t *testing.T, st lb.Status, change ...func(*admin.Options)) string {
 				LargeCommunities: []string{"64512:1:2"}, Bandwidth: 375e6,
 			}}, peer == addr("192.0.2.1")
 		},
-		Drain: func(_ context.Context, service string, on bool) (lb.Drains, error) {
-			return lb.Drains{}.With(service, on), nil
+		Drain: func(_ context.Context, what lb.DrainTarget, on bool) (lb.Drains, error) {
+			return lb.Drains{}.With(what, on), nil
 		},
 		Explain: func(q lb.Question) (lb.Explanation, error) {
 			return lb.Explanation{
