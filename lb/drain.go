@@ -1,8 +1,8 @@
 package lb
 
 import (
+	"fmt"
 	"net/netip"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -17,27 +17,19 @@ type Drains struct {
 	Backends []DrainTarget `json:"backends,omitempty"`
 }
 
-// DrainTarget is a backend of a service, the service if Address is zero, or the node if Service is "" as well.
+// DrainTarget is a server of a service, the service if Address is zero, or the node if Service is "" as well.
 type DrainTarget struct {
 	Service string     `json:"service"`
-	Address netip.Addr `json:"address"`        // of the backend
-	Port    uint16     `json:"port,omitempty"` // of the backend, or 0 for all of its ports
+	Address netip.Addr `json:"address"` // of the backends on the server, which may have several ports
 }
 
-// String returns "192.0.2.10 of web" or "192.0.2.10:8080 of web".
-func (t DrainTarget) String() string {
-	return CheckKey{Backend: netip.AddrPortFrom(t.Address, t.Port)}.BackendName() + " of " + t.Service
-}
+// String returns "192.0.2.10 of web".
+func (t DrainTarget) String() string { return fmt.Sprintf("%s of %s", t.Address, t.Service) }
 
-// is reports whether t selects a backend at an address and port.
-func (t DrainTarget) is(at netip.AddrPort) bool {
-	return t.Address == at.Addr() && (t.Port == 0 || t.Port == at.Port())
-}
-
-// Among reports whether t is one of these backends.
+// Among reports whether t is the server of one of these backends.
 func (t DrainTarget) Among(all []BackendStatus) bool {
 	return slices.ContainsFunc(all, func(b BackendStatus) bool {
-		return b.Service == t.Service && t.is(netip.AddrPortFrom(b.Address, b.Port))
+		return b.Service == t.Service && b.Address == t.Address
 	})
 }
 
@@ -48,7 +40,7 @@ func (t DrainTarget) changedBy(c Change) bool {
 	}
 	name, service, _ := strings.Cut(strings.TrimPrefix(c.Object, "backend "), " of ")
 	at, err := netip.ParseAddrPort(name)
-	return service == t.Service && (err == nil && t.is(at) || name == t.Address.String())
+	return service == t.Service && (err == nil && at.Addr() == t.Address || name == t.Address.String())
 }
 
 // drained is the reason given for VIPs that are not announced because of Drains.
@@ -85,7 +77,15 @@ func (d Drains) Names() []string {
 }
 
 // Has reports whether a target is drained itself.
-func (d Drains) Has(t DrainTarget) bool { return reflect.DeepEqual(d, d.With(t, true)) }
+func (d Drains) Has(t DrainTarget) bool {
+	switch {
+	case t.Address.IsValid():
+		return slices.Contains(d.Backends, t)
+	case t.Service != "":
+		return slices.Contains(d.Services, t.Service)
+	}
+	return d.Node
+}
 
 // After returns d without the backends whose entry in the configuration was changed, and what became of these.
 func (d Drains) After(changes []Change) (Drains, []Change) {
@@ -99,9 +99,21 @@ func (d Drains) After(changes []Change) (Drains, []Change) {
 	return d, ended
 }
 
+// servers returns the addresses of a service's drained backends, sorted.
+func (d Drains) servers(service string) (addrs []netip.Addr) {
+	for _, t := range d.Backends {
+		if t.Service == service {
+			addrs = append(addrs, t.Address)
+		}
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return addrs
+}
+
 // applied returns a service with its drained backends marked as such.
 func (d Drains) applied(s *Service) *Service {
-	if !slices.ContainsFunc(d.Backends, func(t DrainTarget) bool { return t.Service == s.Name }) {
+	servers := d.servers(s.Name)
+	if len(servers) == 0 {
 		return s
 	}
 	out := *s
@@ -110,9 +122,7 @@ func (d Drains) applied(s *Service) *Service {
 		p := &out.Ports[i]
 		p.Backends = slices.Clone(p.Backends)
 		for j, b := range p.Backends {
-			p.Backends[j].Drain = b.Drain || slices.ContainsFunc(d.Backends, func(t DrainTarget) bool {
-				return t.Service == s.Name && t.is(b.On(p.Port))
-			})
+			p.Backends[j].Drain = b.Drain || slices.Contains(servers, b.Addr)
 		}
 	}
 	return &out
@@ -140,7 +150,7 @@ func (e *Engine) Drain(d Drains) {
 		was := e.drains
 		e.drains = d
 		for name, en := range e.services {
-			if was.reason(name) != d.reason(name) || !reflect.DeepEqual(was.applied(en.given), d.applied(en.given)) {
+			if was.reason(name) != d.reason(name) || !slices.Equal(was.servers(name), d.servers(name)) {
 				en.service = d.applied(en.given)
 				e.markStale(name, at)
 			}

@@ -25,38 +25,37 @@ func TestDrainsWith(t *testing.T) {
 	}
 }
 
-// A target is a backend at all of its ports, or at one.
+// A server is drained at all of its ports.
 func TestDrainedBackends(t *testing.T) {
 	one, two := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 	s := &Service{Name: "web", Ports: PortsOn([]Backend{{Addr: one}, {Addr: two}, {Addr: two, Port: 9000}},
 		Port{Port: 80, Target: 8080}, Port{Port: 443, Target: 8443})}
+	server, other := DrainTarget{"web", two}, DrainTarget{"api", two}
 	for _, tt := range []struct {
-		target DrainTarget
-		want   string
+		d    Drains
+		want string
 	}{
-		{DrainTarget{"web", two, 0}, "80: 192.0.2.2:8080 192.0.2.2:9000 443: 192.0.2.2:8443 192.0.2.2:9000 "},
-		{DrainTarget{"web", two, 8443}, "80: 443: 192.0.2.2:8443 "},
-		{DrainTarget{"web", two, 9000}, "80: 192.0.2.2:9000 443: 192.0.2.2:9000 "},
-		{DrainTarget{"api", two, 0}, "80: 443: "},
+		{Drains{}.With(server, true).With(other, true),
+			"192.0.2.2:8080 192.0.2.2:9000 192.0.2.2:8443 192.0.2.2:9000 "},
+		{Drains{}.With(server, true).With(other, true).With(server, false), ""},
 	} {
-		d, got := Drains{}.With(tt.target, true), ""
-		for _, p := range d.applied(s).Ports {
-			got += fmt.Sprintf("%d: ", p.Port.Port)
+		got := ""
+		for _, p := range tt.d.applied(s).Ports {
 			for _, b := range p.Backends {
 				if b.Drain {
 					got += b.On(p.Port).String() + " "
 				}
 			}
 		}
-		must.Row(t, tt.target.String(), tt.want, got)
-		must.True(t, d.Has(tt.target) && !d.With(tt.target, false).Has(tt.target), "%s: not undrained", tt.target)
+		must.Row(t, fmt.Sprint(tt.d), tt.want, got)
+		must.Row(t, "it has the server", tt.want != "", tt.d.Has(server))
 	}
 	must.True(t, !s.Ports[0].Backends[1].Drain, "the original changed")
 }
 
 // A backend is no longer drained once its entry in the configuration, or its service, has changed.
 func TestDrainsAfterChanges(t *testing.T) {
-	d := Drains{}.With(DrainTarget{"web", netip.MustParseAddr("192.0.2.2"), 0}, true)
+	d := Drains{}.With(DrainTarget{"web", netip.MustParseAddr("192.0.2.2")}, true)
 	for object, ends := range map[string]bool{
 		"backend 192.0.2.2 of web": true, "backend 192.0.2.2:9000 of web": true, "service web": true,
 		"backend 192.0.2.20 of web": false, "backend 192.0.2.2 of api": false, "service api": false,

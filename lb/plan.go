@@ -81,7 +81,7 @@ func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 	p := &Plan{Service: s, VIPs: make([]VIPPlan, 0, len(s.VIPs))}
 	states = s.bounded(states)
 	for _, vip := range s.VIPs {
-		healthy, idle, local := 0, 0, false
+		healthy, idle, local, served := 0, 0, false, false
 		keep := s.KeepAllDown || s.KeepUnanswered
 		for i, port := range s.Ports {
 			usable, unused, draining, down := usableFor(s, port, vip, states)
@@ -91,6 +91,7 @@ func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 			local = local || slices.ContainsFunc(usable, func(b Backend) bool { return b.Local })
 			if keep = keep && (s.KeepAllDown || len(draining) == 0); keep {
 				usable, down = keepAllDown(usable, draining, down)
+				served = served || len(usable) > 0
 			}
 			if s.NodeForwarding.Enabled {
 				p.Frontends = append(p.Frontends,
@@ -100,7 +101,7 @@ func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 			}
 		}
 		lower := s.LowerPreference
-		if keep {
+		if keep && served {
 			lower = cmp.Or(lower, s.tooFew(s.Ports, vip, healthy, idle))
 			healthy = max(healthy, s.MinHealthy, 1)
 		}

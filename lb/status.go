@@ -69,7 +69,7 @@ type BackendStatus struct {
 	Port    uint16     `json:"port"`
 	Weight  int        `json:"weight"`
 	State   State      `json:"state"`
-	Reason  string     `json:"reason,omitempty"` // from its check's last result
+	Reason  string     `json:"reason,omitempty"` // from its check's last result, or that an operator drained it
 	Since   time.Time  `json:"since,omitzero"`   // when it entered the state
 }
 
@@ -381,7 +381,7 @@ func (en *entry) backendStatus() []BackendStatus {
 			Service: s.Name, Address: b.Addr, Port: port, Weight: s.weight(b, h),
 			State: StateOf(s, b, h), Reason: h.Reason, Since: h.At,
 		}
-		if row.State == StateDraining && en.given != s && !en.given.drains(b) {
+		if b.Drain && row.State == StateDraining && en.given != s && !en.given.drains(b) {
 			row.Reason = drained
 		}
 		rows = append(rows, row)

@@ -114,10 +114,13 @@ static __always_inline int egress_reroute(struct __sk_buff *skb, struct scratch 
 	s->v.hash = flow_hash(&s->p.key, ALGORITHM_FLOW_HASH);
 	enum route r = route_resolve(skb, len, &s->p, &s->v, s->v.hash % NEXT_HOP_PATHS, &s->fib);
 
-	verdict_count(&s->p, &s->v);
-	if (r == ROUTE_NONE)
+	if (r == ROUTE_NONE) {
+		verdict_set(&s->v, ACTION_DROP, s->v.reason); /* also a packet that is too big */
+		verdict_count(&s->p, &s->v);
 		return TC_ACT_SHOT;
+	}
 	commit(f);
+	verdict_count(&s->p, &s->v);
 	egress_clamp_mss(skb, &s->p, &s->v.t.src);
 	s->p.keep_ttl = 1;
 	return tc_forward(skb, &s->v, &s->fib, r == ROUTE_OK ? ROUTE_NO_NEIGHBOUR : r);

@@ -344,9 +344,16 @@ func (s *Server) drain(on bool) http.HandlerFunc {
 		ctx, cancel := context.WithTimeout(r.Context(), engineTimeout)
 		defer cancel()
 		q := r.URL.Query()
-		t, err := drainTarget(q.Get("service"), q.Get("backend"))
-		if (t.Service == "") != (q.Get("node") == "true") { // a missing name must not drain the node
+		t := lb.DrainTarget{Service: q.Get("service")}
+		var err error
+		switch { // a missing name must not drain the node, and a missing address not the service
+		case (t.Service == "") != (q.Get("node") == "true"):
 			err = errors.New("want either service=NAME or node=true")
+		case q.Has("backend") && t.Service == "":
+			err = errors.New("want service=NAME with backend=ADDRESS")
+		case q.Has("backend"):
+			t.Address, err = netip.ParseAddr(q.Get("backend"))
+			t.Address = t.Address.Unmap()
 		}
 		if err != nil {
 			writeError(w, http.StatusBadRequest, err)
@@ -359,24 +366,6 @@ func (s *Server) drain(on bool) http.HandlerFunc {
 		}
 		write(w, http.StatusOK, now)
 	}
-}
-
-// drainTarget returns a service, or the backend of it that has this address, with or without a port.
-func drainTarget(service, backend string) (lb.DrainTarget, error) {
-	t := lb.DrainTarget{Service: service}
-	if backend == "" {
-		return t, nil
-	}
-	var err error
-	if t.Address, err = netip.ParseAddr(backend); err == nil {
-		return t, nil
-	}
-	at, err := netip.ParseAddrPort(backend)
-	if err != nil || service == "" {
-		return t, fmt.Errorf("backend=%q: want an address, or an address and a port, of a service", backend)
-	}
-	t.Address, t.Port = at.Addr(), at.Port()
-	return t, nil
 }
 
 // restart responds before the agent ends, or with 422 if the configuration is rejected.

@@ -248,7 +248,7 @@ func (a *Agent) connect(
 	if err != nil {
 		a.problems.set("drains of the previous run not restored", err)
 	}
-	a.reloader.undrain = drains.after
+	a.reloader.drains = drains
 	var inCluster func() *admin.Cluster
 	var waiting func() []lb.ServiceStatus
 	var proxyDiff func() ([]lb.Change, error)

@@ -49,6 +49,9 @@ const countTime = 2 * time.Second
 // changes returns what a plan and the rest of its configuration change, with the number of connections that this ends.
 func (l *reloader) changes(plan *file.Plan, cfg *config.Config) []lb.Change {
 	all := append(sectionsChanged(l.loaded, cfg), plan.Changes...)
+	if l.drains != nil {
+		all = append(all, l.drains.ended(all)...)
+	}
 	if l.flows == nil {
 		return all
 	}

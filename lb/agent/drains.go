@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/google/renameio/v2"
@@ -90,19 +91,26 @@ func (d *drainStore) use(next lb.Drains) {
 	d.engine.Drain(next)
 }
 
-// after undrains the backends whose entry in the configuration was changed, and returns what became of these.
-func (d *drainStore) after(changes []lb.Change) []lb.Change {
+// ended returns which drains end because of these changes of the configuration.
+func (d *drainStore) ended(changes []lb.Change) []lb.Change {
+	_, ended := d.now().After(changes)
+	return ended
+}
+
+// after ends these drains, once the engine has the changes.
+func (d *drainStore) after(changes []lb.Change) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	next, ended := d.current.After(changes)
-	if len(ended) > 0 {
+	if next, ended := d.current.After(changes); len(ended) > 0 {
 		d.use(next)
 	}
-	return ended
 }
 
 // drainable says why a target that is not drained cannot be drained, or returns nil.
 func (d *drainStore) drainable(t lb.DrainTarget, st lb.Status) error {
+	if t.Address.IsValid() && strings.Contains(t.Service, "/") {
+		return errors.New("Kubernetes decides which pods get connections; drain a server of a [[service]]")
+	}
 	if err := lb.NoService(t.Service, st.Services); err == nil {
 		if t.Address.IsValid() && !t.Among(st.Backends) {
 			return fmt.Errorf("there is no backend %s; see \"steelyard backends\"", t)

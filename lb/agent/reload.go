@@ -31,7 +31,7 @@ type reloader struct {
 	log        *slog.Logger
 	readiness  *readiness
 	setKeys    func(datapath.TunnelKeys) error // set when the datapath is open
-	undrain    func([]lb.Change) []lb.Change   // drainStore.after; may be nil
+	drains     *drainStore                     // set when the engine runs
 	configure  func(*config.Config) error      // of BGP; nil if it is off
 	setPools   func([]kube.Pool)               // of the cluster, set when it is connected; may be nil
 	setProbing func(kube.Probing)              // likewise
@@ -123,10 +123,10 @@ func (l *reloader) apply(force string) (admin.Reloaded, error) {
 		return admin.Reloaded{}, err
 	}
 	changes := l.changes(plan, cfg) // before their connections end
-	l.services.Apply(plan)
-	if l.undrain != nil {
-		changes = append(changes, l.undrain(changes)...)
+	if l.drains != nil {
+		plan.Then = func() { l.drains.after(changes) }
 	}
+	l.services.Apply(plan)
 	l.loaded = withoutServices(cfg)
 	l.level.Set(cfg.Log.Level)
 	if l.setAccess != nil {

@@ -124,13 +124,18 @@ func TestVerdictStore(t *testing.T) {
 // fakeEngine has one service, web.
 type fakeEngine struct {
 	drains []lb.Drains
+	gone   bool // it no longer has the service
 	err    error
 }
 
 func (e *fakeEngine) Status(context.Context) (lb.Status, error) {
+	if e.gone {
+		return lb.Status{}, e.err
+	}
 	return lb.Status{
 		Services: []lb.ServiceStatus{{Service: "web"}},
-		Backends: []lb.BackendStatus{{Service: "web", Address: netip.MustParseAddr("192.0.2.1"), Port: 8080}},
+		Backends: []lb.BackendStatus{{Service: "web", Address: netip.MustParseAddr("192.0.2.1"), Port: 8080},
+			{Service: "web", Address: netip.MustParseAddr("192.0.2.3")}},
 	}, e.err
 }
 
@@ -165,22 +170,32 @@ func TestDrainStore(t *testing.T) {
 	}
 }
 
-// A server is drained until its entry in the configuration changes.
+// A server is drained until its entry in the configuration changes. One that is gone can be undrained.
 func TestServerIsDrained(t *testing.T) {
 	dir, e := t.TempDir(), new(fakeEngine)
 	store := must.Get(openDrainStore(dir, e, newProblems(discard)))(t)
-	server := lb.DrainTarget{Service: "web", Address: netip.MustParseAddr("192.0.2.1")}
-	other := server
-	other.Port = 9000
-	_, err := store.set(t.Context(), other, true)
-	must.Equal(t, `there is no backend 192.0.2.1:9000 of web; see "steelyard backends"`, fmt.Sprint(err))
-	must.Get(store.set(t.Context(), server, true))(t)
-	must.Equal(t, 0, len(store.after([]lb.Change{{Op: lb.Changed, Object: "backend 192.0.2.2 of web"}})))
+	at := func(service, address string) lb.DrainTarget {
+		return lb.DrainTarget{Service: service, Address: netip.MustParseAddr(address)}
+	}
+	for target, want := range map[lb.DrainTarget]string{
+		at("web", "192.0.2.2"):        `there is no backend 192.0.2.2 of web; see "steelyard backends"`,
+		at("default/web", "10.0.0.1"): "Kubernetes decides which pods get connections; drain a server of a [[service]]",
+	} {
+		_, err := store.set(t.Context(), target, true)
+		must.Row(t, target.String(), want, fmt.Sprint(err))
+	}
+	must.Get(store.set(t.Context(), at("web", "192.0.2.1"), true))(t)
+	must.Get(store.set(t.Context(), at("web", "192.0.2.3"), true))(t)
+	e.gone = true
+	now := must.Get(store.set(t.Context(), at("web", "192.0.2.1"), false))(t)
+	must.Equal(t, []string{"192.0.2.3 of web"}, now.Names())
 	next := new(fakeEngine)
 	must.Get(openDrainStore(dir, next, newProblems(discard)))(t)
-	must.Equal(t, []string{"192.0.2.1 of web"}, next.drains[0].Names())
-	ended := store.after([]lb.Change{{Op: lb.Changed, Object: "backend 192.0.2.1 of web"}})
-	must.Equal(t, "~ backend 192.0.2.1 of web: no longer drained by the operator", ended[0].String())
+	must.Equal(t, now.Names(), next.drains[0].Names())
+	changes := []lb.Change{{Op: lb.Changed, Object: "backend 192.0.2.3 of web"}}
+	must.Equal(t, "~ backend 192.0.2.3 of web: no longer drained by the operator", store.ended(changes)[0].String())
+	must.Equal(t, now.Names(), store.now().Names())
+	store.after(changes)
 	must.Equal(t, 0, len(e.drains[len(e.drains)-1].Names()))
 }
 

@@ -15,15 +15,15 @@ import (
 // drain returns the commands drain and undrain.
 func (e *env) drain(name, usage string) *ucli.Command {
 	return &ucli.Command{
-		Name: name, Usage: usage, ArgsUsage: "[SERVICE] [BACKEND]",
-		Description: "With BACKEND, an address with or without a port, only that server of the service gets no new " +
-			"connections, until undrain, a reboot, or a change of its entry in the configuration.",
+		Name: name, Usage: usage, ArgsUsage: "[SERVICE] [ADDRESS]",
+		Description: "With ADDRESS, the server of the [[service]] at this address gets no new connections, until " +
+			"undrain, a reboot, or a reload with a changed entry of the server.",
 		Flags: []ucli.Flag{
 			&ucli.BoolFlag{Name: "node", Usage: "drain or undrain this node instead of a service"}, socketFlag(),
 		},
 		Action: func(c *ucli.Context) error {
 			if c.Bool("node") == (c.NArg() > 0) {
-				return fmt.Errorf("%w: want either SERVICE, with or without BACKEND, or --node", errUsage)
+				return fmt.Errorf("%w: want either SERVICE, with or without ADDRESS, or --node", errUsage)
 			}
 			query := url.Values{"service": {c.Args().First()}}
 			if c.NArg() > 1 {

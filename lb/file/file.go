@@ -22,8 +22,8 @@ const Name = "file"
 
 // Source implements lb.Source. Its methods may be called before and while Run runs, from one goroutine.
 type Source struct {
-	next     chan []*lb.Service // capacity 1: the newest configuration that Run has not received yet
-	services []*lb.Service      // of the last Apply
+	next     chan update   // capacity 1: the newest configuration that Run has not received yet
+	services []*lb.Service // of the last Apply
 	alloc    *lb.Allocator
 	store    Store
 }
@@ -36,7 +36,7 @@ type Store interface{ Save(Assigned) }
 
 // New returns a Source without services. Services keep their addresses in had, from the previous run. store may be nil.
 func New(had Assigned, store Store) *Source {
-	s := &Source{next: make(chan []*lb.Service, 1), alloc: lb.NewAllocator(nil), store: store}
+	s := &Source{next: make(chan update, 1), alloc: lb.NewAllocator(nil), store: store}
 	for name, addrs := range had {
 		s.alloc.Take(lb.Holder{Service: name}, addrs)
 	}
@@ -45,11 +45,19 @@ func New(had Assigned, store Store) *Source {
 
 // Plan is a configuration that Apply can activate, and what that changes.
 type Plan struct {
+	// Then, if not nil, is called once the sink has the services.
+	Then     func()
 	Changes  []lb.Change
 	Before   int // number of services
 	services []*lb.Service
 	alloc    *lb.Allocator
 	assigned Assigned
+}
+
+// update is a configuration for Run.
+type update struct {
+	services []*lb.Service
+	then     []func() // Plan.Then of this plan and of those that it replaces
 }
 
 // Plan returns the plan for cfg, and changes nothing. If services cannot be assigned an address, its error joins an
@@ -69,7 +77,10 @@ func (s *Source) Plan(cfg *config.Config) (*Plan, error) {
 			services[i] = old
 		}
 	}
-	p := &Plan{lb.Changes(s.services, services), len(s.services), services, alloc, Assigned{}}
+	p := &Plan{
+		Changes: lb.Changes(s.services, services), Before: len(s.services),
+		services: services, alloc: alloc, assigned: Assigned{},
+	}
 	for _, c := range cfg.Services {
 		if len(c.Addresses) == 0 {
 			p.assigned[c.Name] = alloc.Given(c.Name)
@@ -87,11 +98,16 @@ func (s *Source) Apply(p *Plan) {
 	if s.store != nil {
 		s.store.Save(p.assigned)
 	}
+	next := update{services: p.services}
 	select {
-	case <-s.next: // replaced before Run received it
+	case earlier := <-s.next: // replaced before Run received it
+		next.then = earlier.then
 	default:
 	}
-	s.next <- p.services
+	if p.Then != nil {
+		next.then = append(next.then, p.Then)
+	}
+	s.next <- next
 }
 
 // Use plans and applies a configuration.
@@ -110,9 +126,12 @@ func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case services := <-s.next:
-			current = apply(sink, current, services)
+		case next := <-s.next:
+			current = apply(sink, current, next.services)
 			sink.Complete(Name)
+			for _, f := range next.then {
+				f()
+			}
 		}
 	}
 }

@@ -145,7 +145,7 @@ func TestAddressPerNode(t *testing.T) {
 	} {
 		text := fmt.Sprintf(head, members) + pooled("a") + "address_per_node = true\n" + pooled("b") + pooled("c")
 		must.Do(t, s.Use(parse(t, text)))
-		services := <-s.next
+		services := (<-s.next).services
 		got := services[0].VIPs
 		n := min(len(got), len(had))
 		must.True(t, len(got) == []int{3, 4, 2}[i] && slices.Equal(got[:n], had[:n]) && services[0].VIPPerNode,
@@ -159,7 +159,7 @@ func TestAddressPerNode(t *testing.T) {
 	}
 	s = New(nil, nil)
 	must.Do(t, s.Use(parse(t, text)))
-	got := (<-s.next)[0].VIPs
+	got := (<-s.next).services[0].VIPs
 	must.True(t, len(got) == 3, "%v of a pool of eight addresses beside five other services", got)
 }
 
