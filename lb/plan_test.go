@@ -330,14 +330,20 @@ func TestKeepAllDown(t *testing.T) {
 			v.LowerPreference == tt.lower && v.Healthy >= 1,
 			"%s: targets %v, down %v, %+v", tt.results, f.Targets, f.Down, v)
 	}
-	for what, change := range map[string]func(){
-		"all are drained": func() { s.Ports[0].Backends[0].Drain, s.Ports[0].Backends[1].Drain = true, true },
-		"without it":      func() { s.KeepAllDown = false },
-	} {
-		change()
+	withdrawn := func(what string) {
+		t.Helper()
 		v := Build(s, states(s, "uuuu"), Drains{}).VIPs[0]
 		must.True(t, v.Reason != "" && v.LowerPreference == "", "%s: %+v", what, v)
 	}
+	for i := range 2 {
+		s.Ports[0].Backends[i].Drain = true
+	}
+	withdrawn("all are drained")
+	for i := range 2 {
+		s.Ports[0].Backends[i].Drain = false
+	}
+	s.KeepAllDown = false
+	withdrawn("without it")
 }
 
 // Where each port is checked, the first port decides whether the VIP is announced.
