@@ -67,3 +67,18 @@ func TestDrainsAfterChanges(t *testing.T) {
 	now, _ := d.After([]Change{{Op: Changed, Object: "service web"}})
 	must.Row(t, "other settings of the service", d, now)
 }
+
+// A service whose servers are all drained is not announced, whatever should happen while all fail.
+func TestAllServersAreDrained(t *testing.T) {
+	s := &Service{
+		Name: "web", VIPs: []netip.Addr{testVIP}, MinHealthy: 1, KeepAllDown: true, Check: CheckSpec{Type: CheckTCP},
+		Ports: PortsOn(backends("10.0.0.1", "10.0.0.2"), Port{Port: 80, Target: 80, Protocol: TCP}),
+	}
+	for i, want := range []string{"", "", "0 of 2 backends healthy, min_healthy is 1"} {
+		d := Drains{}
+		for _, b := range s.Ports[0].Backends[:i] {
+			d = d.With(DrainTarget{"web", b.Addr}, true)
+		}
+		must.Row(t, i, want, Build(d.applied(s), states(s, "uu"), d).VIPs[0].Reason)
+	}
+}

@@ -283,6 +283,24 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// drain --wait returns once the server has no connections of the service.
+func TestDrainWaits(t *testing.T) {
+	asked := 0
+	socket := serve(t, lb.Status{Services: []lb.ServiceStatus{{Service: "web"}}}, func(o *admin.Options) {
+		flows := o.Flows
+		o.Flows = func(ctx context.Context, want lb.FlowFilter) ([]lb.FlowStatus, bool, error) {
+			if asked++; asked > 1 {
+				return nil, false, nil
+			}
+			return flows(ctx, want)
+		}
+	})
+	code, out, errOut := steelyard(t, "drain", "--wait", "--socket", socket, "web", "10.0.0.21")
+	must.True(t, code == 0 && asked == 2, "code %d after %d requests: %s%s", code, asked, out, errOut)
+	code, out, errOut = steelyard(t, "drain", "--wait", "--socket", socket, "web")
+	must.True(t, code == 2, "without an address: code %d: %s%s", code, out, errOut)
+}
+
 func TestReady(t *testing.T) {
 	for _, tt := range []struct {
 		settled   bool

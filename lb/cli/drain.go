@@ -1,9 +1,11 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"net/url"
 	"strings"
+	"time"
 
 	ucli "github.com/urfave/cli/v2"
 
@@ -14,7 +16,7 @@ import (
 
 // drain returns the commands drain and undrain.
 func (e *env) drain(name, usage string) *ucli.Command {
-	return &ucli.Command{
+	cmd := &ucli.Command{
 		Name: name, Usage: usage, ArgsUsage: "[SERVICE] [ADDRESS]",
 		Description: "With ADDRESS, the server of the [[service]] at this address gets no new connections, until " +
 			"undrain, a reboot, or a reload with a changed entry of the server.",
@@ -32,9 +34,12 @@ func (e *env) drain(name, usage string) *ucli.Command {
 			if c.Bool("node") {
 				query = url.Values{"node": {"true"}}
 			}
+			if c.Bool("wait") && c.NArg() < 2 {
+				return fmt.Errorf("%w: --wait needs SERVICE and ADDRESS", errUsage)
+			}
 			var now lb.Drains
-			path := "/v1/" + name + "?" + query.Encode()
-			if err := admin.NewClient(c.String("socket")).Post(c.Context, path, &now); err != nil {
+			agent := admin.NewClient(c.String("socket"))
+			if err := agent.Post(c.Context, "/v1/"+name+"?"+query.Encode(), &now); err != nil {
 				return err
 			}
 			switch {
@@ -45,7 +50,32 @@ func (e *env) drain(name, usage string) *ucli.Command {
 			default:
 				fmt.Fprintln(e.out, "drained: nothing")
 			}
+			if c.Bool("wait") {
+				return waitUnused(c.Context, agent, query)
+			}
 			return nil
 		},
+	}
+	if name == "drain" {
+		cmd.Flags = append(cmd.Flags, &ucli.BoolFlag{
+			Name: "wait", Usage: "wait until `steelyard flows` lists no connection of the service to ADDRESS",
+		})
+	}
+	return cmd
+}
+
+// waitUnused returns once no flow of query's service to its backend is left.
+func waitUnused(ctx context.Context, agent *admin.Client, query url.Values) error {
+	query.Set("limit", "1")
+	for {
+		var left admin.Flows
+		if err := agent.Get(ctx, "/v1/flows?"+query.Encode(), &left); err != nil || len(left.Flows) == 0 && !left.More {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Second):
+		}
 	}
 }
