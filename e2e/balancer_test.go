@@ -193,7 +193,7 @@ func (s *site) survivesRestart(t *testing.T, end, start func(*lab.Agent) error) 
 		tr.Stop()
 		r := tr.Between(time.Time{}, time.Time{})
 		t.Logf("%s: %s", vips[i], r)
-		must.True(t, r.Err() == nil && r.Answered() >= 100, "%s: %d answered; %v", vips[i], r.Answered(), r.Err())
+		must.True(t, r.Err() == nil && r.Answered() >= 20, "%s: %d answered; %v", vips[i], r.Answered(), r.Err())
 	}
 }
 
