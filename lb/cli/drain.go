@@ -67,15 +67,15 @@ func (e *env) drain(name, usage string) *ucli.Command {
 // waitUnused returns once no flow of query's service to its backend is left.
 func waitUnused(ctx context.Context, agent *admin.Client, query url.Values) error {
 	query.Set("limit", "1")
-	for {
-		var left admin.Flows
-		if err := agent.Get(ctx, "/v1/flows?"+query.Encode(), &left); err != nil || len(left.Flows) == 0 && !left.More {
-			return err
-		}
+	for { // a second after the drain, it is in force
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(time.Second):
+		}
+		var left admin.Flows
+		if err := agent.Get(ctx, "/v1/flows?"+query.Encode(), &left); err != nil || len(left.Flows) == 0 && !left.More {
+			return err
 		}
 	}
 }
