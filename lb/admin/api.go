@@ -352,7 +352,9 @@ func (s *Server) drain(on bool) http.HandlerFunc {
 		case q.Has("backend") && t.Service == "":
 			err = errors.New("want service=NAME with backend=ADDRESS")
 		case q.Has("backend"):
-			t.Address, err = netip.ParseAddr(q.Get("backend"))
+			if t.Address, err = netip.ParseAddr(q.Get("backend")); err != nil {
+				err = fmt.Errorf("%.50q is not an address; want that of a server, without a port", q.Get("backend"))
+			}
 			t.Address = t.Address.Unmap()
 		}
 		if err != nil {

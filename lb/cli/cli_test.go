@@ -272,7 +272,7 @@ func TestDrain(t *testing.T) {
 		{[]string{"drain", "--node", "--socket", socket}, 0, "drained: the node\n"},
 		{[]string{"undrain", "--node", "--socket", socket}, 0, "drained: nothing\n"},
 		{[]string{"drain", "--socket", socket, "web", "10.0.0.1"}, 0, "drained: [10.0.0.1 of web]\n"},
-		{[]string{"drain", "--socket", socket, "web", ""}, 1, "unable to parse IP"},
+		{[]string{"drain", "--socket", socket, "web", ""}, 1, "is not an address"},
 		{[]string{"drain", "--socket", socket}, 2, "want either SERVICE, with or without ADDRESS, or --node"},
 		{[]string{"drain", "--node", "web"}, 2, "want either SERVICE, with or without ADDRESS, or --node"},
 		{[]string{"drain", "a", "b", "c"}, 2, "takes 2 arguments, got 3"},
