@@ -353,7 +353,7 @@ func (s *Server) drain(on bool) http.HandlerFunc {
 			err = errors.New("want service=NAME with backend=ADDRESS")
 		case q.Has("backend"):
 			if t.Address, err = netip.ParseAddr(q.Get("backend")); err != nil {
-				err = fmt.Errorf("%.50q is not an address; want that of a server, without a port", q.Get("backend"))
+				err = fmt.Errorf("%.50q is not an address; write the server's address without a port", q.Get("backend"))
 			}
 			t.Address = t.Address.Unmap()
 		}

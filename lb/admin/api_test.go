@@ -147,7 +147,7 @@ func TestDrain(t *testing.T) {
 		{true, "/v1/drain?service=web&backend=10.0.0.1", 200,
 			`{"node":false,"services":null,"backends":[{"service":"web","address":"10.0.0.1"}]}`},
 		{true, "/v1/drain?service=web&backend=", 400,
-			`{"error":"\"\"isnotanaddress;wantthatofaserver,withoutaport"}`},
+			`{"error":"\"\"isnotanaddress;writetheserver'saddresswithoutaport"}`},
 		{true, "/v1/drain?node=true&backend=10.0.0.1", 400, `{"error":"wantservice=NAMEwithbackend=ADDRESS"}`},
 		{true, "/v1/undrain?service=web", 200, `{"node":false,"services":null}`},
 		{true, "/v1/drain?service=gone", 400, `{"error":"thereisnoservice\"gone\""}`},

@@ -73,7 +73,7 @@ type settings struct {
 	fromEndpoints bool
 	// ranges has the last port of each range, by the Service's port with which it begins.
 	ranges map[lb.Port]uint16
-	// The times and counts of the probes of the health check node port, or 0 for those of the node.
+	// How to probe the health check node port. A zero field means the value of [probe].
 	interval, timeout time.Duration
 	rise, fall        int
 }

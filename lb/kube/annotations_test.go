@@ -218,7 +218,7 @@ func TestRangesAreNotShared(t *testing.T) {
 	must.Row(t, "another Service of this name", "10000/udp", rtp())
 }
 
-// The probes of a health check node port have the Service's settings, and those of the node where it has none.
+// A Service's annotations override the node's [probe] section.
 func TestProbeOfService(t *testing.T) {
 	node := lb.CheckSpec{Interval: time.Second, Timeout: 500 * time.Millisecond, Rise: 2, Fall: 1}
 	must.Equal(t, node, settings{}.probe(node))

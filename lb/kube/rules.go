@@ -58,8 +58,8 @@ func addRules(rules proxy.Rules, s *core.Service, endpoints []*endpointSlice, to
 		}
 	}
 	for i, p := range s.Spec.Ports {
-		var protocol lb.Protocol
-		if protocol.UnmarshalText([]byte(strings.ToLower(string(protocolOf(&p.Protocol))))) != nil {
+		number, ok := portOfSpec(p)
+		if !ok {
 			continue
 		}
 		for _, is4 := range []bool{true, false} {
@@ -79,7 +79,7 @@ func addRules(rules proxy.Rules, s *core.Service, endpoints []*endpointSlice, to
 			}
 			put := func(addrs []netip.Addr, port int32, rule proxy.Rule) {
 				for _, a := range addrs {
-					to := proxy.Destination{Addr: a, Port: uint16(port), Protocol: protocol}
+					to := proxy.Destination{Addr: a, Port: uint16(port), Protocol: number.Protocol}
 					if a.Is4() == is4 && (len(rule.Inside.Endpoints) > 0 || len(rules[to].Inside.Endpoints) == 0) {
 						rules[to] = rule
 					}
