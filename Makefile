@@ -13,7 +13,7 @@ GOLANGCI_VERSION := v2.12.2
 
 .PHONY: build help install demo unit race test test-tools test-kubernetes test-kernels test-all test-release try fresh
 .PHONY: attack bfd conformance bench gobench fuzz mutants lint generate bpf clean controlplane conformance-programs deps root
-.PHONY: go-version release release-tool test-packages compile bpf-compiler
+.PHONY: pictures test-browser go-version release release-tool test-packages compile bpf-compiler
 
 build: go-version ## build ./steelyard (the default)
 	go build -ldflags '-s -w' -o steelyard .
@@ -59,6 +59,7 @@ test-all: ## test, test-kubernetes and test-kernels (root)
 
 test-release: ## what takes hours, before a release: all tests of Kubernetes, mutants, long fuzzing, attacks (root)
 	$(MAKE) test-all ROWS=all
+	$(MAKE) test-browser
 	$(MAKE) conformance
 	$(MAKE) attack ATTACK_TIME=30m
 	$(MAKE) bfd BFD_TIME=30m
@@ -68,6 +69,17 @@ test-release: ## what takes hours, before a release: all tests of Kubernetes, mu
 PKG ?= ./lb
 try: go-version ## test a change of one package, in under two minutes; PKG=./lb/kube
 	@sh e2e/try.sh '$(PKG)'
+
+test-browser: root build ## test the dashboard in a browser (root)
+	sh e2e/deps.sh browser
+	STEELYARD_BINARY='$(CURDIR)/steelyard' STEELYARD_CI=1 go test -tags browser ./e2e -run '^TestDashboard' -count 1
+
+pictures: root build ## take pictures of the dashboard into dist/pictures, and that of the documents (root)
+	sh e2e/deps.sh browser
+	mkdir -p dist/pictures docs/pictures
+	STEELYARD_BINARY='$(CURDIR)/steelyard' go test -tags browser ./e2e -run '^TestDashboard$$' -count 1 -timeout 20m \
+		-pictures '$(CURDIR)/dist/pictures'
+	cp dist/pictures/dashboard.png docs/pictures/
 
 fresh: root ## run "make demo" and "make test" in a new minimal Debian (root); FRESH=deps only installs what they need
 	sh e2e/deps.sh fresh
@@ -94,11 +106,12 @@ BFD_TIME ?= 10m
 bfd: root ## keep BFD sessions for ten minutes with all processors busy, and count false alarms (root); BFD_TIME=1h
 	BFD_TIME='$(BFD_TIME)' go test ./announce/bfd -run '^TestNoFalseAlarm$$' -v -count 1 -timeout 24h
 
-# CONFORMANCE=REGEXP selects tests; CONFORMANCE_WITHOUT_AGENT=1 runs them with kube-proxy alone.
+# CONFORMANCE=REGEXP selects tests; CONFORMANCE_WITHOUT_AGENT=1 runs them with kube-proxy alone,
+# PROXY=replace without kube-proxy.
 CONFORMANCE ?= \[sig-network\] (LoadBalancers|Services|Networking Granular|Conntrack|Traffic Distribution)
 conformance: root build controlplane conformance-programs ## run Kubernetes' tests of Services, half an hour (root)
 	sh e2e/deps.sh kubernetes
-	CONFORMANCE='$(CONFORMANCE)' STEELYARD_BINARY='$(CURDIR)/steelyard' \
+	CONFORMANCE='$(CONFORMANCE)' CONFORMANCE_PROXY='$(PROXY)' STEELYARD_BINARY='$(CURDIR)/steelyard' \
 		go test ./e2e/cluster -run '^TestUpstream$$' -v -count 1 -timeout 6h
 
 BENCH_PARTS := cost,live,connections,scale,convergence
@@ -129,13 +142,14 @@ $(GOLANGCI):
 	GOBIN='$(CURDIR)/.cache/tools' go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
 	mv .cache/tools/golangci-lint $@
 
-lint: go-version $(GOLANGCI) ## check formatting, the linters of .golangci.yml, and the lengths of lines and files
+lint: go-version $(GOLANGCI) ## check formatting, the linters of .golangci.yml, lengths of lines, and the alerting rules
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
 	GOLANGCI_LINT_CACHE='$(CURDIR)/.cache/golangci' $(GOLANGCI) run ./...
 	go run ./e2e/lengths
+	cd e2e/alerts && go vet . && go test .
 
 generate: go-version bpf-compiler ## compile the BPF programs (clang-14) and write the generated documents
-	go generate ./datapath ./e2e/bench/packets
+	go generate ./datapath ./datapath/inside ./e2e/bench/packets
 	go test ./datapath ./docs -run Documented -update
 
 bpf-compiler:

@@ -16,9 +16,11 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	os.Exit(cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr, cli.Programs{
-		Run: agent.Main, Allocate: agent.Allocate, Check: agent.Check, Demo: demo.Main, DemoRouter: demo.Router,
+		Run: agent.Main, Allocate: agent.Allocate, Watch: agent.Watch, Check: agent.Check,
+		Demo: demo.Main, DemoRouter: demo.Router,
+		DemoShell: demo.Shell, Incidents: demo.Incidents(),
 		Schema: agent.Schema, Events: agent.Events,
 		Cleanup: agent.Cleanup, Remains: agent.Remains, Left: agent.Left,
-		CleanupCluster: agent.CleanupCluster,
+		Network: agent.Network, CleanupCluster: agent.CleanupCluster,
 	}))
 }

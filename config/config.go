@@ -35,6 +35,9 @@ type Config struct {
 	// Empty says that the file contains only white space. This is legal, but may also result from an editor that saved
 	// to a full disk.
 	Empty bool
+	// decodeAgain has the names of services that ParseAfter always decodes: those with warnings, and those with the
+	// content of another file.
+	decodeAgain map[string]bool
 }
 
 // Node describes this node. Zero fields are derived from the system.
@@ -176,6 +179,8 @@ type L2 struct {
 type Pool struct {
 	Name   string
 	Ranges []lb.AddrRange // disjoint within and across pools
+	// Nodes means the cluster nodes' own addresses instead of Ranges. At most one pool has them.
+	Nodes bool
 	// Announce lists announcers that are on. Empty means every such announcer.
 	Announce        []lb.AnnouncerKind
 	AutoAssign      bool   // assign its addresses to services that do not request a pool
@@ -254,7 +259,13 @@ type Kubernetes struct {
 	ExcludeNodes []string
 	// IgnoreExcludeLabel ignores the Node label that excludes a node from external load balancers.
 	IgnoreExcludeLabel bool
+	APIServers         []string       // "host:port"; empty: the kubeconfig's, or the pod's
 	HealthAddresses    []netip.Prefix // listen addresses of health check node ports and 10256; empty for all
+	NodePortAddresses  []netip.Prefix // this node's, at which node ports answer with ProxyReplace; empty for all
+	// NoSocketLB leaves the node's own TCP connections to the packets' path, with ProxyReplace.
+	NoSocketLB bool
+	// AnyExternalIP makes ProxyReplace also serve the addresses in spec.externalIPs that are in no pool.
+	AnyExternalIP bool
 	// PanicHold is how long a Service's last endpoints are kept if none is usable after the connection to the API
 	// server was interrupted. 0 disables this.
 	PanicHold time.Duration
@@ -317,7 +328,7 @@ type Log struct {
 func Default() *Config {
 	return &Config{
 		Datapath: Datapath{
-			Mode: ModeAuto, MaxFlows: 1_000_000, TunnelPort: 6090, LocalClients: true,
+			Mode: ModeAuto, MaxFlows: 1 << 18, TunnelPort: 6090, LocalClients: true,
 			SNATPorts: []PortRange{{1024, 32767}, {61000, 65535}},
 			Timeouts: Timeouts{
 				HalfOpen: 30 * time.Second, Established: 130 * time.Minute, Closing: 4 * time.Minute,
@@ -381,11 +392,4 @@ func unreadable(file string, err error) Error {
 // reads no other files. The error is of type Errors and has every error in the text.
 func Parse(file string, text []byte, rules ...Rule) (*Config, error) {
 	return newDecoder(file).decode(text, rules...)
-}
-
-// ParseElsewhere parses the configuration of another machine: missing secret files are not an error.
-func ParseElsewhere(file string, text []byte, rules ...Rule) (*Config, error) {
-	d := newDecoder(file)
-	d.elsewhere = true
-	return d.decode(text, rules...)
 }

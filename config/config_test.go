@@ -19,7 +19,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-var exact = cmpopts.IgnoreFields(Config{}, "Text")
+var exact = cmpopts.IgnoreFields(Config{}, "Text", "decodeAgain")
 
 // mustParse parses a file in this package, with its secrets in the test's directory.
 func mustParse(t *testing.T, file string) *Config {

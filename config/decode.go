@@ -32,6 +32,8 @@ type decoder struct {
 	claims map[netip.Addr][]claim
 
 	objects map[string]string // names of the described objects, such as service "web", by path
+
+	unchanged []*Service // by index, for ParseAfter; nil elements are decoded
 }
 
 func newDecoder(file string) *decoder {
@@ -45,11 +47,17 @@ func newDecoder(file string) *decoder {
 // decode stops early only if text is not TOML, because nothing reliable follows the first syntax error.
 func (d *decoder) decode(text []byte, rules ...Rule) (*Config, error) {
 	whole := string(text)
-	d.text, d.scanner = stripBOM(whole), newScanner(whole)
 	values := map[string]any{}
 	if _, err := toml.Decode(whole, &values); err != nil {
+		d.text = stripBOM(whole)
 		return nil, Errors{d.syntaxError(err)}
 	}
+	return d.read(whole, values, rules...)
+}
+
+// read reads the values of a whole file.
+func (d *decoder) read(whole string, values map[string]any, rules ...Rule) (*Config, error) {
+	d.text, d.scanner = stripBOM(whole), newScanner(whole)
 	d.config.Text = whole
 	d.config.Empty = strings.TrimSpace(d.text) == ""
 	d.root(&table{d: d, values: values})
@@ -82,8 +90,12 @@ func (d *decoder) root(t *table) {
 	}
 	services := t.tables("service")
 	c.Services = slices.Grow(c.Services, len(services))
-	for _, s := range services {
-		d.service(s)
+	for n, s := range services {
+		if n < len(d.unchanged) && d.unchanged[n] != nil {
+			d.keepService(s, d.unchanged[n])
+		} else {
+			d.service(s)
+		}
 	}
 	d.poolsOfPeers()
 	d.aggregates()

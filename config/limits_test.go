@@ -143,6 +143,9 @@ bfd = true
 [kubernetes]
 allocate = false
 exclude_nodes = ["unschedulable"]
+proxy = "replace"
+socket_lb = "off"
+external_ips = "any"
 panic_hold = "0s"
 node_probe = "off"
 max_endpoints_per_service = 7
@@ -156,6 +159,7 @@ level = "warn"
 		"datapath %+v", c.Datapath)
 	must.True(t, c.BGP.ListenPort == -1 && c.BGP.Weighted == lb.WeightedNever && p.HoldTime == 0 &&
 		!p.GracefulRestart && p.BFD == (BFD{Interval: 100 * time.Millisecond, Multiplier: 3}), "bgp %+v", c.BGP)
+	must.True(t, c.Kubernetes.NoSocketLB && c.Kubernetes.AnyExternalIP, "kubernetes %+v", c.Kubernetes)
 	must.True(t, !c.Kubernetes.Allocate && c.Kubernetes.MaxEndpointsPerService == 7 && c.Kubernetes.PanicHold == 0 &&
 		c.Kubernetes.NodeProbe == 0 && slices.Equal(c.Kubernetes.ExcludeNodes, []string{NodeUnschedulable}),
 		"kubernetes %+v", c.Kubernetes)

@@ -183,6 +183,9 @@ func TestWhatIsWarnedOf(t *testing.T) {
 		{"[kubernetes]\n[l2]\n[datapath.timeouts]\nestablished = \"124m\"", ""},
 		{"[kubernetes]\n[l2]\n[datapath.timeouts]\nestablished = \"123m59s\"", "idle for longer are ended"},
 		{"[kubernetes]\n[l2]\n[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.1\"]\nnamespaces = [\"a\"]", ""},
+		{"[kubernetes]\nproxy = \"replace\"\n[[pool]]\nname = \"p\"\naddresses = [\"node\"]", ""},
+		{"[kubernetes]\nproxy = \"replace\"\n[l2]\n[[pool]]\nname = \"p\"\naddresses = [\"node\"]\nannounce = [\"l2\"]",
+			"pool[0].announce (pool \"p\"): has no effect on the nodes' addresses"},
 	} {
 		got := mustParseText(t, c.text).Warnings
 		found := slices.ContainsFunc(got, func(w string) bool { return strings.Contains(w, c.want) })

@@ -1,7 +1,9 @@
 package config
 
 import (
+	"net"
 	"regexp"
+	"strconv"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
@@ -28,12 +30,28 @@ func (i item) class() (string, bool) {
 	return s, ok
 }
 
+// hostPort reads a host's name or address with a port.
+func (i item) hostPort() (string, bool) {
+	const like = "192.0.2.1:6443"
+	s, ok := i.str(like)
+	if !ok {
+		return "", false
+	}
+	host, port, err := net.SplitHostPort(s)
+	if n, errPort := strconv.ParseUint(port, 10, 16); err != nil || errPort != nil || host == "" || n == 0 {
+		i.errorf(`write one like "`+like+`"`, "%q is not a host with a port", s)
+		return "", false
+	}
+	return s, true
+}
+
 func (d *decoder) kubernetes(t *table) *Kubernetes {
 	k := defaultKubernetes()
 	k.Kubeconfig = t.str("kubeconfig", "", "/etc/steelyard/kubeconfig")
 	if k.Kubeconfig != "" {
 		k.Kubeconfig = d.inDir(k.Kubeconfig)
 	}
+	k.APIServers = distinct(t.list("api_servers", "192.0.2.1:6443"), item.hostPort)
 	if i, ok := t.get("load_balancer_class"); ok {
 		all, isList := i.elements()
 		if !isList {
@@ -47,6 +65,18 @@ func (d *decoder) kubernetes(t *table) *Kubernetes {
 	k.Proxy = word(t, "proxy", "proxy", k.Proxy, []string{ProxyAuto, ProxyKubeProxy, ProxyReplace})
 	k.Forward = word(t, "forward", "method", k.Forward, []lb.Method{lb.MethodTunnel, lb.MethodNAT})
 	k.HealthAddresses = distinct(t.list("health_addresses", "192.0.2.0/24"), item.prefix)
+	k.NodePortAddresses = distinct(t.list("node_port_addresses", "192.0.2.0/24"), item.prefix)
+	k.NoSocketLB = word(t, "socket_lb", "value", "host", []string{"host", "off"}) == "off"
+	k.AnyExternalIP = word(t, "external_ips", "value", "pools", []string{"pools", "any"}) == "any"
+	if k.Proxy != ProxyReplace {
+		for key, set := range map[string]bool{
+			"node_port_addresses": len(k.NodePortAddresses) > 0, "socket_lb": k.NoSocketLB,
+		} {
+			if set {
+				t.at(key).errorf(`set proxy = "replace"`, "only counts where the agent is the service proxy")
+			}
+		}
+	}
 	k.ExcludeNodes = distinct(t.list("exclude_nodes", NodeNotReady), func(i item) (string, bool) {
 		return i.word("state of a node", []string{NodeNotReady, NodeUnschedulable})
 	})

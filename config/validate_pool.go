@@ -55,7 +55,9 @@ func (t *table) name(kind string, taken map[string]string) string {
 func (d *decoder) pool(t *table) {
 	p := Pool{AutoAssign: true}
 	p.Name = t.name("pool", d.pools.names)
-	p.Ranges = d.poolRanges(t)
+	if p.Nodes = d.poolOfNodes(t); !p.Nodes {
+		p.Ranges = d.poolRanges(t)
+	}
 	d.pools.broken = d.pools.broken || p.Name == ""
 	p.Announce = d.announce(t)
 	p.AutoAssign = t.boolean("auto_assign", p.AutoAssign)
@@ -85,6 +87,37 @@ func (d *decoder) pool(t *table) {
 	p.AggregateV4, p.AggregateV6 = t.aggregates(0, 0)
 	t.done()
 	d.config.Pools = append(d.config.Pools, p)
+}
+
+// poolOfNodes reports whether a pool has the nodes' addresses, which only the nodes' service proxy can serve.
+func (d *decoder) poolOfNodes(t *table) bool {
+	const nodes = "node"
+	all, _ := t.at("addresses").elements()
+	at := slices.IndexFunc(all, func(i item) bool { return i.value == nodes })
+	if at < 0 {
+		return false
+	}
+	t.get("addresses")
+	i := all[at]
+	other := slices.IndexFunc(d.config.Pools, func(p Pool) bool { return p.Nodes })
+	switch k := d.config.Kubernetes; {
+	case len(all) > 1:
+		i.errorf("give the others a pool of their own", "%q must be the only element", nodes)
+	case other >= 0:
+		i.errorf("list it once", "pool %q has the nodes' addresses already", d.config.Pools[other].Name)
+	case k == nil || k.Proxy != ProxyReplace:
+		i.errorf(`set proxy = "replace" in [kubernetes]`,
+			"the nodes' addresses need the agent as service proxy, because they have ports of other programs")
+	}
+	for _, key := range []string{
+		"announce", "avoid_buggy_ips", "external_ips", "share_across_namespaces", "grace", "communities", "local_pref",
+		"med", "prepend", "aggregate_v4", "aggregate_v6",
+	} {
+		if t.has(key) {
+			t.at(key).warnf("leave it out", "has no effect on the nodes' addresses")
+		}
+	}
+	return true
 }
 
 // poolRanges reads addresses and compares them with the previous pools.

@@ -37,7 +37,7 @@ func values[T any](all []placed[T]) []T {
 }
 
 func (d *decoder) service(t *table) {
-	s := defaultService()
+	s, warnings := defaultService(), len(d.warnings)
 	s.Name = t.name("service", d.names)
 	vips, f := d.addresses(t, &s)
 	ports := d.servicePorts(t)
@@ -73,6 +73,12 @@ func (d *decoder) service(t *table) {
 	rangesMeet(ports, backends)
 	allowMeets(t, &s)
 	t.done(elsewhereInService...)
+	if len(d.warnings) > warnings || s.Check.TLSCA != "" {
+		if d.config.decodeAgain == nil {
+			d.config.decodeAgain = map[string]bool{}
+		}
+		d.config.decodeAgain[s.Name] = true
+	}
 	d.config.Services = append(d.config.Services, s)
 }
 

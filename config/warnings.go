@@ -16,7 +16,8 @@ func (d *decoder) warn(t *table) {
 		item{d: d}.warnf("add a [[service]] or [kubernetes]", "nothing to do: no services and no source of services")
 	}
 	d.warnTunnels()
-	if (len(c.Services) > 0 || c.Kubernetes != nil) && c.BGP == nil && c.L2 == nil {
+	onNodes := len(c.Pools) > 0 && !slices.ContainsFunc(c.Pools, func(p Pool) bool { return !p.Nodes })
+	if (len(c.Services) > 0 || c.Kubernetes != nil && !onNodes) && c.BGP == nil && c.L2 == nil {
 		key := "service"
 		if len(c.Services) == 0 {
 			key = "kubernetes"

@@ -21,8 +21,8 @@ import (
 )
 
 // Cleanup removes all state from the kernel: links and their programs, maps and their flows, filters, routes and sysctl
-// changes. It needs no agent, and fails while one is running. Missing state is not an error.
-func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
+// changes. It needs no agent, and fails while one is running. Missing state is not an error. It first calls before.
+func Cleanup(pinPath, stateDir string, log *slog.Logger, before ...func() error) error {
 	lock, err := pin.LockDir(pinPath)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -30,7 +30,11 @@ func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
 	if err == nil {
 		defer lock.Close()
 	}
-	errs := []error{hook.Remove(pinPath, log)}
+	var errs []error
+	for _, f := range before {
+		errs = append(errs, f())
+	}
+	errs = append(errs, hook.Remove(pinPath, log))
 	// In a container the directory is a mount point, which stays but is now empty.
 	if err := os.RemoveAll(pinPath); err != nil && !errors.Is(err, unix.EBUSY) {
 		errs = append(errs, fmt.Errorf("remove the pinned maps: %w", err))

@@ -28,20 +28,10 @@ type Verdict struct{ Action, Reason string }
 
 // Stats reads all counters.
 func (d *Datapath) Stats() (Stats, error) {
-	s := Stats{
-		Backends: map[netip.AddrPort]Traffic{}, Packets: map[Verdict]uint64{}, Flows: d.flows.Counts(),
-	}
+	s := Stats{Packets: map[Verdict]uint64{}, Flows: d.flows.Counts()}
 	var err error
-	if s.Frontends, err = d.Traffic(); err != nil {
+	if s.Frontends, s.Backends, err = d.Traffic(); err != nil {
 		return s, err
-	}
-	_, _, backends := d.services.Names()
-	for id, b := range backends {
-		t, err := table.ReadTraffic(d.chunks.BackendCounters, id)
-		if err != nil {
-			return s, err
-		}
-		s.Backends[b] = t
 	}
 	packets, err := table.ReadVerdicts(d.objects.SyVerdicts)
 	if err != nil {
@@ -56,19 +46,38 @@ func (d *Datapath) Stats() (Stats, error) {
 	return s, nil
 }
 
-// Traffic reads the counters of all frontends.
-func (d *Datapath) Traffic() (map[lb.Frontend]Traffic, error) {
-	all := map[lb.Frontend]Traffic{}
-	frontends, _, _ := d.services.Names()
+// Traffic reads the counters of all frontends and backends.
+func (d *Datapath) Traffic() (map[lb.Frontend]Traffic, map[netip.AddrPort]Traffic, error) {
+	frontends, _, backends := d.services.Names()
+	ofFrontends, ofBackends := map[lb.Frontend]Traffic{}, make(map[netip.AddrPort]Traffic, len(backends))
 	for id, f := range frontends {
 		t, err := table.ReadTraffic(d.chunks.FrontendCounters, id)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		f.Decap = false // packets that arrive through a tunnel count for the same frontend
-		sum := all[f]
+		sum := ofFrontends[f]
 		sum.Add(t)
-		all[f] = sum
+		ofFrontends[f] = sum
+	}
+	for id, at := range backends {
+		var err error
+		if ofBackends[at], err = table.ReadTraffic(d.chunks.BackendCounters, id); err != nil {
+			return nil, nil, err
+		}
+	}
+	return ofFrontends, ofBackends, nil
+}
+
+// Handshakes reads the handshake times of all backends.
+func (d *Datapath) Handshakes() (map[netip.AddrPort]lb.Handshakes, error) {
+	_, _, backends := d.services.Names()
+	all := make(map[netip.AddrPort]lb.Handshakes, len(backends))
+	for id, at := range backends {
+		var err error
+		if all[at], err = table.ReadHandshakes(d.chunks.Handshakes, id); err != nil {
+			return nil, err
+		}
 	}
 	return all, nil
 }
@@ -94,6 +103,8 @@ var (
 		"Bytes forwarded to or from a backend, with all headers.", []string{"backend"}, nil)
 	descBFlows = prometheus.NewDesc("steelyard_datapath_backend_flows_total",
 		"Flows opened to a backend.", []string{"backend"}, nil)
+	descHandshakes = prometheus.NewDesc("steelyard_backend_handshake_seconds",
+		"Time from a client's first SYN to the backend's SYN-ACK, with nat.", []string{"backend"}, nil)
 	descFaults = prometheus.NewDesc("steelyard_datapath_vips_with_fault",
 		"VIPs that have backends but whose packets are not delivered; steelyard routes shows the reasons.",
 		nil, nil)
@@ -108,7 +119,7 @@ var (
 func (d *Datapath) Describe(ch chan<- *prometheus.Desc) {
 	for _, x := range []*prometheus.Desc{
 		descPackets, descFlows, descMaxFlows, descSPackets, descSBytes, descSFlows, descBPackets, descBBytes,
-		descBFlows, descFaults, descRepairs, descOverruns,
+		descBFlows, descHandshakes, descFaults, descRepairs, descOverruns,
 	} {
 		ch <- x
 	}
@@ -153,5 +164,15 @@ func (d *Datapath) Collect(ch chan<- prometheus.Metric) {
 		counter(descBPackets, t.Packets, at.String())
 		counter(descBBytes, t.Bytes, at.String())
 		counter(descBFlows, t.Flows, at.String())
+	}
+	handshakes, err := d.Handshakes()
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(descHandshakes, err)
+		return
+	}
+	for at, h := range handshakes {
+		if n, below := h.Cumulated(); n > 0 {
+			ch <- prometheus.MustNewConstHistogram(descHandshakes, n, h.Sum, below, at.String())
+		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
@@ -23,18 +24,20 @@ import (
 
 // Datapath controls forwarding in the kernel: it updates the maps and removes ended flows.
 type Datapath struct {
-	o        Options
-	log      *slog.Logger
-	objects  *bpf.Objects
-	chunks   *table.Chunks
-	pins     *pin.Pins
-	sysctls  *sysctl.Settings
-	hooks    *hook.Hooks
-	services *table.Services
-	tunnels  *table.Tunnels
-	flows    *flow.Collector
-	verifier *verify.Verifier
-	names    bpf.Names
+	o         Options
+	log       *slog.Logger
+	constants map[string]any // of the programs
+	objects   *bpf.Objects
+	chunks    *table.Chunks
+	pins      *pin.Pins
+	sysctls   *sysctl.Settings
+	hooks     *hook.Hooks
+	services  *table.Services
+	tunnels   *table.Tunnels
+	flows     *flow.Collector
+	verifier  *verify.Verifier
+	names     bpf.Names
+	tracing   tracing
 }
 
 // Open loads and attaches the programs, or takes over from a previous agent. If a first start fails, it leaves nothing
@@ -50,8 +53,12 @@ func Open(o Options) (_ *Datapath, err error) {
 	if err := errors.Join(err, checkKernel(release, o.AllowUntestedKernel, lackedFeatures)); err != nil {
 		return nil, err
 	}
-	d := &Datapath{o: o, log: o.Log}
-	if d.names, err = bpf.ReadNames(); err != nil {
+	d := &Datapath{o: o, log: o.Log, tracing: tracing{running: make(chan struct{}, 1)}}
+	spec, err := bpf.LoadSy()
+	if err != nil {
+		return nil, fmt.Errorf("read the embedded programs: %w", err)
+	}
+	if d.names, err = bpf.ReadNames(spec); err != nil {
 		return nil, err
 	}
 	if d.pins, err = pin.Open(o.PinPath); err != nil {
@@ -64,7 +71,7 @@ func Open(o Options) (_ *Datapath, err error) {
 			err = errors.Join(err, t.Rollback(), d.Close())
 		}
 	}()
-	if err := d.open(t); err != nil {
+	if err := d.open(spec, t); err != nil {
 		return nil, err
 	}
 	if err := d.pins.Publish(); err != nil {
@@ -82,8 +89,9 @@ func Open(o Options) (_ *Datapath, err error) {
 }
 
 // open loads and activates the programs. Each step registers its undo function with t.
-func (d *Datapath) open(t *pin.Transaction) (err error) {
-	objects, inner, err := load(d.o, d.pins.Dir)
+func (d *Datapath) open(spec *ebpf.CollectionSpec, t *pin.Transaction) (err error) {
+	d.constants = constants(d.o)
+	objects, inner, err := load(d.o, spec, d.constants, d.pins, t)
 	if err != nil {
 		return err
 	}
@@ -225,8 +233,15 @@ func (d *Datapath) Flows(ctx context.Context, want lb.FlowFilter) (flows []lb.Fl
 	return d.flows.List(ctx, want)
 }
 
+// EndFlows ends the flows that a filter selects, except flows with direct return. It returns how many it has ended and
+// kept.
+func (d *Datapath) EndFlows(ctx context.Context, want lb.FlowFilter) (ended, kept int, err error) {
+	return d.flows.EndFlows(ctx, want)
+}
+
 // Close closes this process's file descriptors. The kernel continues forwarding.
 func (d *Datapath) Close() error {
+	d.tracing.close()
 	var err error
 	if d.services != nil {
 		err = d.services.Close()

@@ -29,7 +29,9 @@
 //
 // # Flows
 //
-// A NAT flow has an entry of two cache lines for each direction. The key for the client's packets contains the frontend
+// A NAT flow has an entry of three cache lines for each direction. Packets of an established flow need two of them; the
+// third has figures that few packets write. The number of packets is written with the sequence numbers, from which the
+// bytes of TCP follow. The key for the client's packets contains the frontend
 // id instead of VIP and protocol; the key for the server's packets contains the id of the server's address. Each packet
 // is looked up once: as a reply if its source is a backend's address, and otherwise as a client's packet. Only fields
 // of an established entry that change are written.
@@ -80,7 +82,7 @@
 //
 // Without an agent (none has written to sy_collector for 15 s) the programs remove flows themselves when they store
 // another flow. Otherwise the tables would fill with ended flows. A program cannot search a hash map for them, and a
-// timer in each entry (bpf_timer) does not fit into its two cache lines. A single timer would have to walk through the
+// timer in each entry (bpf_timer) would need an allocation of its own. A single timer would have to walk through the
 // whole table in one go, because bpf_for_each_map_elem cannot continue where it stopped. So an array holds the keys of
 // flows, five per line, and the hash of a key determines eight lines. A packet that stores a flow removes the ended and
 // expired flows in these lines, and in eight random lines when the table is full. While an agent runs and less than
@@ -147,13 +149,30 @@
 // sy_tc_out drops packets to the tunnel port that our programs did not send. Our tc programs mark their packets
 // (TUNNEL_MARK); packets that sy_xdp sends do not pass tc.
 //
+// # Trace
+//
+// The programs on the interfaces contain nothing for traces. Trace loads a second object with programs that are built
+// from the same steps and use the same maps (bpf/trace.bpf.c), and exchanges the programs by link updates, so each
+// packet is processed by one or the other. A constant in the same object would leave instructions in the programs that
+// run all the time, and fentry needs BPF trampolines, which not all kernels of arm64 have. The programs copy a packet
+// that the filter may select before its first step, and send a record after its last one, when its verdict and the
+// translated addresses are known. Packets that the filter excludes by their addresses cost one comparison more. XDP
+// records no packet that it passes to tc, and sy_tc_in none that it decapsulates for sy_tc_decap, because the next
+// program does.
+//
+// The service proxy has such programs as well (bpf/inside_trace.bpf.c, TracePart), which send to the same ring buffer.
+//
+// The records stop without an agent, because it must renew the configuration every few seconds. The programs stay until
+// the next agent attaches its own, as after every crash.
+//
 // # Restart, crash, upgrade
 //
 // Maps and links are pinned under PinPath in a directory named after the schema, so the kernel forwards with or without
 // an agent. The agent also holds the links open, so nothing is detached when pins are removed or hidden by another
 // mount, and the agent pins the links again (internal/hook). Open loads this binary's programs with the pinned maps,
-// and replaces each program with an atomic link update. Ids of frontends and backends are read from the maps and do not
-// change. A lock on the directory admits one agent at a time.
+// and replaces each program with an atomic link update. It takes pinned programs over instead if their object,
+// constants and maps are the same (bpf.Build), because the verifier takes most of the time of a start. Ids of frontends
+// and backends are read from the maps and do not change. A lock on the directory admits one agent at a time.
 //
 // A first start pins everything in a temporary directory, and publishes it with one rename(2). If Open fails, a first
 // start leaves nothing behind, and a takeover restores the previous agent's program on each link (internal/pin).

@@ -27,7 +27,8 @@ func TestProgramsAndMapsAreDocumented(t *testing.T) {
 	var page strings.Builder
 	page.WriteString("# Programs and maps of the datapath\n\n" +
 		"These are the names in `bpftool prog` and `bpftool map`. This page is generated " +
-		"from the embedded object and the comments in `datapath/bpf`.\n\n" +
+		"from the embedded object and the comments in `datapath/bpf`. During `steelyard trace`, other programs have " +
+		"the names of those on interfaces, and there are maps with the prefix `sy_trace`.\n\n" +
 		"| program | type | meaning |\n|---|---|---|\n")
 	for _, name := range slices.Sorted(maps.Keys(spec.Programs)) {
 		fmt.Fprintf(&page, "| `%s` | %s | %s |\n", name, spec.Programs[name].Type, meanings[name])
@@ -92,6 +93,9 @@ func readMeanings(t *testing.T) map[string]string {
 	must.Need(t, err == nil && len(files) > 0, "no C files: %v", err)
 	meanings := map[string]string{}
 	for _, path := range files {
+		if strings.HasSuffix(path, "trace.bpf.c") { // their programs have the same names
+			continue
+		}
 		text := must.Get(os.ReadFile(path))(t)
 		for block := range strings.SplitSeq(string(text), "\n\n") {
 			block = strings.TrimLeft(block, "\n")
@@ -135,8 +139,8 @@ const reasonsPage = "../docs/reasons.md"
 func TestReasonsAreDocumented(t *testing.T) {
 	var page strings.Builder
 	page.WriteString("# Reasons\n\n" +
-		"This page lists the values of the label `reason` of `steelyard_datapath_packets_total`, which " +
-		"`steelyard explain` prints\nas well. Only packets to or from a VIP are counted.\n\n" +
+		"This page lists the values of the label `reason` of `steelyard_datapath_packets_total` (packets to or " +
+		"from a VIP)\nand `steelyard_proxy_rejected_packets_total`, which `steelyard explain` prints as well.\n\n" +
 		"| reason | who must act | meaning and remedy |\n|---|---|---|\n")
 	names := map[string]bool{"none": true, "not_ours": true, "max": true}
 	for _, r := range Reasons() {
@@ -146,7 +150,7 @@ func TestReasonsAreDocumented(t *testing.T) {
 		names[r.Name] = true
 		fmt.Fprintf(&page, "| `%s` | %s | %s |\n", r.Name, r.Who, r.Text)
 	}
-	all := must.Get(bpf.ReadNames())(t)
+	all := must.Get(bpf.ReadNames(must.Get(bpf.LoadSy())(t)))(t)
 	for _, name := range all.Reasons {
 		must.True(t, names[name], "the comment of reason %q in bpf/types.h does not say who must act", name)
 	}

@@ -306,5 +306,5 @@ func (fx *fixture) probeMark(server string, method lb.Method) (mark uint32) {
 
 func (fx *fixture) runOut(frame []byte, mark uint32) (did string, out []byte) {
 	fx.t.Helper()
-	return fx.runProgram(fx.d.objects.SyTcOut, frame, fx.skb(mark), hookTC.verdicts())
+	return fx.runProgram(fx.active().Out, frame, fx.skb(mark), hookTC.verdicts())
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/trace"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
@@ -316,7 +317,12 @@ func TestVerifierBudget(t *testing.T) {
 	for _, delivers := range []bool{false, true} {
 		fx := newFixture(t, hookXDP, false, func(o *Options) { o.Delivers = delivers })
 		o := fx.d.objects
-		for _, p := range []*ebpf.Program{o.SyExplain, o.SyGc, o.SyTcDecap, o.SyTcIn, o.SyTcOut, o.SyXdp} {
+		traced := must.Get(trace.Open(trace.Filter{}))(t)
+		defer traced.Close()
+		p := must.Get(traced.Balancer(fx.d.constants, o.PinnedMaps()))(t)
+		for _, p := range []*ebpf.Program{
+			o.SyExplain, o.SyGc, o.SyTcDecap, o.SyTcIn, o.SyTcOut, o.SyXdp, p.Decap, p.In, p.Out, p.XDP,
+		} {
 			info := must.Get(p.Info())(t)
 			steps, ok := info.VerifiedInstructions()
 			must.True(t, ok && steps <= limit, "%s, delivers %v: the verifier takes %d steps; want at most %d",

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
@@ -46,6 +47,8 @@ type fixture struct {
 	hook hookName
 	v6   bool
 	nic  uint32
+	// programs are run instead of those that Open has loaded.
+	programs *hook.Programs
 	// last is the last packet that was sent to a backend, from which reply derives its packets.
 	last   dptest.Packet
 	server []byte // server that after's packet was sent to
@@ -307,12 +310,12 @@ func eachOf(t *testing.T, change func(*Options), f func(t *testing.T, fx *fixtur
 	fx.t = t
 }
 
-// pinned lists the balancer's pins.
+// pinned lists the balancer's pins without programs, which only make the next start faster.
 func (fx *fixture) pinned() (names []string) {
 	fx.t.Helper()
 	fx.do(func() error {
 		return filepath.Walk(DefaultPinPath, func(path string, info os.FileInfo, err error) error {
-			if err == nil && !info.IsDir() {
+			if err == nil && !info.IsDir() && filepath.Base(filepath.Dir(path)) != "programs" {
 				names = append(names, strings.TrimPrefix(path, DefaultPinPath+"/"))
 			}
 			return nil

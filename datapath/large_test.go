@@ -95,7 +95,7 @@ func TestServiceThatNeedsAllRoom(t *testing.T) {
 		start := time.Now()
 		must.Get(e.StatusOf(t.Context(), small.VIPs[0]))(t)
 		took := time.Since(start)
-		must.True(t, took <= 100*time.Millisecond, "a status took %s", took)
+		must.True(t, took <= time.Second, "a status took %s", took)
 	}
 	await("large is served", 2*time.Minute, func() bool { return e.InForce("large") })
 	t.Logf("40,000 pairs took %s", time.Since(start))

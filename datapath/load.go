@@ -6,85 +6,70 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/rlimit"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
+	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// load loads this binary's programs with the maps pinned in dir. It creates and pins missing maps. inner holds the
-// specs of inner maps by the name of their outer map.
-func load(o Options, dir string) (_ *bpf.Objects, inner map[string]*ebpf.MapSpec, err error) {
+// load loads the embedded programs with the pinned maps and these values of constants, or takes them over if a previous
+// agent has pinned the same ones. It creates and pins what is missing. inner holds the specs of inner maps by the name
+// of their outer map.
+func load(
+	o Options, spec *ebpf.CollectionSpec, values map[string]any, pins *pin.Pins, t *pin.Transaction,
+) (_ *bpf.Objects, inner map[string]*ebpf.MapSpec, err error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, nil, fmt.Errorf("lift the limit on locked memory: %w", err)
 	}
-	spec, err := bpf.LoadSy()
-	if err != nil {
-		return nil, nil, fmt.Errorf("read the embedded programs: %w", err)
+	if err := bpf.SetVariables(spec, values); err != nil {
+		return nil, nil, err
 	}
-	jumbo := anyInterface(o.Interfaces, func(l netlink.Link) bool { return l.Attrs().MTU > 1500 })
-	if jumbo {
-		spec.Programs["sy_xdp"].Flags |= unix.BPF_F_XDP_HAS_FRAGS
-	}
-	var first, last [maxPortRanges]uint16
-	ports := uint32(0)
-	for i, r := range o.SNATPorts {
-		first[i], last[i], ports = r.First, r.Last, ports+uint32(r.Last-r.First)+1
-	}
-	netns, err := hook.NetworkNamespace()
-	if err != nil {
-		netns = 0 // of no socket; hook.BalanceSockets reports the error
-	}
-	for name, value := range map[string]any{
-		"host_netns": netns,
-		"snat_first": first, "snat_last": last, "snat_ports": ports,
-		"xdp_frags":   bpf.Truth(jumbo),
-		"no_xdp_tx":   bpf.Truth(anyInterface(o.Interfaces, func(l netlink.Link) bool { return l.Type() == "veth" })),
-		"tunnel_port": o.TunnelPort, "tunnel_decap": bpf.Truth(o.Delivers || len(o.TunnelSources) > 0),
-		"local_delivery":    bpf.Truth(o.servesSelf()),
-		"sock_refuses":      bpf.Truth(features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) == nil),
-		"hash_keys":         bpf.HashKeys(o.HashSeed),
-		"timeout_half_open": uint64(o.Timeouts.HalfOpen), "timeout_established": uint64(o.Timeouts.Established),
-		"timeout_closing": uint64(o.Timeouts.Closing), "timeout_closed": uint64(o.Timeouts.Closed),
-		"timeout_udp": uint64(o.Timeouts.UDP),
-	} {
-		if err := spec.Variables[name].Set(value); err != nil {
-			return nil, nil, fmt.Errorf("set %s: %w", name, err)
-		}
-	}
-	for name, size := range tableSizes(o.MaxFlows) {
-		spec.Maps[name].MaxEntries = size
-		keepSize(spec.Maps[name], filepath.Join(dir, name))
-	}
+	sizes := tableSizes(o.MaxFlows)
 	for name, m := range spec.Maps {
+		size, sized := sizes[name]
+		if sized {
+			m.MaxEntries = size
+		}
+		if sized || m.Type == ebpf.Hash || m.Type == ebpf.LRUHash {
+			keepSize(m, filepath.Join(pins.Dir, name))
+		}
 		if !strings.HasPrefix(name, ".") { // not a section of constants
 			m.Pinning = ebpf.PinByName
 		}
 	}
-	for variable, name := range map[string]string{
-		"udp_flows":          "sy_udp_servers",
-		"stream_place_lines": "sy_stream_places", "udp_place_lines": "sy_udp_places",
-	} {
-		if err := spec.Variables[variable].Set(spec.Maps[name].MaxEntries); err != nil {
-			return nil, nil, fmt.Errorf("set %s: %w", variable, err)
-		}
+	if err := bpf.SetVariables(spec, bpf.Sizes(spec.Maps)); err != nil {
+		return nil, nil, err
+	}
+	if o.Mode == ModeTC {
+		bpf.OmitXDP(spec)
 	}
 	var objects bpf.Objects
-	err = loadConcurrently(spec, dir, &objects)
+	build := ""
+	all, err := bpf.LoadConcurrently(spec, ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: pins.Dir}},
+		func(maps map[string]*ebpf.Map) (_ map[string]*ebpf.Program, err error) {
+			if build, err = bpf.Build(values, o.Mode == ModeTC, maps); err != nil {
+				return nil, err
+			}
+			return pins.Programs(build)
+		})
+	if err == nil {
+		if err = pins.PinPrograms(all.Programs, build, t); err == nil {
+			err = all.Assign(&objects)
+		}
+		all.Close() // what is not assigned
+	}
 	var verifier *ebpf.VerifierError
 	switch {
 	case errors.Is(err, ebpf.ErrMapIncompatible):
 		return nil, nil, fmt.Errorf("the maps that an earlier version pinned in %s are incompatible: %w; "+
-			"stop the agent and run \"steelyard cleanup\", which ends all flows", dir, err)
+			"stop the agent and run \"steelyard cleanup\", which ends all flows", pins.Dir, err)
 	case errors.As(err, &verifier):
 		return nil, nil, fmt.Errorf("the kernel rejects a program: %w", err)
 	case err != nil:
@@ -100,37 +85,32 @@ func load(o Options, dir string) (_ *bpf.Objects, inner map[string]*ebpf.MapSpec
 	return &objects, inner, nil
 }
 
-// loadConcurrently loads all maps and then all programs concurrently, because their verification takes most of a start.
-func loadConcurrently(spec *ebpf.CollectionSpec, dir string, objects *bpf.Objects) error {
-	programs := spec.Programs
-	spec.Programs = nil
-	all, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}})
+// constants returns the values of the programs' constants that do not follow from the sizes of maps.
+func constants(o Options) map[string]any {
+	var first, last [maxPortRanges]uint16
+	ports := uint32(0)
+	for i, r := range o.SNATPorts {
+		first[i], last[i], ports = r.First, r.Last, ports+uint32(r.Last-r.First)+1
+	}
+	netns, err := hook.NetworkNamespace()
 	if err != nil {
-		return err
+		netns = 0 // of no socket; hook.BalanceSockets reports the error
 	}
-	defer all.Close() // what is not assigned
-	all.Programs = map[string]*ebpf.Program{}
-	var loads errgroup.Group
-	var mu sync.Mutex // guards all.Programs
-	for name, program := range programs {
-		one := spec.Copy()
-		one.Programs = map[string]*ebpf.ProgramSpec{name: program}
-		loads.Go(func() error {
-			c, err := ebpf.NewCollectionWithOptions(one, ebpf.CollectionOptions{MapReplacements: all.Maps})
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			mu.Lock()
-			defer mu.Unlock()
-			all.Programs[name] = c.DetachProgram(name)
-			return nil
-		})
+	return map[string]any{
+		"host_netns": netns,
+		"snat_first": first, "snat_last": last, "snat_ports": ports,
+		"xdp_frags": bpf.Truth(anyInterface(o.Interfaces, func(l netlink.Link) bool {
+			return l.Attrs().MTU > 1500
+		})),
+		"no_xdp_tx":   bpf.Truth(anyInterface(o.Interfaces, func(l netlink.Link) bool { return l.Type() == "veth" })),
+		"tunnel_port": o.TunnelPort, "tunnel_decap": bpf.Truth(o.Delivers || len(o.TunnelSources) > 0),
+		"local_delivery":    bpf.Truth(o.servesSelf()),
+		"sock_refuses":      bpf.Truth(features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) == nil),
+		"hash_keys":         bpf.HashKeys(o.HashSeed),
+		"timeout_half_open": uint64(o.Timeouts.HalfOpen), "timeout_established": uint64(o.Timeouts.Established),
+		"timeout_closing": uint64(o.Timeouts.Closing), "timeout_closed": uint64(o.Timeouts.Closed),
+		"timeout_udp": uint64(o.Timeouts.UDP),
 	}
-	if err := loads.Wait(); err != nil {
-		return err
-	}
-	return all.Assign(objects)
 }
 
 // anyInterface reports whether like is true for one of the interfaces.
@@ -141,8 +121,8 @@ func anyInterface(names []string, like func(netlink.Link) bool) bool {
 	})
 }
 
-// keepSize sets m's size to the size of the map pinned at path, because a takeover keeps the flows and ignores a new
-// max_flows.
+// keepSize sets m's size to the size of the map pinned at path, because a takeover keeps the entries and ignores a new
+// max_flows or another version's size. The programs contain no size of a hash map.
 func keepSize(m *ebpf.MapSpec, path string) {
 	pinned, err := ebpf.LoadPinnedMap(path, nil)
 	if err != nil {
@@ -152,10 +132,10 @@ func keepSize(m *ebpf.MapSpec, path string) {
 	m.MaxEntries = pinned.MaxEntries()
 }
 
-// keptSize returns a finding if a previous agent's tables have a size other than max_flows.
+// keptSize returns a finding if a previous agent's tables are smaller than max_flows. Larger ones only take memory.
 func (d *Datapath) keptSize() []lb.Finding {
 	n := d.objects.SyStreamServers.MaxEntries()
-	if uint64(n) == uint64(d.o.MaxFlows) {
+	if uint64(n) >= uint64(d.o.MaxFlows) {
 		return nil
 	}
 	return []lb.Finding{lb.FoundTableSize.About("",
@@ -176,7 +156,8 @@ func (d *Datapath) pinsWritable() []lb.Finding {
 }
 
 // tableSizes returns the max_entries of the maps whose size depends on max_flows. The maps of established flows and of
-// UDP flows allocate memory per entry. The others are LRU maps, which allocate all memory when they are created.
+// UDP flows allocate memory per entry, and 16 bytes for each of max_entries, rounded up to a power of two. The others
+// are LRU maps, which allocate all memory when they are created.
 func tableSizes(maxFlows int) map[string]uint32 {
 	return map[string]uint32{
 		"sy_stream_clients":   uint32(maxFlows),
@@ -187,9 +168,9 @@ func tableSizes(maxFlows int) map[string]uint32 {
 		"sy_udp_places":       uint32(maxFlows/udpPart/placePart + 1),
 		"sy_halfopen_clients": uint32(max(1<<16, maxFlows/4)),
 		"sy_halfopen_servers": uint32(max(1<<16, maxFlows/4)),
-		"sy_dsr_flows":        uint32(max(1<<16, maxFlows/2)),
-		"sy_dsr_halfopen":     uint32(max(1<<16, maxFlows/4)),
-		"sy_affinity":         uint32(max(1<<14, maxFlows/8)),
+		"sy_dsr_flows":        uint32(max(1<<15, maxFlows/4)),
+		"sy_dsr_halfopen":     uint32(max(1<<14, maxFlows/8)),
+		"sy_affinity":         uint32(max(1<<14, maxFlows/16)),
 	}
 }
 

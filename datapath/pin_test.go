@@ -35,6 +35,7 @@ func failures() map[string]func(*Options) {
 	}
 	for _, step := range []string{"load", "attach eth0"} {
 		all["after "+step] = func(o *Options) {
+			o.Timeouts.UDP++ // another build
 			o.fault = func(now string) error {
 				if now == step {
 					return errors.New("injected")
@@ -86,6 +87,30 @@ func TestFailedTakeoverLeavesPins(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A version whose maps have other sizes takes over the maps of the previous one as they are, so their flows continue.
+func TestTakeoverOfMapsOfOtherSizes(t *testing.T) {
+	t.Parallel()
+	fx := newFixture(t, hookXDP, false, nil)
+	established(fx)
+	others := []*ebpf.Map{fx.d.objects.SyWeights, fx.d.objects.SyEnded, fx.d.objects.SyFrags}
+	for _, m := range others {
+		spec := must.Get(m.Info())(t)
+		size := m.MaxEntries() * 2
+		path := filepath.Join(fx.o.PinPath, pin.Schema, spec.Name)
+		fx.do(func() error {
+			larger, err := ebpf.NewMap(&ebpf.MapSpec{Name: spec.Name, Type: m.Type(), KeySize: m.KeySize(),
+				ValueSize: m.ValueSize(), MaxEntries: size, Flags: spec.Flags})
+			return errors.Join(err, os.Remove(path), larger.Pin(path), larger.Close())
+		})
+	}
+	was := others[0].MaxEntries()
+	fx.close()
+	fx.open()
+	must.Row(t, "size of sy_weights", 2*was, fx.d.objects.SyWeights.MaxEntries())
+	must.Do(t, fx.flows().want(1, 1))
+	must.Row(t, "a packet of the flow was", "sent", fx.runAttached(tcp(dptest.ACK)(fx).Frame()))
 }
 
 // A start that was killed before it published its pins is not taken over.
@@ -208,6 +233,10 @@ func describePin(path string) (string, error) {
 			return "", err
 		}
 		return fmt.Sprintf("link %d, program %d", info.ID, info.Program), nil
+	}
+	if p, err := ebpf.LoadPinnedProgram(path, nil); err == nil {
+		defer p.Close()
+		return fmt.Sprintf("program %d", idOf(p)), nil
 	}
 	m, err := ebpf.LoadPinnedMap(path, nil)
 	if err != nil {

@@ -83,7 +83,7 @@ func wholeFrame(in, out dptest.Packet) []byte {
 
 // Every reason has a row.
 func TestEveryReasonHasARow(t *testing.T) {
-	names := must.Get(bpf.ReadNames())(t)
+	names := must.Get(bpf.ReadNames(must.Get(bpf.LoadSy())(t)))(t)
 	// icmp_ratelimited and the tunnel keys have their own tests. No packet causes internal_error.
 	have := []string{"none", "max", "internal_error", "icmp_ratelimited", "tunnel_key_mismatch", "tunnel_spoofed"}
 	for _, r := range rows {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
@@ -80,14 +81,21 @@ func isFragment(f []byte) bool {
 	return binary.BigEndian.Uint16(f[12:]) == 0x86dd && f[20] == 44
 }
 
+func (fx *fixture) active() hook.Programs {
+	if fx.programs != nil {
+		return *fx.programs
+	}
+	return hook.Plain(fx.d.objects)
+}
+
 func (fx *fixture) runXDP(frame []byte) (did string, out []byte) {
 	fx.t.Helper()
-	return fx.runProgram(fx.d.objects.SyXdp, frame, fx.xdp(frame), hookXDP.verdicts())
+	return fx.runProgram(fx.active().XDP, frame, fx.xdp(frame), hookXDP.verdicts())
 }
 
 func (fx *fixture) runTC(frame []byte) (did string, out []byte) {
 	fx.t.Helper()
-	return fx.runProgram(fx.d.objects.SyTcIn, frame, fx.skb(0), hookTC.verdicts())
+	return fx.runProgram(fx.active().In, frame, fx.skb(0), hookTC.verdicts())
 }
 
 type xdpMd struct{ Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32 }

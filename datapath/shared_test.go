@@ -177,9 +177,9 @@ var (
 	serviceMaps = []string{"sy_frontends", "sy_port_ranges", "sy_src_allow", "sy_weights", "sy_ended", "sy_vips"}
 	// The host, the options, or ids that the services keep determine the entries of these. An entry in sy_snat_later
 	// costs a lookup but changes no verdict.
-	keptMaps = []string{"sy_addr_filter", "sy_backends", "sy_be_counters", "sy_fe_counters", "sy_frontend_vips",
-		"sy_local_addrs", "sy_next_hops", "sy_progs", "sy_scratch", "sy_servers", "sy_slots", "sy_snat_later",
-		"sy_snat_ports", "sy_tunnel_keys", "sy_tunnel_src", "sy_uplinks"}
+	keptMaps = []string{"sy_addr_filter", "sy_backends", "sy_be_counters", "sy_be_handshakes", "sy_fe_counters",
+		"sy_frontend_vips", "sy_local_addrs", "sy_next_hops", "sy_progs", "sy_scratch", "sy_servers", "sy_slots",
+		"sy_snat_later", "sy_snat_ports", "sy_tunnel_keys", "sy_tunnel_src", "sy_uplinks"}
 	// Arrays indexed by id, of which tests use the first elements. The last element is the sum.
 	idMaps = []string{"sy_backend_load", "sy_relay_share", "sy_udp_share"}
 )

@@ -171,7 +171,7 @@ func TestJumboFramesByXDP(t *testing.T) {
 		fx.do(func() (err error) {
 			o := fx.o
 			o.Interfaces = []string{"lo"} // has a large MTU and is not veth
-			objects, _, err = load(o, fx.d.pins.Dir)
+			objects, _, err = load(o, must.Get(bpf.LoadSy())(t), constants(o), fx.d.pins, nil)
 			return err
 		})
 		t.Cleanup(func() { objects.Close() })

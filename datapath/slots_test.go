@@ -75,7 +75,8 @@ func TestChunksHaveTheTypesOfTheirTemplate(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)
 	fx.service(lb.TCP, "b1")
-	for _, c := range []*table.Chunked{fx.d.chunks.Slots, fx.d.chunks.Backends, fx.d.chunks.FrontendCounters} {
+	for _, c := range []*table.Chunked{fx.d.chunks.Slots, fx.d.chunks.Backends, fx.d.chunks.FrontendCounters,
+		fx.d.chunks.Handshakes} {
 		must.Need(t, len(c.Chunks) == 1, "%s has %d chunks; want 1", c.Name(), len(c.Chunks))
 		info := must.Get(c.Chunks[0].Info())(t)
 		id, ok := info.BTFID()
@@ -115,7 +116,7 @@ func TestMemoryFollowsTheConfiguration(t *testing.T) {
 	fx := newFixture(t, hookTC, false, nil)
 	size := func() (n uint64) {
 		for _, c := range []*table.Chunked{fx.d.chunks.Slots, fx.d.chunks.Backends, fx.d.chunks.FrontendCounters,
-			fx.d.chunks.BackendCounters} {
+			fx.d.chunks.BackendCounters, fx.d.chunks.Handshakes} {
 			for _, m := range c.Chunks {
 				info := must.Get(m.Info())(t)
 				bytes, _ := info.Memlock()
@@ -127,9 +128,22 @@ func TestMemoryFollowsTheConfiguration(t *testing.T) {
 	must.Row(t, "bytes without a service", 0, size())
 	fx.service(lb.TCP, "b1", "b2")
 	perCPU := uint64(2 * 1024 * 24 * ebpf.MustPossibleCPU())
-	if n, limit := size(), 2*(256<<10+1024*96)+perCPU; n == 0 || n > limit+perCPU {
+	if n, limit := size(), 2*(256<<10+1024*(96+136))+perCPU; n == 0 || n > limit+perCPU {
 		t.Errorf("%d bytes with one service; want at most %d", n, limit+perCPU)
 	}
+}
+
+// With the default of max_flows (config.Default) and one service, all maps take at most 84 MiB.
+func TestMemoryOfOneService(t *testing.T) {
+	t.Parallel()
+	fx := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = 1 << 18 })
+	fx.service(lb.TCP, "b1", "b2")
+	fx.do(func() error {
+		n, err := mapsMemory(fx.o.PinPath)
+		limit := uint64(84<<20 + (ebpf.MustPossibleCPU()-2)*(512<<10))
+		must.True(t, n <= limit, "the maps take %d bytes; want at most %d", n, limit)
+		return err
+	})
 }
 
 // The number of active plans does not change the datapath's number of open files (D26).

@@ -21,8 +21,10 @@ import (
 	"github.com/steelyard-lb/steelyard/announce/bgp"
 	"github.com/steelyard-lb/steelyard/announce/l2"
 	"github.com/steelyard-lb/steelyard/datapath"
+	"github.com/steelyard-lb/steelyard/datapath/inside"
 	"github.com/steelyard-lb/steelyard/healthd"
 	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/kube"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
@@ -39,7 +41,7 @@ func (m metric) kind() dto.MetricType {
 	switch {
 	case strings.HasSuffix(m.name, "_total"):
 		return dto.MetricType_COUNTER
-	case strings.HasSuffix(m.name, "_duration_seconds"):
+	case strings.HasSuffix(m.name, "_duration_seconds"), strings.HasSuffix(m.name, "_handshake_seconds"):
 		return dto.MetricType_HISTOGRAM
 	}
 	return dto.MetricType_GAUGE
@@ -58,8 +60,8 @@ func collectors(t *testing.T) []prometheus.Collector {
 	var r registry
 	healthd.New(healthd.Options{Registerer: &r, Log: slog.New(slog.DiscardHandler)})
 	onLink := must.Get(l2.New(l2.Options{Interfaces: []string{"eth0"}, Log: slog.New(slog.DiscardHandler)}))(t)
-	r.MustRegister((*datapath.Datapath)(nil), (*bgp.Speaker)(nil), onLink)
-	r.MustRegister(admin.NewCallMetrics(), admin.NewStateMetrics(nil), admin.NewPanicMetrics(nil))
+	r.MustRegister((*datapath.Datapath)(nil), (*inside.Inside)(nil), kube.NewRuleMetrics(), (*bgp.Speaker)(nil), onLink)
+	r.MustRegister(admin.NewCallMetrics(), admin.NewStateMetrics(nil, nil), admin.NewPanicMetrics(nil))
 	r.MustRegister(admin.NewFindingMetrics(nil))
 	return r.all
 }
@@ -129,7 +131,7 @@ func TestMetricNames(t *testing.T) {
 }
 
 var (
-	metricName = regexp.MustCompile(`\bsteelyard_(?:announce|bgp|datapath|engine|health|l2)_[a-z0-9_]*[a-z0-9]`)
+	metricName = regexp.MustCompile(`\bsteelyard_(?:announce|bgp|datapath|engine|health|l2|proxy)_[a-z0-9_]*[a-z0-9]`)
 	histogram  = regexp.MustCompile(`_seconds_(bucket|sum|count)$`)
 )
 

@@ -129,8 +129,9 @@ func TestNamedTestsExist(t *testing.T) {
 func TestFindingsAreDocumented(t *testing.T) {
 	var page strings.Builder
 	page.WriteString("# Findings\n\n" +
-		"This page lists the findings that `steelyard status` can report. Each has a code, a severity, a\n" +
-		"description with the object and the cause, and a remedy. The verdict is `DOWN` if any finding has\n" +
+		"This page lists the findings that `steelyard status` and, from `mtu` on, `steelyard doctor` can\n" +
+		"report. Each has a code, a severity, a description with the object and the cause, and a remedy.\n" +
+		"The verdict is `DOWN` if any finding has\n" +
 		"severity `down`, `DEGRADED` if any has severity `degraded`, and `OK` otherwise. The log reports each\n" +
 		"change of the verdict as `verdict changed`, and `steelyard_findings{code,severity}` counts the findings.\n\n" +
 		"| code | severity | meaning | remedy |\n|---|---|---|---|\n")
@@ -175,7 +176,7 @@ func TestWords(t *testing.T) {
 		n := len(strings.Fields(read(t, path)))
 		must.True(t, n <= limit, "%s has %d words; the limit is %d", path, n, limit)
 	}
-	limit := 24_000
+	limit := 24_800
 	must.True(t, sum <= limit, "docs has %d words without generated pages; the limit is %d", sum, limit)
 }
 

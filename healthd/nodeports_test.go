@@ -247,7 +247,7 @@ func TestProxyHealthRetries(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		must.Equal(t, []time.Duration{0, 5 * time.Second, 10 * time.Second}, tries)
-		n := strings.Count(out.String(), "proxy health port not served")
+		n := strings.Count(out.String(), "port of the service proxy not served")
 		must.True(t, n == 1, "logged %d times; want once: %s", n, &out)
 		cancel()
 		must.Do(t, <-done)
@@ -262,7 +262,7 @@ func TestProxyHealthEnds(t *testing.T) {
 		must.Do(t, p.run(ctx, func() (net.Listener, error) { return nil, syscall.EADDRINUSE }))
 		broken := &listener{closed: make(chan struct{}), err: errors.New("broken")}
 		err := p.run(t.Context(), func() (net.Listener, error) { return broken, nil })
-		must.Equal(t, "serve the proxy health port: broken", fmt.Sprint(err))
+		must.Equal(t, "serve port 10256 of the service proxy: broken", fmt.Sprint(err))
 	})
 }
 

@@ -67,6 +67,7 @@ type loop struct {
 	mu      sync.Mutex         // guards all below; held while reporting
 	ended   bool
 	health  lb.Health
+	times   times
 	streak  int  // consecutive probes that contradict the state in the same way
 	working bool // whether these probes succeeded
 	earlier bool // health is from the previous run and not reported yet
@@ -256,7 +257,9 @@ func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.T
 		result.Reason += fmt.Sprintf(", but the server answers at its own address: is %s on its interface lo?",
 			l.check.VIP)
 	}
-	p.metrics.observe(service, time.Since(start), err == nil)
+	took := time.Since(start)
+	p.metrics.observe(service, took, err == nil)
+	l.observe(took)
 	p.warnOfWeight(l, result.Weight)
 	if l.apply(p.o.Report, result, stateFor(err)) {
 		p.changes.Add(1)

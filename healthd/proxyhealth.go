@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
@@ -43,7 +44,12 @@ type ProxyHealth struct {
 	// Boundary wraps the handling of each request. It may be nil.
 	Boundary *lb.Boundary
 	Log      *slog.Logger
+
+	serves atomic.Bool
 }
+
+// Serves reports whether Run has the port, which no other program has then.
+func (p *ProxyHealth) Serves() bool { return p.serves.Load() }
 
 // proxyResponse has kube-proxy's field names.
 type proxyResponse struct {
@@ -104,6 +110,22 @@ func (p *ProxyHealth) Run(ctx context.Context) error {
 }
 
 func (p *ProxyHealth) run(ctx context.Context, listen func() (net.Listener, error)) error {
+	port := proxyPort{ProxyHealthPort, httplimit.Bounded(p.Boundary, p.Handler()), p.Log}
+	return port.run(ctx, func() (net.Listener, error) {
+		l, err := listen()
+		p.serves.Store(err == nil)
+		return l, err
+	})
+}
+
+// proxyPort is a port on which every service proxy listens.
+type proxyPort struct {
+	number  int
+	handler http.Handler
+	log     *slog.Logger
+}
+
+func (p proxyPort) run(ctx context.Context, listen func() (net.Listener, error)) error {
 	logged := false
 	for {
 		l, err := listen()
@@ -111,7 +133,7 @@ func (p *ProxyHealth) run(ctx context.Context, listen func() (net.Listener, erro
 			return p.serve(ctx, l)
 		}
 		if !logged {
-			p.Log.Error("proxy health port not served", "port", ProxyHealthPort, "err", err,
+			p.log.Error("port of the service proxy not served", "port", p.number, "err", err,
 				"fix", `stop the other service proxy, or set kubernetes.proxy = "kube-proxy"`)
 			logged = true
 		}
@@ -123,12 +145,12 @@ func (p *ProxyHealth) run(ctx context.Context, listen func() (net.Listener, erro
 	}
 }
 
-func (p *ProxyHealth) serve(ctx context.Context, l net.Listener) error {
-	s := connections.Server(httplimit.Bounded(p.Boundary, p.Handler()), p.Log)
+func (p proxyPort) serve(ctx context.Context, l net.Listener) error {
+	s := connections.Server(p.handler, p.log)
 	stop := context.AfterFunc(ctx, func() { s.Close() })
 	defer stop()
 	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve the proxy health port: %w", err)
+		return fmt.Errorf("serve port %d of the service proxy: %w", p.number, err)
 	}
 	return nil
 }

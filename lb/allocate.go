@@ -1,7 +1,9 @@
 package lb
 
 import (
+	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -89,6 +91,14 @@ func NewAllocator(pools []Pool) *Allocator {
 		a.free = append(a.free, scans)
 	}
 	return a
+}
+
+// Equal reports whether a and b are in the same state.
+func (a *Allocator) Equal(b *Allocator) bool {
+	holders := func(x, y []Holder) bool { return slices.EqualFunc(x, y, Holder.equal) }
+	return a.freed == b.freed && reflect.DeepEqual(a.pools, b.pools) && reflect.DeepEqual(a.free, b.free) &&
+		reflect.DeepEqual(a.shared, b.shared) && maps.EqualFunc(a.assigned, b.assigned, slices.Equal) &&
+		maps.EqualFunc(a.reserved, b.reserved, slices.Equal) && maps.EqualFunc(a.holders, b.holders, holders)
 }
 
 // Given returns the addresses assigned to a service, in the order of its families.

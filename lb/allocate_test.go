@@ -108,6 +108,29 @@ func TestAllocationIsSticky(t *testing.T) {
 
 // A service keeps its address in a pool that is no longer auto_assign or no longer allowed, even with another holder,
 // but not when it names another pool.
+func TestAllocatorEqual(t *testing.T) {
+	t.Parallel()
+	build := func(change func(*Allocator)) *Allocator {
+		a := NewAllocator([]Pool{pool("v4", "203.0.113.1", "203.0.113.9")})
+		a.Take(Holder{Service: "a", ShareKey: "k"}, []netip.Addr{netip.MustParseAddr("203.0.113.1")})
+		change(a)
+		return a
+	}
+	addr := []netip.Addr{netip.MustParseAddr("203.0.113.2")}
+	none := func(*Allocator) {}
+	must.True(t, build(none).Equal(build(none)), "equal allocators differ")
+	for name, change := range map[string]func(*Allocator){
+		"another service":   func(a *Allocator) { a.Take(Holder{Service: "b"}, addr) },
+		"another address":   func(a *Allocator) { a.Take(Holder{Service: "a", ShareKey: "k"}, addr) },
+		"another key":       func(a *Allocator) { a.Take(Holder{Service: "a"}, a.Given("a")) },
+		"a reservation":     func(a *Allocator) { a.Reserve(Holder{Service: "a", ShareKey: "k"}, addr) },
+		"another pool":      func(a *Allocator) { a.pools[0].Name = "other" },
+		"a released holder": func(a *Allocator) { a.Take(Holder{Service: "b"}, addr); a.Release("b") },
+	} {
+		must.True(t, !build(none).Equal(build(change)), "%s makes no difference", name)
+	}
+}
+
 func TestKeep(t *testing.T) {
 	manual := pool("manual", "192.0.2.1", "192.0.2.9")
 	manual.AutoAssign = false

@@ -45,6 +45,7 @@ const (
 	PartRoom      Part = "room"      // for a service in the kernel's tables
 	PartEndpoints Part = "endpoints" // of a Service that has too many
 	PartEndpoint  Part = "endpoint"  // of a Service, with an address that cannot be an endpoint's
+	PartPort      Part = "port"      // of a Service, which this node uses itself
 )
 
 // Parts lists the parts that count panics.

@@ -3,7 +3,6 @@ package lb
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -51,9 +50,19 @@ func (c Change) String() string {
 // Changes returns the differences between two lists of services, in the order of their names.
 func Changes(before, after []*Service) (all []Change) {
 	was, is := servicesByName(before), servicesByName(after)
-	names := slices.Concat(slices.Collect(maps.Keys(was)), slices.Collect(maps.Keys(is)))
+	var names []string
+	for name, b := range is {
+		if was[name] != b {
+			names = append(names, name)
+		}
+	}
+	for name := range was {
+		if is[name] == nil {
+			names = append(names, name)
+		}
+	}
 	slices.Sort(names)
-	for _, name := range slices.Compact(names) {
+	for _, name := range names {
 		a, b := was[name], is[name]
 		switch {
 		case a == nil:
@@ -62,7 +71,7 @@ func Changes(before, after []*Service) (all []Change) {
 			all = append(all, Change{
 				Op: Removed, Object: "service " + name, Text: a.summary(), Ends: FlowFilter{Service: name},
 			})
-		case a != b:
+		default:
 			all = append(all, changesOf(a, b)...)
 		}
 	}

@@ -173,6 +173,20 @@ func (s *Service) eachChecked(f func(CheckKey, Backend)) {
 	}
 }
 
+// served returns, for each check, where its backend receives the packets of the ports that the check applies to.
+func (s *Service) served() map[CheckKey][]netip.AddrPort {
+	all := map[CheckKey][]netip.AddrPort{}
+	for _, p := range s.Ports {
+		for _, b := range p.Backends {
+			key, at := keyOf(s, b, p.Port), b.On(p.Port)
+			if !slices.Contains(all[key], at) {
+				all[key] = append(all[key], at)
+			}
+		}
+	}
+	return all
+}
+
 // target returns the address and port to probe for key.
 func (s *Service) target(key CheckKey, b Backend) netip.AddrPort {
 	switch {

@@ -2,6 +2,7 @@ package lb
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -10,11 +11,12 @@ import (
 
 // Drains are what an operator has taken out of service. The VIPs of drained services, or of a drained node, are not
 // announced unless another service also uses them. Packets that still arrive are forwarded. A drained backend keeps its
-// connections and gets no new ones.
+// connections and gets no new ones. Weights replace those of the configuration.
 type Drains struct {
 	Node     bool          `json:"node"` // every service
 	Services []string      `json:"services"`
 	Backends []DrainTarget `json:"backends,omitempty"`
+	Weights  []SetWeight   `json:"weights,omitempty"`
 }
 
 // DrainTarget is a server of a service, the service if Address is zero, or the node if Service is "" as well.
@@ -87,13 +89,21 @@ func (d Drains) Has(t DrainTarget) bool {
 	return d.Node
 }
 
-// After returns d without the backends whose entry in the configuration was changed, and what became of these.
+// After returns d without the backends and weights whose entry in the configuration was changed, and what became of
+// these.
 func (d Drains) After(changes []Change) (Drains, []Change) {
 	var ended []Change
 	for _, t := range d.Backends {
 		if slices.ContainsFunc(changes, t.changedBy) {
 			d = d.With(t, false)
 			ended = append(ended, Change{Op: Changed, Object: "backend " + t.String(), Text: "no longer " + drained})
+		}
+	}
+	for _, w := range d.Weights {
+		if slices.ContainsFunc(changes, w.changedBy) {
+			d = d.WithWeight(w.DrainTarget, -1)
+			ended = append(ended, Change{Op: Changed, Object: "backend " + w.DrainTarget.String(),
+				Text: fmt.Sprintf("weight no longer %d, %s", w.Weight, weightSet)})
 		}
 	}
 	return d, ended
@@ -110,10 +120,10 @@ func (d Drains) servers(service string) (addrs []netip.Addr) {
 	return addrs
 }
 
-// applied returns a service with its drained backends marked as such.
+// applied returns a service with its drained backends marked as such, and with the weights that were set.
 func (d Drains) applied(s *Service) *Service {
-	servers := d.servers(s.Name)
-	if len(servers) == 0 {
+	servers, weights := d.servers(s.Name), d.weights(s.Name)
+	if len(servers) == 0 && len(weights) == 0 {
 		return s
 	}
 	out := *s
@@ -123,6 +133,9 @@ func (d Drains) applied(s *Service) *Service {
 		p.Backends = slices.Clone(p.Backends)
 		for j, b := range p.Backends {
 			p.Backends[j].Drain = b.Drain || slices.Contains(servers, b.Addr)
+			if w, set := weights[b.Addr]; set {
+				p.Backends[j].Weight = w
+			}
 		}
 	}
 	return &out
@@ -150,7 +163,8 @@ func (e *Engine) Drain(d Drains) {
 		was := e.drains
 		e.drains = d
 		for name, en := range e.services {
-			if was.reason(name) != d.reason(name) || !slices.Equal(was.servers(name), d.servers(name)) {
+			if was.reason(name) != d.reason(name) || !slices.Equal(was.servers(name), d.servers(name)) ||
+				!maps.Equal(was.weights(name), d.weights(name)) {
 				en.service = d.applied(en.given)
 				e.markStale(name, at)
 			}

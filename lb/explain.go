@@ -46,13 +46,16 @@ func ParseQuestion(client, to string) (q Question, err error) {
 
 // Explanation is what the datapath would do with a packet now.
 type Explanation struct {
+	Scope    Scope          `json:"scope"`
 	Client   netip.AddrPort `json:"client"`
 	Address  netip.Addr     `json:"address"`
 	Port     uint16         `json:"port"`
 	Protocol Protocol       `json:"protocol"`
 	Service  string         `json:"service,omitempty"`
 	Backend  netip.AddrPort `json:"backend,omitzero"` // destination, or zero
-	Forward  Method         `json:"forward,omitempty"`
+	// Endpoints are the possible destinations, if the service proxy selects one at random.
+	Endpoints []netip.AddrPort `json:"endpoints,omitempty"`
+	Forward   Method           `json:"forward,omitempty"`
 	// Action, Reason and Meaning are listed in docs/reasons.md.
 	Action  string `json:"action"`
 	Reason  string `json:"reason"`

@@ -39,6 +39,14 @@ func (f Finding) As(s Severity) Finding {
 	return f
 }
 
+// Diagnosis is the result of a check of "steelyard doctor". The field names are a contract (docs/api.md).
+type Diagnosis struct {
+	Check    string    `json:"check"`
+	Expects  string    `json:"expects"` // what is true if there are no findings
+	Findings []Finding `json:"findings"`
+	NotAsked string    `json:"not_asked,omitempty"` // why the check does not apply, or is not possible
+}
+
 // FindingKind is a row of docs/findings.md.
 type FindingKind struct {
 	Code     string

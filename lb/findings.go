@@ -32,6 +32,12 @@ var (
 	FoundNoSession = kind("no-session", SeverityDown,
 		"No BGP session is established, so no router sends packets here.",
 		"`steelyard peers` shows the reason for each session.")
+	FoundServiceProxy = kind("service-proxy", SeverityDegraded,
+		"This node needs no kube-proxy, but some of its clients do not reach Services.", "")
+	FoundTwoProxies = kind("two-service-proxies", SeverityWarning,
+		"The agent serves this node's Services, but another service proxy has rules in the kernel, which may lead to "+
+			"endpoints that are gone.",
+		"`steelyard proxy status` says what to do next.")
 	FoundPortDown = kind("port-down", SeverityDegraded,
 		"A port of an announced address has no healthy backend. Its clients are refused or, with `on_all_down = "+
 			"\"keep\"`, sent to the backends anyway.",
@@ -149,6 +155,13 @@ var (
 		"The configuration file was edited after it was loaded, or can no longer be read. The next start reads it.",
 		"`steelyard diff` prints the difference, `steelyard reload` applies the file, and `steelyard config show` "+
 			"prints the active one.")
+	FoundUnconfirmed = kind("unconfirmed", SeverityWarning,
+		"An applied configuration waits until an operator confirms it. If its time or the agent ends before, the "+
+			"previous one becomes active again.",
+		"`steelyard confirm` keeps the configuration, and `steelyard reload` goes back at once.")
+	FoundWeights = kind("weights", SeverityWarning,
+		"An operator has set weights that replace those of the configuration.",
+		"`steelyard weight SERVICE ADDRESS default` restores the configured weight.")
 	FoundHiddenPrograms = kind("hidden-programs", SeverityWarning,
 		"Without `CAP_SYS_ADMIN`, the agent cannot verify whether other programs pass packets on.",
 		"`bpftool prog show id ID` names a program; `steelyard cleanup` removes programs of an earlier agent.")
@@ -176,4 +189,39 @@ var (
 	FoundTunnelKeyMismatch = kind("tunnel-key-mismatch", SeverityWarning,
 		"Packets from a tunnel source lack a valid token: they are forged, or the sender lacks this node's keys.",
 		"Add this node to the sender's `tunnel_sources`, and compare the key files (docs/keys.md).")
+)
+
+// What only "steelyard doctor" finds, because it asks the network.
+var (
+	FoundMTU = kind("mtu", SeverityDegraded,
+		"Large packets to a server or router are lost, and no ICMP error says so. Connections open, and then hang.",
+		"Permit ICMP *fragmentation needed* and ICMPv6 *packet too big* on the path, or lower the MTU here: `ip route "+
+			"replace ADDRESS dev INTERFACE mtu BYTES`.")
+	FoundFiltered = kind("filtered", SeverityDegraded,
+		"A filter on this node drops what health checks, BGP or members of `[l2]` send.",
+		"`nft list ruleset` shows the rule, unless a BPF program of a cgroup is the filter.")
+	FoundAnswersFiltered = kind("answers-filtered", SeverityDegraded,
+		"Answers to health checks, BGP or members of `[l2]` arrive at this node's interface, and this node drops them.",
+		"`nft list ruleset` shows the rule; else compare `sysctl net.ipv4.conf.all.rp_filter` and "+
+			"`ip route get ADDRESS`.")
+	FoundClock = kind("clock", SeverityWarning,
+		"A member's clock differs by more than five seconds, so times in logs and events of both cannot be compared.",
+		"`timedatectl` on both: NTP should be active.")
+	FoundNotPermitted = kind("not-permitted", SeverityDegraded,
+		"The API server does not grant the agent the permissions it needs, so it misses Services, endpoints or Events.",
+		"`steelyard manifest --image IMAGE | kubectl apply -f -` as a DaemonSet; otherwise bind its ClusterRole: "+
+			"`kubectl create clusterrolebinding NODE --clusterrole=steelyard --user=USER`, or `steelyard-allocator` "+
+			"to write the status of Services.")
+	FoundRouterLacksRoute = kind("router-lacks-route", SeverityDegraded,
+		"A router answers that it has no route to an announced address: it filters or limits what it accepts.",
+		"On the router: `birdc show route filtered` (BIRD), `show bgp neighbors NODE filtered-routes` (FRR).")
+	FoundServerRoute = kind("server-route", SeverityDegraded,
+		"Answers of a server with `dsr` or `tunnel` are lost on the way through its router, as its clients' are.",
+		"On that server: `ip route replace default via ROUTER`.")
+	FoundOtherSpeaker = kind("other-speaker", SeverityDegraded,
+		"Another program on this node has a BGP session with the same router, which keeps only one for each address.",
+		"Stop it, or give one of the two another address (`source` of the peer).")
+	FoundStrictARP = kind("strict-arp", SeverityDegraded,
+		"kube-proxy in IPVS mode makes every node answer ARP for addresses that one node announces.",
+		"Set `ipvs.strictARP: true` in kube-proxy's ConfigMap: `kubectl -n kube-system edit configmap kube-proxy`.")
 )

@@ -9,9 +9,10 @@ import (
 	"strings"
 )
 
-// FlowStatus is one flow in the kernel's flow table. After the first packet, only a sample of a direct-return flow's
+// FlowStatus is one flow in the kernel's flow tables. After the first packet, only a sample of a direct-return flow's
 // packets (dsr, tunnel) is recorded, so such a flow appears late and Idle is approximate.
 type FlowStatus struct {
+	Scope    Scope          `json:"scope"`
 	Service  string         `json:"service,omitempty"` // "" if the service was deleted
 	Client   netip.AddrPort `json:"client"`
 	Address  netip.Addr     `json:"address"`
@@ -22,7 +23,35 @@ type FlowStatus struct {
 	Forward  Method         `json:"forward"`
 	State    FlowState      `json:"state"`
 	Idle     float64        `json:"idle_seconds"` // since its last packet
+	// The rest is known with nat only, because replies of direct-return flows do not pass.
+	Age        float64     `json:"age_seconds,omitzero"` // since its first packet
+	FromClient FlowFigures `json:"from_client,omitzero"`
+	FromServer FlowFigures `json:"from_server,omitzero"`
+	// Handshake is the time from the client's first SYN to the server's SYN-ACK (TCP), or from INIT to INIT-ACK (SCTP).
+	Handshake float64 `json:"handshake_seconds,omitzero"`
 }
+
+// FlowFigures are the figures of one direction of a flow.
+type FlowFigures struct {
+	Packets uint64 `json:"packets"`
+	Bytes   uint64 `json:"bytes"` // without headers; of TCP, each counted once; not of SCTP
+	// Retransmissions is the number of TCP segments without new bytes. It includes segments that arrive in the wrong
+	// order.
+	Retransmissions uint32 `json:"retransmissions,omitzero"`
+}
+
+// Scope says whose connections a flow or rule is for.
+type Scope string
+
+// The scopes.
+const (
+	ScopeOutside Scope = "outside" // of other machines to VIPs
+	ScopeInside  Scope = "inside"  // of this node and its pods to Services
+	ScopeNode    Scope = "node"    // of other machines to this node's own addresses (node ports)
+)
+
+// Scopes lists all scopes.
+var Scopes = []Scope{ScopeOutside, ScopeInside, ScopeNode}
 
 // FlowState is the state of a flow.
 type FlowState string
@@ -40,6 +69,7 @@ var FlowStates = []FlowState{FlowHalfOpen, FlowEstablished, FlowClosing, FlowClo
 
 // FlowFilter selects flows. A zero field matches every flow.
 type FlowFilter struct {
+	Scope   Scope
 	Service string
 	Client  netip.Prefix
 	Backend netip.Addr
@@ -52,7 +82,8 @@ type FlowFilter struct {
 
 // Match reports whether w selects f.
 func (w FlowFilter) Match(f FlowStatus) bool {
-	return (w.Service == "" || w.Service == f.Service) &&
+	return (w.Scope == "" || w.Scope == f.Scope) &&
+		(w.Service == "" || w.Service == f.Service) &&
 		(!w.Client.IsValid() || w.Client.Contains(f.Client.Addr())) &&
 		(!w.Backend.IsValid() || w.Backend == f.Backend.Addr()) &&
 		(!w.Address.IsValid() || w.Address == f.Address) &&
@@ -63,6 +94,10 @@ func (w FlowFilter) Match(f FlowStatus) bool {
 // Set sets the field called name from text. API query parameters and command line flags use these names.
 func (w *FlowFilter) Set(name, value string) (err error) {
 	switch name {
+	case "scope":
+		if w.Scope = Scope(value); !slices.Contains(Scopes, w.Scope) {
+			err = fmt.Errorf("allowed: %s", Words(Scopes))
+		}
 	case "service":
 		w.Service = value
 	case "client":
@@ -89,7 +124,7 @@ func (w *FlowFilter) Set(name, value string) (err error) {
 }
 
 // FlowFilters lists the names that FlowFilter.Set accepts.
-var FlowFilters = []string{"service", "client", "backend", "address", "port", "state", "limit"}
+var FlowFilters = []string{"scope", "service", "client", "backend", "address", "port", "state", "limit"}
 
 // parsePort parses a port: decimal digits only, 0 to 65535.
 func parsePort(s string) (uint16, error) {
@@ -113,6 +148,9 @@ func parseAddr(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil {
 		return a, errors.New("not an IP address")
+	}
+	if a.Zone() != "" {
+		return a, errors.New("write the address without %" + a.Zone())
 	}
 	return a, nil
 }

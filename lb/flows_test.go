@@ -11,20 +11,22 @@ import (
 func TestFlowFilterSet(t *testing.T) {
 	const notPort, notLimit = "want a decimal number from 0 to 65535", "want a decimal number, 0 or more"
 	for _, tt := range []struct{ name, value, want, err string }{
-		{"service", "web", "{web invalid Prefix invalid IP invalid IP 0  0}", ""},
-		{"client", "198.51.100.7", "{ 198.51.100.7/32 invalid IP invalid IP 0  0}", ""},
-		{"client", "198.51.100.7/24", "{ 198.51.100.0/24 invalid IP invalid IP 0  0}", ""},
-		{"client", "2001:db8::7", "{ 2001:db8::7/128 invalid IP invalid IP 0  0}", ""},
+		{"scope", "node", "{node  invalid Prefix invalid IP invalid IP 0  0}", ""},
+		{"scope", "in", "", `scope "in": allowed: outside, inside, node`},
+		{"service", "web", "{ web invalid Prefix invalid IP invalid IP 0  0}", ""},
+		{"client", "198.51.100.7", "{  198.51.100.7/32 invalid IP invalid IP 0  0}", ""},
+		{"client", "198.51.100.7/24", "{  198.51.100.0/24 invalid IP invalid IP 0  0}", ""},
+		{"client", "2001:db8::7", "{  2001:db8::7/128 invalid IP invalid IP 0  0}", ""},
 		{"client", "me", "", `client "me": neither an IP address nor a prefix`},
 		{"client", "300.1.1.1", "", `client "300.1.1.1": neither an IP address nor a prefix`},
 		{"backend", "10.0.0", "", `backend "10.0.0": not an IP address`},
 		{"address", "web", "", `address "web": not an IP address`},
-		{"backend", "10.0.0.1", "{ invalid Prefix 10.0.0.1 invalid IP 0  0}", ""},
-		{"address", "203.0.113.10", "{ invalid Prefix invalid IP 203.0.113.10 0  0}", ""},
-		{"state", "closing", "{ invalid Prefix invalid IP invalid IP 0 closing 0}", ""},
+		{"backend", "10.0.0.1", "{  invalid Prefix 10.0.0.1 invalid IP 0  0}", ""},
+		{"address", "203.0.113.10", "{  invalid Prefix invalid IP 203.0.113.10 0  0}", ""},
+		{"state", "closing", "{  invalid Prefix invalid IP invalid IP 0 closing 0}", ""},
 		{"state", "open", "", `state "open": allowed: half-open, established, closing, closed`},
-		{"port", "80", "{ invalid Prefix invalid IP invalid IP 80  0}", ""},
-		{"port", "65535", "{ invalid Prefix invalid IP invalid IP 65535  0}", ""},
+		{"port", "80", "{  invalid Prefix invalid IP invalid IP 80  0}", ""},
+		{"port", "65535", "{  invalid Prefix invalid IP invalid IP 65535  0}", ""},
 		{"port", "65536", "", `port "65536": ` + notPort},
 		{"port", "0x50", "", `port "0x50": ` + notPort},
 		{"port", "80x", "", `port "80x": ` + notPort},
@@ -32,14 +34,14 @@ func TestFlowFilterSet(t *testing.T) {
 		{"port", " 80", "", `port " 80": ` + notPort},
 		{"port", "8_0", "", `port "8_0": ` + notPort},
 		{"port", "", "", `port "": ` + notPort},
-		{"limit", "0", "{ invalid Prefix invalid IP invalid IP 0  0}", ""},
-		{"limit", "100", "{ invalid Prefix invalid IP invalid IP 0  100}", ""},
+		{"limit", "0", "{  invalid Prefix invalid IP invalid IP 0  0}", ""},
+		{"limit", "100", "{  invalid Prefix invalid IP invalid IP 0  100}", ""},
 		{"limit", "0x10", "", `limit "0x10": ` + notLimit},
 		{"limit", "10x", "", `limit "10x": ` + notLimit},
 		{"limit", "-1", "", `limit "-1": ` + notLimit},
 		{"limit", "", "", `limit "": ` + notLimit},
 		{"colour", "red", "",
-			`unknown filter "colour"; allowed: service, client, backend, address, port, state, limit`},
+			`unknown filter "colour"; allowed: scope, service, client, backend, address, port, state, limit`},
 	} {
 		t.Run(tt.name+"="+tt.value, func(t *testing.T) {
 			var f FlowFilter
@@ -58,11 +60,12 @@ func TestFlowFilterSet(t *testing.T) {
 // A flow that differs from the filter in any one field does not match.
 func TestFlowFilterMatch(t *testing.T) {
 	flow := FlowStatus{
-		Service: "web", Client: netip.MustParseAddrPort("198.51.100.7:1234"),
+		Scope: ScopeInside, Service: "web", Client: netip.MustParseAddrPort("198.51.100.7:1234"),
 		Address: netip.MustParseAddr("203.0.113.10"), Port: 80, Protocol: TCP,
 		Backend: netip.MustParseAddrPort("10.0.0.1:8080"), State: FlowEstablished,
 	}
 	for _, tt := range []struct{ name, same, other string }{
+		{"scope", "inside", "node"},
 		{"service", "web", "mail"},
 		{"client", "198.51.100.0/24", "198.51.101.0/24"},
 		{"backend", "10.0.0.1", "10.0.0.2"},

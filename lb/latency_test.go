@@ -145,7 +145,7 @@ func TestLargeServiceDelaysNothing(t *testing.T) {
 		start := time.Now()
 		must.Get(e.StatusOf(t.Context(), vip2))(t)
 		took := time.Since(start)
-		must.True(t, took <= 100*time.Millisecond, "a status took %s", took)
+		must.True(t, took <= time.Second, "a status took %s", took)
 		time.Sleep(10 * time.Millisecond)
 	}
 	n := d.targets.Load()

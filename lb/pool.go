@@ -51,6 +51,15 @@ func (r AddrRange) Contains(a netip.Addr) bool {
 	return r.From.Is4() == a.Is4() && r.From.Compare(a) <= 0 && a.Compare(r.To) <= 0
 }
 
+// Size returns the number of addresses in r, which is inexact above 2^53.
+func (r AddrRange) Size() float64 {
+	n, from, to := 0.0, r.From.As16(), r.To.As16()
+	for i := range from {
+		n = n*256 + float64(to[i]) - float64(from[i])
+	}
+	return n + 1
+}
+
 // Without returns the parts of r that are not in p, which may be zero.
 func (r AddrRange) Without(p netip.Prefix) (rest []AddrRange) {
 	first := p.Masked().Addr()

@@ -3,6 +3,7 @@ package lb
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -39,18 +40,6 @@ type ServiceStatus struct {
 	Traffic
 }
 
-// Traffic is the recent traffic of a frontend. The rates are averages over about 20 s.
-type Traffic struct {
-	Packets    uint64  `json:"packets"` // both directions
-	PacketRate float64 `json:"packets_per_second"`
-	FlowRate   float64 `json:"connections_per_second"` // new ones
-	// Last is when the last packet of a client arrived, at most five seconds late, or zero if none arrived since the
-	// agent started.
-	Last time.Time `json:"last_packet,omitzero"`
-	// Before is PacketRate at Last.
-	Before float64 `json:"-"`
-}
-
 func (s *ServiceStatus) Frontend() Frontend {
 	return Frontend{VIP: s.Address, Port: s.Port, Last: s.LastPort, Protocol: s.Protocol}
 }
@@ -71,6 +60,13 @@ type BackendStatus struct {
 	State   State      `json:"state"`
 	Reason  string     `json:"reason,omitempty"` // from its check's last result, or that an operator drained it
 	Since   time.Time  `json:"since,omitzero"`   // when it entered the state
+	ProbeTimes
+	// Median and 95th percentile of the handshakes of about the last minute in seconds, estimated; nat only.
+	Handshake50 float64          `json:"handshake_p50_seconds,omitzero"`
+	Handshake95 float64          `json:"handshake_p95_seconds,omitzero"`
+	Traffic                      // of all services that use these ports of the server
+	Key         CheckKey         `json:"-"`
+	Serves      []netip.AddrPort `json:"-"` // where it receives the packets of the ports that the check applies to
 }
 
 // RouteStatus is the announcement of one VIP.
@@ -370,7 +366,7 @@ func (en *entry) stateOf(vip netip.Addr, p ServicePort) (State, string) {
 func (en *entry) backendStatus() []BackendStatus {
 	var rows []BackendStatus
 	s := en.service
-	health := s.bounded(en.health)
+	health, served := s.bounded(en.health), s.served()
 	s.eachChecked(func(key CheckKey, b Backend) {
 		h := health[key]
 		port := b.On(key.Port).Port()
@@ -379,10 +375,14 @@ func (en *entry) backendStatus() []BackendStatus {
 		}
 		row := BackendStatus{
 			Service: s.Name, Address: b.Addr, Port: port, Weight: s.weight(b, h),
-			State: StateOf(s, b, h), Reason: h.Reason, Since: h.At,
+			State: StateOf(s, b, h), Reason: h.Reason, Since: h.At, Key: key, Serves: served[key],
 		}
 		if b.Drain && row.State == StateDraining && en.given != s && !en.given.drains(b) {
 			row.Reason = drained
+		} else if en.given != s && row.State == StateHealthy {
+			if was := en.given.backends()[b.ID()].Weight; was != b.Weight {
+				row.Reason = fmt.Sprintf("weight %s; configured: %d", weightSet, was)
+			}
 		}
 		rows = append(rows, row)
 	})

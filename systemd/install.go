@@ -16,6 +16,9 @@ import (
 //go:embed steelyard.service
 var unit []byte
 
+//go:embed steelyard-watch.service
+var watchUnit []byte
+
 //go:embed steelyard.toml
 var example []byte
 
@@ -23,13 +26,18 @@ var example []byte
 const (
 	binaryPath = "usr/local/bin/steelyard"
 	unitPath   = "etc/systemd/system/steelyard.service"
+	watchPath  = "etc/systemd/system/steelyard-watch.service"
 	configPath = "etc/steelyard/steelyard.toml"
 	drainsPath = "run/steelyard/drained.json" // lb/agent writes it; a new installation must not start drained
 )
 
-// Install copies the running binary and the unit to root and, if there is no configuration, adds an example. It reloads
-// systemd if root is "/" and systemd runs the system. To upgrade, install again. Because the example configures
-// nothing, Install does not start or enable the unit. It reports each file and the next step on w.
+// watchName is the unit of "steelyard proxy watch", which steelyard.service starts.
+const watchName = "steelyard-watch.service"
+
+// Install copies the running binary and the units to root and, if there is no configuration, adds an example. If root
+// is "/" and systemd runs the system, it reloads systemd, and starts the watcher again if the agent runs. To upgrade,
+// install again. Because the example configures nothing, Install does not start or enable a unit. It reports each file
+// and the next step on w.
 func Install(w io.Writer, root string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -49,7 +57,10 @@ func Install(w io.Writer, root string) error {
 		text []byte
 		mode os.FileMode
 		keep bool
-	}{{binaryPath, binary, 0o755, false}, {unitPath, unit, 0o644, false}, {configPath, example, 0o640, true}} {
+	}{
+		{binaryPath, binary, 0o755, false}, {unitPath, unit, 0o644, false}, {watchPath, watchUnit, 0o644, false},
+		{configPath, example, 0o640, true},
+	} {
 		path := filepath.Join(root, f.path)
 		if _, err := os.Lstat(path); err == nil && f.keep {
 			fmt.Fprintf(w, "kept      %s\n", path)
@@ -65,6 +76,11 @@ func Install(w io.Writer, root string) error {
 	}
 	if err := systemctl(root, "daemon-reload"); err != nil {
 		return err
+	}
+	if systemctl(root, "is-active", "--quiet", "steelyard.service") == nil {
+		if err := systemctl(root, "restart", watchName); err != nil {
+			return err
+		}
 	}
 	_, err = fmt.Fprintf(w, "Next: %s\n", next)
 	return err
@@ -87,7 +103,12 @@ func Uninstall(w io.Writer, root string, remains func() (bool, error)) error {
 			return err
 		}
 	}
-	for _, path := range []string{unitPath, binaryPath, drainsPath} {
+	if _, err := os.Lstat(filepath.Join(root, watchPath)); err == nil {
+		if err := systemctl(root, "stop", watchName); err != nil {
+			return err
+		}
+	}
+	for _, path := range []string{unitPath, watchPath, binaryPath, drainsPath} {
 		path = filepath.Join(root, path)
 		switch err := os.Remove(path); {
 		case errors.Is(err, fs.ErrNotExist):

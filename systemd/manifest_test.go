@@ -43,24 +43,30 @@ func objectsOf(t *testing.T, manifest string) map[string]runtime.Object {
 	return all
 }
 
-// Pods run only on Linux, with the least privileges: the agent has the unit's capabilities; the allocator has none and
-// is not root.
+// Pods run only on Linux, with the least privileges: agent and watcher have the capabilities of their units; the
+// allocator has none and is not root.
 func TestManifestPods(t *testing.T) {
 	all := objects(t)
 	agent := all["DaemonSet steelyard"].(*apps.DaemonSet).Spec.Template.Spec
 	allocator := all["Deployment steelyard"].(*apps.Deployment).Spec.Template.Spec
 	caps := []core.Capability{"BPF", "NET_ADMIN", "NET_RAW", "NET_BIND_SERVICE", "PERFMON", "SYS_NICE"}
+	must.Equal(t, 2, len(agent.Containers))
+	must.Equal(t, 1, len(allocator.Containers))
 	for name, tt := range map[string]struct {
-		pod  core.PodSpec
-		caps []core.Capability
-	}{"agent": {agent, caps}, "allocator": {allocator, nil}} {
+		pod       core.PodSpec
+		container core.Container
+		caps      []core.Capability
+	}{
+		"agent": {agent, agent.Containers[0], caps}, "allocator": {allocator, allocator.Containers[0], nil},
+		"watcher": {agent, agent.Containers[1], []core.Capability{"BPF", "NET_ADMIN"}},
+	} {
 		if got := tt.pod.NodeSelector[core.LabelOSStable]; got != "linux" || len(tt.pod.NodeSelector) != 1 {
 			t.Errorf("%s: node selector %v; want %s=linux", name, tt.pod.NodeSelector, core.LabelOSStable)
 		}
-		must.True(t, !tt.pod.HostPID && !tt.pod.HostIPC && len(tt.pod.Containers) == 1 &&
-			len(tt.pod.InitContainers) == 0, "%s: want one container, without the host's processes and IPC", name)
-		must.True(t, !tt.pod.Containers[0].Resources.Limits.Memory().IsZero(), "%s: memory has no limit", name)
-		s := tt.pod.Containers[0].SecurityContext
+		must.True(t, !tt.pod.HostPID && !tt.pod.HostIPC && len(tt.pod.InitContainers) == 0,
+			"%s: has an init container, or the host's processes or IPC", name)
+		must.True(t, !tt.container.Resources.Limits.Memory().IsZero(), "%s: memory has no limit", name)
+		s := tt.container.SecurityContext
 		switch {
 		case s.SeccompProfile == nil || s.SeccompProfile.Type != core.SeccompProfileTypeRuntimeDefault:
 			t.Errorf("%s: seccomp profile %v; want the container runtime's", name, s.SeccompProfile)
@@ -84,7 +90,7 @@ func TestManifestPods(t *testing.T) {
 			paths = append(paths, v.HostPath.Path)
 		}
 	}
-	must.Equal(t, []string{"/run/steelyard", "/var/lib/steelyard", "/sys/fs/bpf/steelyard"}, paths)
+	must.Equal(t, []string{"/run/steelyard", "/var/lib/steelyard", "/sys/fs/bpf/steelyard", "/sys/fs/cgroup"}, paths)
 }
 
 // Probes allow for a busy agent's response time. The agent also has time to start: without a response from the API

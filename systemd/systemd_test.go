@@ -138,7 +138,8 @@ func TestInstall(t *testing.T) {
 		must.True(t, strings.HasSuffix(out.String(), want+"\n"), "Install said:\n%s\nwant at the end: %s", &out, want)
 	}
 	install("Next: edit " + config + ", then systemctl enable --now steelyard")
-	for path, mode := range map[string]os.FileMode{binaryPath: 0o755, unitPath: 0o644, configPath: 0o640} {
+	modes := map[string]os.FileMode{binaryPath: 0o755, unitPath: 0o644, watchPath: 0o644, configPath: 0o640}
+	for path, mode := range modes {
 		fi, err := os.Stat(filepath.Join(root, path))
 		must.True(t, err == nil && fi.Mode().Perm() == mode, "%s: %v, %v; want mode %o", path, fi, err, mode)
 	}
@@ -147,7 +148,7 @@ func TestInstall(t *testing.T) {
 	install("Next: steelyard restart")
 	must.Equal(t, 0o644, must.Get(os.Stat(filepath.Join(root, unitPath)))(t).Mode().Perm())
 
-	if err := Uninstall(new(bytes.Buffer), root, remains(true)); err == nil || len(files(t, root)) != 3 {
+	if err := Uninstall(new(bytes.Buffer), root, remains(true)); err == nil || len(files(t, root)) != 4 {
 		t.Errorf("Uninstall with programs in the kernel: %v, leaving %q", err, files(t, root))
 	}
 	for range 2 { // the second call finds nothing to remove
@@ -205,7 +206,7 @@ func TestUnitLines(t *testing.T) {
 	} {
 		must.True(t, slices.Contains(lines, want), "the unit has no line %q", want)
 	}
-	for _, line := range lines {
+	for _, line := range append(lines, strings.Split(string(watchUnit), "\n")...) {
 		key, command, _ := strings.Cut(line, "=")
 		if strings.HasPrefix(key, "Exec") && !strings.HasPrefix(command, "/"+binaryPath+" ") {
 			t.Errorf("%s runs a program other than ours", line)
@@ -220,9 +221,12 @@ func TestUnitIsValid(t *testing.T) {
 	bin := filepath.Join(dir, "steelyard")
 	must.Do(t, os.WriteFile(bin, []byte("#!/bin/sh\n"), 0o755))
 	file := filepath.Join(dir, "steelyard.service")
-	text := bytes.ReplaceAll(unit, []byte("/usr/local/bin/steelyard"), []byte(bin))
-	must.Do(t, os.WriteFile(file, text, 0o644))
-	out, err := exec.Command(analyze, "verify", "--man=no", file).CombinedOutput()
-	must.True(t, err == nil && !bytes.Contains(out, []byte("steelyard.service:")),
-		"systemd-analyze verify: %v\n%s", err, out)
+	watch := filepath.Join(dir, watchName)
+	for path, text := range map[string][]byte{file: unit, watch: watchUnit} {
+		text = bytes.ReplaceAll(text, []byte("/usr/local/bin/steelyard"), []byte(bin))
+		must.Do(t, os.WriteFile(path, text, 0o644))
+	}
+	out, err := exec.Command(analyze, "verify", "--man=no", file, watch).CombinedOutput()
+	must.True(t, err == nil && !bytes.Contains(out, []byte("steelyard.service:")) &&
+		!bytes.Contains(out, []byte(watchName+":")), "systemd-analyze verify: %v\n%s", err, out)
 }

@@ -21,6 +21,9 @@ const (
 	refreshInterval = time.Minute
 	// turnInterval is the time between turns of refresh, over which the VIPs are spread.
 	turnInterval = time.Second
+	// AskOwn sends each probe askTimes times and waits for the replies, because frames can be lost.
+	askTimes = 2
+	askWait  = 700 * time.Millisecond
 )
 
 // announceAgain schedules another announcement of an owned VIP. a.mu is held.
@@ -122,4 +125,26 @@ func (a *Announcer) turn(turn uint64, now time.Time) (announce, probe []netip.Ad
 	slices.SortFunc(announce, netip.Addr.Compare)
 	slices.SortFunc(probe, netip.Addr.Compare)
 	return announce, probe
+}
+
+// AskOwn probes for other hosts that reply for VIPs of this node, now and not in turn, and returns when they have had
+// time to reply. Conflicts then lists them.
+func (a *Announcer) AskOwn(ctx context.Context) {
+	a.mu.RLock()
+	var vips []netip.Addr
+	for vip := range a.owned {
+		if a.leaving[vip] == nil {
+			vips = append(vips, vip)
+		}
+	}
+	a.mu.RUnlock()
+	for range askTimes {
+		for _, r := range a.responders {
+			r.probe(ctx, vips)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(askWait):
+		}
+	}
 }

@@ -45,6 +45,21 @@ static __always_inline void flow_continued(const struct verdict *v)
 		b->continued++;
 }
 
+/* handshake_count adds a handshake time to its backend's. */
+static __always_inline void handshake_count(__u32 backend, __u32 took)
+{
+	struct handshakes *h = CHUNK_LOOKUP(&sy_be_handshakes, backend, COUNTER_CHUNK);
+	__u32 i = 0;
+
+#pragma clang loop unroll(full)
+	for (int shift = HANDSHAKE_FIRST; shift < HANDSHAKE_FIRST + HANDSHAKE_BUCKETS - 1; shift++)
+		i += took >> shift != 0;
+	if (!h || i >= HANDSHAKE_BUCKETS)
+		return;
+	__sync_fetch_and_add(&h->sum, took);
+	__sync_fetch_and_add(&h->n[i], 1);
+}
+
 /* backend_load_add changes the number of open flows of a backend by n. */
 static __always_inline void backend_load_add(__u32 backend, int n)
 {

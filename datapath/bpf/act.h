@@ -22,6 +22,22 @@ static __always_inline void *act_data_end(void *ctx, enum hook hook)
 						 ((struct __sk_buff *)ctx)->data_end);
 }
 
+/* parse_packet fills the scratch. The bounds of the packet are read again for its second header, so that the verifier
+ * checks that once, and not for each way through the first. */
+static __always_inline int parse_packet(void *ctx, enum hook hook, __u32 len)
+{
+	struct scratch *s = scratch_begin(len);
+
+	if (!s)
+		return 0;
+	s->parsed = parse_l3(act_data(ctx, hook), act_data_end(ctx, hook), &s->p);
+	barrier();
+	if (s->parsed == REASON_NONE && s->p.fragment != FRAG_LATER)
+		s->parsed = parse_l4(act_data(ctx, hook), act_data_end(ctx, hook), &s->p);
+	frag_join(&s->p);
+	return 1;
+}
+
 static __always_inline int act_load(void *ctx, enum hook hook, __u32 off, void *to, __u32 size)
 {
 	return hook == HOOK_XDP ? xdp_load(ctx, off, to, size) : !bpf_skb_load_bytes(ctx, off, to, size);

@@ -20,6 +20,17 @@ struct {
  * clears marks between network namespaces, so pods cannot set this one. */
 #define TUNNEL_MARK 0x53580000
 
+__noinline int parse_tc(struct __sk_buff *skb)
+{
+	return parse_packet(skb, HOOK_TC, skb->len);
+}
+
+static __always_inline void tc_pull(struct __sk_buff *skb, __u32 size)
+{
+	if ((void *)(long)skb->data + size > (void *)(long)skb->data_end)
+		bpf_skb_pull_data(skb, skb->len < size ? skb->len : size);
+}
+
 /* tc_redirect_neigh sends a packet whose next hop has no neighbour entry. With METHOD_DSR the next hop is the
  * server; otherwise the kernel takes it from the packet. */
 static __always_inline int tc_redirect_neigh(const struct verdict *v, const struct bpf_fib_lookup *fib)
@@ -138,7 +149,7 @@ static __always_inline int act_tc(struct __sk_buff *skb, struct scratch *s, stru
 	if (r == ROUTE_FRAGMENT)
 		s->p.keep_ttl = 1;
 	if (r != ROUTE_NONE || v->commit == COMMIT_PMTU || (local_delivery && v->commit == COMMIT_FORGET))
-		commit(f);
+		commit((struct flow_side *)f);
 	if (v->action == ACTION_DECAP)
 		n = decap_parse((void *)(long)skb->data, (void *)(long)skb->data_end, p, v, &type);
 	if (v->action > ACTION_FORWARD)

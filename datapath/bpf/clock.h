@@ -18,6 +18,13 @@ static __always_inline __u32 flow_elapsed(__u32 then, __u32 now)
 	return (__s32)(now - then) > 0 ? now - then : 0;
 }
 
+/* handshake_clock returns the time in units of 1,024 ns, in which handshakes are measured. The coarse clock advances by
+ * milliseconds. */
+static __always_inline __u32 handshake_clock(void)
+{
+	return bpf_ktime_get_ns() >> 10;
+}
+
 /* elapsed returns the time since then in nanoseconds. */
 static __always_inline __u64 elapsed(__u64 then, __u64 now)
 {

@@ -49,9 +49,10 @@ static __always_inline void relay_learn(const struct pkt *p, const struct verdic
 		share_add(&sy_relay_share, v->client.frontend, 1);
 }
 
-/* commit writes what the verdict requires. f is the flow that decide returned. */
-__noinline int commit(struct flow *f)
+/* commit writes what the verdict requires. side is the entry that decide returned. */
+__noinline int commit(struct flow_side *side)
 {
+	struct flow *f = (struct flow *)side;
 	struct scratch *scratch = scratch_get();
 
 	if (!scratch)
@@ -83,6 +84,8 @@ __noinline int commit(struct flow *f)
 	}
 	if (p->fragment == FRAG_FIRST && v->action == ACTION_FORWARD)
 		frag_learn(p);
+	if (f)
+		flow_count(p, v, f);
 	if (f && v->commit != COMMIT_NONE)
 		nat_write(scratch, f);
 	return 0;

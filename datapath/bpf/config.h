@@ -58,6 +58,7 @@ volatile const struct exported {
 	enum gc_table gc_table;
 	struct gc_list gc_list;
 	struct slot_line slot_line;
+	struct handshakes handshakes;
 	struct backend backend;
 } exported = {};
 #pragma clang diagnostic pop

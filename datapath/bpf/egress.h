@@ -119,7 +119,7 @@ static __always_inline int egress_reroute(struct __sk_buff *skb, struct scratch 
 		verdict_count(&s->p, &s->v);
 		return TC_ACT_SHOT;
 	}
-	commit(f);
+	commit((struct flow_side *)f);
 	verdict_count(&s->p, &s->v);
 	egress_clamp_mss(skb, &s->p, &s->v.t.src);
 	s->p.keep_ttl = 1;
@@ -138,7 +138,7 @@ static __always_inline int egress_reply(struct __sk_buff *skb, struct scratch *s
 
 	if (vip && vip->by_source && s->v.action == ACTION_FORWARD)
 		return egress_reroute(skb, s, f);
-	commit(f);
+	commit((struct flow_side *)f);
 	verdict_count(&s->p, &s->v);
 	egress_clamp_mss(skb, &s->p, &s->v.t.src);
 	return tc_deliver(skb, s);

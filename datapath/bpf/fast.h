@@ -6,6 +6,10 @@
 #pragma once
 #include "act_xdp.h"
 
+#ifndef TRACE_SHORTCUT /* trace.h */
+#define TRACE_SHORTCUT(v, egress)
+#endif
+
 enum fast {
 	FAST_NOT = -1, /* the other steps process the packet */
 	FAST_SAMPLED = -2, /* the other steps process the packet and refresh its flow */
@@ -99,8 +103,10 @@ static __always_inline int fast_send(struct xdp_md *ctx, const struct pkt *p, st
 		return FAST_NOT;
 	if (v->commit == COMMIT_DSR_MARK)
 		dsr_set_pending(v, 1);
-	if (f)
+	if (f) {
+		flow_count(p, v, f);
 		nat_follow(p, v, f);
+	}
 	verdict_set(v, ACTION_FORWARD, REASON_FORWARDED);
 	verdict_count(p, v);
 	if (!(f ? act_rewrite(ctx, HOOK_XDP, p, &v->t) : fast_encap(ctx, p, v, v6))) {
@@ -109,6 +115,7 @@ static __always_inline int fast_send(struct xdp_md *ctx, const struct pkt *p, st
 		verdict_count(p, v);
 		return XDP_DROP;
 	}
+	TRACE_SHORTCUT(v, fib.ifindex);
 	return xdp_send_to(ctx, &fib);
 }
 

@@ -15,6 +15,12 @@ static __always_inline int addr_is_zero(const struct addr *a)
 	return !(a->w[0] | a->w[1] | a->w[2] | a->w[3]);
 }
 
+/* flow_figures returns the figures of the entry that begins with f. */
+static __always_inline struct flow_figures *flow_figures(struct flow *f)
+{
+	return &((struct flow_side *)f)->figures;
+}
+
 /* pkt_is_stream reports whether the protocol marks the start and end of a flow, as TCP and SCTP do. */
 static __always_inline int pkt_is_stream(const struct pkt *p)
 {
@@ -114,7 +120,9 @@ static __always_inline int flow_side_expired(const struct flow *f, int stream, _
 /* flow_in_time_wait reports whether the server keeps a connection in TIME_WAIT, given the server's entry. */
 static __always_inline int flow_in_time_wait(const struct flow *f)
 {
-	return f->state == FLOW_CLOSED && (f->fin == FIN_FIRST || f->fin == FIN_ACKNOWLEDGED);
+	__u8 fin = flow_figures((struct flow *)f)->fin;
+
+	return f->state == FLOW_CLOSED && (fin == FIN_FIRST || fin == FIN_ACKNOWLEDGED);
 }
 
 /* flow_server_expired reports whether a flow has expired or ended, given its server's entry. A UDP flow has expired

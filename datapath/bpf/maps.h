@@ -61,12 +61,12 @@ static __always_inline struct backend *backend_get(__u32 id)
 	return CHUNK_LOOKUP(&sy_backends, id, BACKEND_CHUNK);
 }
 
-/* Frontend and backend → weight. */
-HASH(struct member_key, __u32, 1 << 20) sy_weights SEC(".maps");
+/* Frontend and backend → weight, of frontends with affinity or least connections. */
+HASH(struct member_key, __u32, 1 << 18) sy_weights SEC(".maps");
 
 /* Frontend and backend → the first generation of the backend whose flows have not ended for the frontend. The agent
  * adds an entry when a backend goes down for a frontend, and deletes it after removing the ended flows. */
-HASH(struct member_key, __u32, 1 << 18) sy_ended SEC(".maps");
+HASH(struct member_key, __u32, 1 << 17) sy_ended SEC(".maps");
 
 /* Open flows by backend id. The number is exact after each of the agent's walks through the flow tables, and updated in
  * between. */
@@ -172,6 +172,9 @@ static __always_inline struct traffic *backend_traffic(__u32 id)
 {
 	return CHUNK_LOOKUP(&sy_be_counters, id, COUNTER_CHUNK);
 }
+
+/* Handshake times by backend id. The CPUs share it, because flows open rarely compared to packets. */
+CHUNKED(ARRAY(struct handshakes, COUNTER_CHUNK), MAX_BACKENDS / COUNTER_CHUNK) sy_be_handshakes SEC(".maps");
 
 /* Packets by action * REASON_MAX + reason. */
 PERCPU_ARRAY(__u64, ACTION_MAX * REASON_MAX) sy_verdicts SEC(".maps");

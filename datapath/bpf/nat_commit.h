@@ -106,13 +106,16 @@ static __always_inline void nat_write_open(struct scratch *scratch)
 	struct client_flow *c = &scratch->client;
 	struct server_flow *s = &scratch->server;
 	struct flow f = { .seen = v->now, .state = FLOW_HALF_OPEN, .generation = v->generation };
+	struct flow_figures figures = { .opened = v->now };
 	int stream = pkt_is_stream(p);
 
 	*c = (struct client_flow){
-		.f = f, .source = v->t.src, .backend = v->backend, .sport = v->t.sport, .dport = v->t.dport
+		.f = f, .source = v->t.src, .backend = v->backend, .sport = v->t.sport, .dport = v->t.dport,
+		.figures = figures
 	};
 	*s = (struct server_flow){
-		.f = f, .client = v->client, .backend = v->backend, .client_end = p->seq + p->payload + 1
+		.f = f, .client = v->client, .backend = v->backend, .client_end = p->seq + p->payload + 1,
+		.figures = figures
 	};
 
 	if (v->claim == CLAIM_RESTED || v->claim == CLAIM_TIME_WAIT)
@@ -120,9 +123,13 @@ static __always_inline void nat_write_open(struct scratch *scratch)
 	if (v->replaces)
 		nat_replace(v, stream);
 	if (!stream) {
+		c->f.packets = 1;
+		c->f.end = flow_bytes(p);
 		nat_open_datagram(scratch);
 		return;
 	}
+	s->figures.client_packets = 1;
+	s->figures.handshake = handshake_clock();
 	snat_set_use(v, SNAT_HALF_OPEN);
 	if (v->later)
 		snat_set_later(v->hash);
@@ -140,24 +147,36 @@ static __always_inline void nat_confirm(struct scratch *scratch, const struct fl
 	struct verdict *v = &scratch->v;
 	__u8 state = p->flags & TCP_FIN ? FLOW_CLOSING : FLOW_ESTABLISHED;
 	int sctp = p->key.proto == IPPROTO_SCTP;
+	const struct flow_figures *half = flow_figures((struct flow *)f);
+	__u32 end = p->seq + p->payload + (p->flags & TCP_FIN);
 
-	scratch->client = (struct client_flow){ .f = { .end = p->seq + p->payload + (p->flags & TCP_FIN),
+	scratch->client = (struct client_flow){ .f = { .end = end,
 						       .ack = p->ack,
 						       .seen = v->now,
 						       .state = state,
-						       .fin = p->flags & TCP_FIN ? FIN_FIRST : 0,
+						       .packets = half->client_packets,
 						       .answered = 1,
-						       .generation = v->generation } };
+						       .generation = v->generation },
+						.figures = { .opened = half->opened,
+							     .first = p->seq,
+							     .wraps = end < p->seq,
+							     .resent = half->client_packets - 2,
+							     .fin = p->flags & TCP_FIN ? FIN_FIRST : 0 } };
 	scratch->server = (struct server_flow){ .f = { .end = p->ack,
 						       .ack = sctp ? f->ack : p->seq,
 						       .seen = v->now,
 						       .state = state,
+						       .packets = f->packets,
 						       /* the last answer may have another tag */
 						       .doubt = sctp && p->ack != f->end ? DOUBT_TAG : 0,
 						       .answered = 1,
 						       .generation = v->generation },
 						.client = v->client,
-						.backend = v->backend };
+						.backend = v->backend,
+						.figures = { .opened = half->opened,
+							     .first = p->ack,
+							     .handshake = half->handshake,
+							     .resent = f->packets - 1 } };
 	if (!nat_store(scratch)) {
 		if (v->reason == REASON_FLOWS_FULL)
 			verdict_refuse(p, v, REASON_FLOWS_FULL);
@@ -215,11 +234,14 @@ static __always_inline void nat_fin(const struct pkt *p, const struct verdict *v
 {
 	if (p->key.proto == IPPROTO_SCTP ? p->ack != f->ack : !nat_is_near(p, f, p->seq + p->payload + 1))
 		return;
-	if (!f->fin)
-		f->fin = other && other->fin ? FIN_SECOND : FIN_FIRST;
+	struct flow_figures *figures = flow_figures(f);
+	__u8 others = other ? flow_figures(other)->fin : 0;
+
+	if (!figures->fin)
+		figures->fin = others ? FIN_SECOND : FIN_FIRST;
 	if (f->state == FLOW_CLOSED) /* because of a RST */
 		return;
-	nat_set_state(v, f, other, other && !other->fin ? FLOW_CLOSING : FLOW_CLOSED);
+	nat_set_state(v, f, other, other && !others ? FLOW_CLOSING : FLOW_CLOSED);
 }
 
 /* nat_ends_half_open reports whether the server must accept a RST or ABORT from the client of a half-open flow. */
@@ -241,6 +263,15 @@ static __always_inline int nat_refuses(const struct pkt *p, const struct server_
 	return p->flags & TCP_ACK && p->ack == s->client_end;
 }
 
+/* nat_answered measures the handshake of a server that answers for the first time. */
+static __always_inline void nat_answered(const struct verdict *v, struct flow_figures *figures)
+{
+	__u32 took = handshake_clock() - figures->handshake;
+
+	figures->handshake = took;
+	handshake_count(v->backend, took);
+}
+
 /* nat_write_half_open is for packets of half-open flows that do not confirm them. f is the server's entry. */
 static __always_inline void nat_write_half_open(const struct pkt *p, const struct verdict *v, struct flow *f)
 {
@@ -254,6 +285,7 @@ static __always_inline void nat_write_half_open(const struct pkt *p, const struc
 			f->answered = 1;
 			f->end = p->seq;
 			f->ack = p->ack;
+			nat_answered(v, flow_figures(f));
 		}
 		if (f->end == p->seq)
 			return;

@@ -37,6 +37,30 @@ static __always_inline void nat_learn_tag(const struct pkt *p, struct flow *f)
 	f->doubt = 0;
 }
 
+/* flow_bytes returns the length of a datagram without its header. */
+static __always_inline __u32 flow_bytes(const struct pkt *p)
+{
+	return p->l3 + p->l3len - p->l4 - (p->fragment == FRAG_LATER ? 0 : sizeof(struct udphdr));
+}
+
+/* flow_count counts a packet of a known flow. The bytes of TCP follow from the sequence numbers. */
+static __always_inline void flow_count(const struct pkt *p, const struct verdict *v, struct flow *f)
+{
+	if (p->icmp_error)
+		return;
+	if (v->half_open && !v->reply) {
+		flow_figures(f)->client_packets++;
+		return;
+	}
+	if (!++f->packets)
+		flow_figures(f)->packets++;
+	if (p->key.proto != IPPROTO_UDP)
+		return;
+	f->end += flow_bytes(p);
+	if (f->end < flow_bytes(p))
+		flow_figures(f)->wraps++;
+}
+
 /* nat_keeps_alive reports whether a packet keeps its side of the flow from expiring. Datagrams do. A SYN, or a packet
  * that acknowledges nothing, does not, because a server that has lost the connection answers a SYN, and an old SCTP
  * cookie with an ERROR. Stray packets do not either once one side has closed the flow. */
@@ -64,8 +88,13 @@ static __always_inline void nat_follow(const struct pkt *p, const struct verdict
 		nat_learn_tag(p, f);
 		return;
 	}
-	if ((__s32)(end - f->end) > 0)
+	if ((__s32)(end - f->end) > 0) {
+		if (end < f->end)
+			flow_figures(f)->wraps++;
 		f->end = end;
+	} else if (p->payload) {
+		flow_figures(f)->resent++;
+	}
 	if ((__s32)(p->ack - f->ack) > 0)
 		f->ack = p->ack;
 	if (f->doubt)
@@ -80,10 +109,12 @@ static __always_inline void nat_acknowledge(const struct pkt *p, const struct ve
 
 	if (!server || !client || client->ack != server->end)
 		return;
-	if (server->fin == FIN_FIRST)
-		server->fin = FIN_ACKNOWLEDGED;
-	else if (server->fin == FIN_SECOND && p->key.proto == IPPROTO_TCP)
-		server->fin = FIN_OVER;
+	__u8 *fin = &flow_figures(server)->fin;
+
+	if (*fin == FIN_FIRST)
+		*fin = FIN_ACKNOWLEDGED;
+	else if (*fin == FIN_SECOND && p->key.proto == IPPROTO_TCP)
+		*fin = FIN_OVER;
 }
 
 /* nat_touch is for packets that neither open nor close a flow. */

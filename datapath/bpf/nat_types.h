@@ -10,7 +10,8 @@ enum flow_state {
 };
 
 /* The NAT flow tables have two entries for each flow: one for the client's packets and one for the server's packets.
- * Each is at most 128 bytes with its kernel header, which the kernel allocates as two cache lines. */
+ * With the kernel's headers, an entry takes three cache lines. The first 48 bytes of the value end the second line.
+ * Packets of an established flow need only these. The figures are in the third line. */
 struct client_key {
 	struct addr client;
 	__u32 frontend; /* implies VIP and protocol; chained frontends: id of the entry for packets outside tunnels */
@@ -42,14 +43,38 @@ enum flow_doubt {
 
 /* State of one side of a flow. Both entries begin with it. */
 struct flow {
-	__u32 end; /* TCP: sequence number after this side's last byte; half-open server: its first number */
+	/* TCP: sequence number after this side's last byte; half-open server: its first number. UDP: low word of the number
+	 * of bytes. */
+	__u32 end;
 	__u32 ack; /* TCP: this side's last acknowledgement; SCTP: the tag in its packets */
 	__u32 seen; /* flow_clock of the last packet */
 	__u8 state; /* enum flow_state */
-	__u8 fin; /* enum fin */
+	__u8 packets; /* low byte of the number of packets; the rest is in flow_figures */
 	__u8 doubt; /* enum flow_doubt */
 	__u8 answered; /* 1: the server has answered; or ANSWERED_AGAIN */
 	__u32 generation; /* the backend's when the flow was last found not to have ended (flow_ended) */
+};
+
+/* Figures of one side of a flow, which few of its packets write. */
+struct flow_figures {
+	__u32 opened; /* flow_clock of the first packet */
+	__u32 first; /* TCP: sequence number of the first byte */
+	__u32 packets; /* in units of 256; struct flow has the rest */
+	/* TCP and SCTP server: time from the client's first SYN to the server's first answer, in units of handshake_clock.
+	 * Before the answer: handshake_clock of the SYN. */
+	__u32 handshake;
+	__u16 wraps; /* how often end passed 2^32 */
+	__u16 resent; /* TCP: segments without new bytes, mostly retransmissions */
+	__u8 fin; /* enum fin */
+	__u8 client_packets; /* half-open server: number of the client's packets */
+	__u8 pad[2];
+};
+
+/* What both entries have in common. */
+struct flow_side {
+	struct flow f;
+	__u32 direction[7];
+	struct flow_figures figures;
 };
 
 struct client_flow {
@@ -57,14 +82,26 @@ struct client_flow {
 	struct addr source; /* source of packets to the server */
 	__u32 backend; /* id */
 	__be16 sport, dport; /* of packets to the server */
+	__u32 pad;
+	struct flow_figures figures;
 };
 
 struct server_flow {
 	struct flow f;
 	struct client_key client;
 	__u32 backend; /* id */
+	struct flow_figures figures;
 	/* Half-open: sequence number after the client's SYN, or see ANSWERED_AGAIN. Closed: the client's last timestamp. */
 	__u32 client_end;
+};
+
+/* Handshake times of a backend, in units of handshake_clock. n[i] is the number of times below 2^(HANDSHAKE_FIRST + i),
+ * n[HANDSHAKE_BUCKETS - 1] that of all longer ones. */
+#define HANDSHAKE_FIRST 7
+#define HANDSHAKE_BUCKETS 16
+struct handshakes {
+	__u64 sum;
+	__u64 n[HANDSHAKE_BUCKETS];
 };
 
 /* Keys of flows in their places, used to find expired flows (reclaim.h). Unused places are zero. */

@@ -130,7 +130,8 @@ static __always_inline int rewrite_sctp(void *data, void *end, const struct pkt 
 		return 0;
 	__u32 from = *(__u32 *)&p->key.t.sport, to = *(__u32 *)&t->sport;
 
-	sctp->csum ^= crc32c_change(from ^ to, p->l3 + p->l3len - p->l4);
+	if (sctp->csum) /* else a device computes it, of all but the field itself */
+		sctp->csum ^= crc32c_change(from ^ to, p->l3 + p->l3len - p->l4);
 	sctp->sport = t->sport;
 	sctp->dport = t->dport;
 	return 1;

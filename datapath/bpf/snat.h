@@ -230,7 +230,7 @@ static __always_inline enum snat_syn snat_compare(const struct pkt *p, const str
 	if (!flow_in_time_wait(&s->f) || p->key.proto != IPPROTO_TCP)
 		return SYN_OLD;
 	/* The server resends data that the client has not acknowledged to whoever has the source by then. */
-	if (s->f.fin != FIN_ACKNOWLEDGED && !client_key_equal(&s->client, &v->client))
+	if (s->figures.fin != FIN_ACKNOWLEDGED && !client_key_equal(&s->client, &v->client))
 		return SYN_OLD;
 	if (stamped && (__s32)(p->tsval - s->client_end) <= 0)
 		return SYN_OLD;
@@ -259,7 +259,7 @@ static __always_inline enum claim snat_claimable(const struct pkt *p, const stru
 	s = flow_find_server(&v->server, stream);
 	if (!s)
 		return CLAIM_FREE;
-	if ((s->f.state == FLOW_CLOSED && s->f.fin == FIN_OVER) || flow_server_expired(s, stream, v->now))
+	if ((s->f.state == FLOW_CLOSED && s->figures.fin == FIN_OVER) || flow_server_expired(s, stream, v->now))
 		return CLAIM_RESTED;
 	switch (snat_compare(p, v, s)) {
 	case SYN_LATER:

@@ -19,34 +19,36 @@ import (
 
 // Info describes the agent: the response of /v1/status.
 type Info struct {
-	Verdict         Verdict      `json:"verdict"`            // OK, DEGRADED or DOWN
-	Findings        []lb.Finding `json:"findings"`           // the most severe first; the verdict follows from them
-	Reasons         []string     `json:"reasons"`            // texts of findings that degrade the verdict
-	Warnings        []string     `json:"warnings,omitempty"` // texts of findings that do not
-	Node            string       `json:"node"`
-	Version         string       `json:"version"`
-	Started         time.Time    `json:"started"`
-	Config          string       `json:"config"`
-	Loaded          time.Time    `json:"loaded,omitzero"`            // when the running configuration was loaded
-	LoadError       string       `json:"load_error,omitempty"`       // why the last reload was rejected
-	Settled         bool         `json:"settled"`                    // see lb.Status
-	Behind          time.Time    `json:"behind,omitzero"`            // see lb.Status
-	Services        int          `json:"services"`                   // frontends
-	Healthy         int          `json:"services_healthy"`           // frontends with enough healthy backends
-	DrainedServices int          `json:"services_drained,omitempty"` // frontends drained by the operator
-	Backends        int          `json:"backends"`                   //
-	BackendsUp      int          `json:"backends_healthy"`           //
-	Routes          int          `json:"routes"`                     // VIPs
-	Announced       int          `json:"routes_announced"`           // announced VIPs
-	Peers           int          `json:"peers"`                      //
-	PeersUp         int          `json:"peers_established"`          //
-	Interfaces      []Interface  `json:"interfaces"`                 //
-	Drained         *lb.Drains   `json:"drained,omitempty"`          // nil if nothing is
-	NeedRestart     []string     `json:"need_restart,omitempty"`     // changed sections that are read only at startup
-	Cluster         *Cluster     `json:"cluster,omitempty"`          // nil if no cluster is configured
-	Waiting         string       `json:"waiting,omitempty"`          // what startup waits for, or "" if it is complete
-	Allocator       *Allocator   `json:"allocator,omitempty"`        // of "steelyard allocate", which has no services
-	L2              bool         `json:"-"`                          // addresses are also announced by ARP and NDP
+	Verdict         Verdict        `json:"verdict"`            // OK, DEGRADED or DOWN
+	Findings        []lb.Finding   `json:"findings"`           // the most severe first; the verdict follows from them
+	Reasons         []string       `json:"reasons"`            // texts of findings that degrade the verdict
+	Warnings        []string       `json:"warnings,omitempty"` // texts of findings that do not
+	Node            string         `json:"node"`
+	Version         string         `json:"version"`
+	Started         time.Time      `json:"started"`
+	Config          string         `json:"config"`
+	Loaded          time.Time      `json:"loaded,omitzero"`            // when the running configuration was loaded
+	LoadError       string         `json:"load_error,omitempty"`       // why the last reload was rejected
+	ConfirmUntil    time.Time      `json:"confirm_until,omitzero"`     // see Reloaded
+	Settled         bool           `json:"settled"`                    // see lb.Status
+	Behind          time.Time      `json:"behind,omitzero"`            // see lb.Status
+	Services        int            `json:"services"`                   // frontends
+	Healthy         int            `json:"services_healthy"`           // frontends with enough healthy backends
+	DrainedServices int            `json:"services_drained,omitempty"` // frontends drained by the operator
+	Backends        int            `json:"backends"`                   //
+	BackendsUp      int            `json:"backends_healthy"`           //
+	Routes          int            `json:"routes"`                     // VIPs
+	Announced       int            `json:"routes_announced"`           // announced VIPs
+	Peers           int            `json:"peers"`                      //
+	PeersUp         int            `json:"peers_established"`          //
+	Interfaces      []Interface    `json:"interfaces"`                 //
+	Drained         *lb.Drains     `json:"drained,omitempty"`          // nil if nothing is
+	Weights         []lb.SetWeight `json:"weights,omitempty"`          // that an operator has set
+	NeedRestart     []string       `json:"need_restart,omitempty"`     // changed sections that are read only at startup
+	Cluster         *Cluster       `json:"cluster,omitempty"`          // nil if no cluster is configured
+	Waiting         string         `json:"waiting,omitempty"`          // what startup waits for, or "" once complete
+	Allocator       *Allocator     `json:"allocator,omitempty"`        // of "steelyard allocate", without services
+	L2              bool           `json:"-"`                          // addresses are also announced by ARP and NDP
 }
 
 // Allocator describes a process that only assigns addresses.
@@ -86,14 +88,24 @@ type Options struct {
 	// StatusOf returns the status with only the services and the route of one VIP.
 	StatusOf func(context.Context, netip.Addr) (lb.Status, error)
 	Peers    func() []lb.PeerStatus
+	Members  func() []lb.MemberStatus // may be nil
 	// Sent returns the routes sent to a BGP peer, or false if there is no such peer.
 	Sent func(peer netip.Addr) ([]lb.SentRoute, bool)
 	// Flows lists flows. more means that there are more than the limit, or that the context ended the walk.
 	Flows func(context.Context, lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error)
+	// EndFlows ends flows, and returns how many. It keeps flows with direct return.
+	EndFlows func(context.Context, lb.FlowFilter) (ended, kept int, err error)
 	// Explain returns what the datapath would do with a packet.
 	Explain func(lb.Question) (lb.Explanation, error)
+	// Trace passes packets to emit until the context ends or emit fails. It calls emit 50 times per second, at first
+	// with an empty batch. Its error is lb.ErrTracing if another trace is running.
+	Trace func(ctx context.Context, f lb.TraceFilter, emit func([]lb.TraceEvent) error) error
+	// Rules returns what this node does as service proxy. It is nil if the agent is none.
+	Rules func() []lb.NodeRule
 	// Drain drains or undrains a target. It returns all drains.
 	Drain func(ctx context.Context, t lb.DrainTarget, on bool) (lb.Drains, error)
+	// SetWeight sets the weight of a server, or as configured if it is negative. It returns all weights.
+	SetWeight func(ctx context.Context, t lb.DrainTarget, weight int) (lb.Drains, error)
 	// Waiting returns the services that wait for an address. It may be nil.
 	Waiting func() []lb.ServiceStatus
 	// Reload reads the configuration file again. Its error has one line for each problem of a rejected file. force is
@@ -102,9 +114,14 @@ type Options struct {
 	// Diff returns what a reload of the configuration file would change, or, with a name, what text would change
 	// instead of that file.
 	Diff func(name string, text []byte) (Reloaded, error)
-	// ProxyDiff returns where the agent would choose other endpoints of the cluster's Services than kube-proxy. It is
-	// nil without a cluster.
-	ProxyDiff func() ([]lb.Change, error)
+	// Apply is like Reload with text, which then replaces the file. If within is not 0, it replaces the file once
+	// Confirm is called, and the previous configuration becomes active again if this does not happen within this time.
+	// name is that of the operator's file.
+	Apply   func(name string, text []byte, force string, within time.Duration) (Reloaded, error)
+	Confirm func() (Reloaded, error)
+	Proxy   Proxy // nil without a cluster
+	// Examine runs the checks of "steelyard doctor". It is nil while the agent waits for its network.
+	Examine func(context.Context, lb.Status) []lb.Diagnosis
 	// Text returns the text of the active configuration file.
 	Text func() string
 	// Events returns events, like events.History.After.
@@ -125,6 +142,7 @@ type Server struct {
 	o             Options
 	access        atomic.Pointer[Access]
 	walking       chan struct{} // has an element while someFlows walks
+	examining     chan struct{} // has an element while examine runs
 	retry         time.Duration // between two attempts to listen
 	watchInterval time.Duration
 }
@@ -132,7 +150,8 @@ type Server struct {
 // New returns a Server that does not listen yet.
 func New(o Options) *Server {
 	s := &Server{
-		o: o, walking: make(chan struct{}, 1), retry: listenRetry, watchInterval: watchInterval,
+		o: o, walking: make(chan struct{}, 1), examining: make(chan struct{}, 1), retry: listenRetry,
+		watchInterval: watchInterval,
 	}
 	s.SetAccess(o.Access)
 	return s
@@ -149,25 +168,31 @@ func (s *Server) Handler(writable bool) http.Handler {
 	if writable {
 		mux.HandleFunc("POST /v1/drain", s.asUser(s.drain(true)))
 		mux.HandleFunc("POST /v1/undrain", s.asUser(s.drain(false)))
+		mux.HandleFunc("POST /v1/flows/end", s.asUser(s.endFlows))
+		mux.HandleFunc("POST /v1/weight", s.asUser(s.setWeight))
 		mux.HandleFunc("POST /v1/reload", s.asUser(s.reload))
+		mux.HandleFunc("POST /v1/apply", s.asUser(asOwner(s.apply)))
+		mux.HandleFunc("POST /v1/confirm", s.asUser(s.confirm))
 		mux.HandleFunc("POST /v1/restart", s.asUser(s.restart))
+		mux.HandleFunc("GET /v1/trace", s.asUser(s.trace))
 		mux.HandleFunc("GET /v1/diff", s.diff)
 		mux.HandleFunc("POST /v1/diff", s.diff)
-		mux.HandleFunc("GET /v1/proxy/diff", s.proxyDiff)
+		mux.HandleFunc("GET /v1/proxy", s.proxy(proxyState))
+		mux.HandleFunc("GET /v1/proxy/diff", s.proxy(proxyDiff))
+		mux.HandleFunc("POST /v1/proxy/take", s.asUser(s.proxy(proxyTake)))
+		mux.HandleFunc("POST /v1/proxy/give-back", s.asUser(s.proxy(proxyGiveBack)))
+		mux.HandleFunc("GET /v1/doctor", s.examine)
 		mux.HandleFunc("GET /v1/config", func(w http.ResponseWriter, _ *http.Request) {
 			write(w, http.StatusOK, Text{s.o.Text()})
 		})
 	}
 	mux.HandleFunc("GET /v1/status", s.respond(func(st lb.Status) any { return s.info(st) }))
-	mux.HandleFunc("GET /v1/services", s.respond(func(st lb.Status) any { return s.services(st) }))
+	mux.HandleFunc("GET /v1/services", s.listServices)
 	mux.HandleFunc("GET /v1/backends", s.respond(func(st lb.Status) any { return listOf(st.Backends) }))
 	mux.HandleFunc("GET /v1/routes", s.routes)
 	mux.HandleFunc("GET /v1/peers", s.listPeers)
-	if writable {
-		mux.HandleFunc("GET /v1/flows", s.flows)
-	} else {
-		mux.HandleFunc("GET /v1/flows", s.someFlows)
-	}
+	mux.HandleFunc("GET /v1/members", s.listMembers)
+	mux.HandleFunc("GET /v1/flows", s.flowsOver(writable))
 	mux.HandleFunc("GET /v1/explain", s.explain)
 	mux.HandleFunc("GET /healthz", s.healthz)
 	mux.Handle("GET /metrics", s.o.Metrics)
@@ -333,6 +358,10 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusInternalServerError, err)
 		return
 	}
+	if e.Scope == lb.ScopeInside || e.Scope == lb.ScopeNode { // no route leads there
+		write(w, http.StatusOK, e)
+		return
+	}
 	if st, ok := s.statusOf(w, r, e.Address); ok {
 		e.Surround(st, s.peers())
 		write(w, http.StatusOK, e)
@@ -352,10 +381,7 @@ func (s *Server) drain(on bool) http.HandlerFunc {
 		case q.Has("backend") && t.Service == "":
 			err = errors.New("want service=NAME with backend=ADDRESS")
 		case q.Has("backend"):
-			if t.Address, err = netip.ParseAddr(q.Get("backend")); err != nil {
-				err = fmt.Errorf("%.50q is not an address; write the server's address without a port", q.Get("backend"))
-			}
-			t.Address = t.Address.Unmap()
+			t.Address, err = serverAddress(q.Get("backend"))
 		}
 		if err != nil {
 			writeError(w, http.StatusBadRequest, err)
@@ -368,13 +394,4 @@ func (s *Server) drain(on bool) http.HandlerFunc {
 		}
 		write(w, http.StatusOK, now)
 	}
-}
-
-// restart responds before the agent ends, or with 422 if the configuration is rejected.
-func (s *Server) restart(w http.ResponseWriter, _ *http.Request) {
-	if err := s.o.Restart(); err != nil {
-		writeError(w, http.StatusUnprocessableEntity, err)
-		return
-	}
-	write(w, http.StatusOK, struct{}{})
 }

@@ -44,6 +44,12 @@ func options(t *testing.T) Options {
 	return Options{
 		Socket: filepath.Join(t.TempDir(), "s"), Status: status, Problem: func(string, error) {},
 		StatusOf: func(ctx context.Context, _ netip.Addr) (lb.Status, error) { return status(t.Context()) },
+		Members: func() []lb.MemberStatus {
+			return []lb.MemberStatus{{
+				Member: netip.MustParseAddr("192.0.2.12"), Name: "lb2", State: lb.MemberUp,
+				Since: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Ahead: -2.5, Within: 0.001,
+			}}
+		},
 		Peers: func() []lb.PeerStatus {
 			return []lb.PeerStatus{{Peer: netip.MustParseAddr("192.0.2.1"), State: "established"}}
 		},
@@ -59,9 +65,10 @@ func options(t *testing.T) Options {
 				return nil, false, fmt.Errorf("asked for %+v", want)
 			}
 			f := lb.FlowStatus{
-				Service: "web", Client: netip.MustParseAddrPort("198.51.100.11:40000"),
+				Scope: lb.ScopeOutside, Service: "web", Client: netip.MustParseAddrPort("198.51.100.11:40000"),
 				Address: vip, Port: 80, Protocol: lb.TCP, Backend: netip.MustParseAddrPort("10.0.0.1:8080"),
 				Forward: lb.MethodNAT, State: lb.FlowClosing, Idle: 1.5,
+				Age: 60, FromClient: lb.FlowFigures{Packets: 12, Bytes: 640, Retransmissions: 1}, Handshake: 0.25,
 			}
 			return []lb.FlowStatus{f}, true, nil
 		},
@@ -89,6 +96,9 @@ func compact(w *httptest.ResponseRecorder) string {
 }
 
 func TestAPI(t *testing.T) {
+	const noTraffic = `"packets":0,"bytes":0,"connections":0,"packets_per_second":0,"bits_per_second":0,
+		"connections_per_second":0`
+	const backend = `{"service":"web","address":"10.0.0.1","port":8080,"weight":1,"state":"healthy",` + noTraffic + `}`
 	for _, tt := range []struct {
 		path string
 		code int
@@ -100,11 +110,12 @@ func TestAPI(t *testing.T) {
 			"peers":1,"peers_established":1,"interfaces":[],"findings":[]}`},
 		{"/v1/services", 200, `[{"service":"web","address":"203.0.113.10","port":80,"protocol":"tcp",
 			"policy":"Cluster","forward":"","algorithm":"",
-			"backends":[{"service":"web","address":"10.0.0.1","port":8080,"weight":1,"state":"healthy"}],
-			"state":"healthy","announced":true,"packets":0,"packets_per_second":0,"connections_per_second":0}]`},
-		{"/v1/backends", 200, `[{"service":"web","address":"10.0.0.1","port":8080,"weight":1,"state":"healthy"}]`},
+			"backends":[` + backend + `],"state":"healthy","announced":true,` + noTraffic + `}]`},
+		{"/v1/backends", 200, "[" + backend + "]"},
 		{"/v1/routes", 200, `[{"address":"203.0.113.10","services":["web"],"announced":true,"state":"announced"}]`},
 		{"/v1/peers", 200, `[{"peer":"192.0.2.1","asn":0,"state":"established","routes":0,"flaps":0}]`},
+		{"/v1/members", 200, `[{"member":"192.0.2.12","name":"lb2","state":"up","since":"2026-01-02T03:04:05Z",
+			"clock_ahead_seconds":-2.5,"clock_within_seconds":0.001}]`},
 		{"/v1/peers?peer=192.0.2.1", 200,
 			`[{"peer":"192.0.2.1","asn":0,"state":"established","routes":0,"flaps":0}]`},
 		{"/v1/peers?peer=192.0.2.9", 404, `{"error":"there is no BGP peer 192.0.2.9"}`},
@@ -112,11 +123,13 @@ func TestAPI(t *testing.T) {
 			"med":0,"communities":["no-export"],"bandwidth":125000000,"at":"0001-01-01T00:00:00Z"}]`},
 		{"/v1/routes?peer=192.0.2.9", 404, `{"error":"there is no BGP peer 192.0.2.9"}`},
 		{"/v1/routes?peer=", 400, `{"error":"peer \"\": want an address"}`},
-		{"/v1/flows?service=web&port=80", 200, `{"flows":[{"service":"web","client":"198.51.100.11:40000",
-			"address":"203.0.113.10","port":80,"protocol":"tcp","backend":"10.0.0.1:8080","forward":"nat",
-			"state":"closing","idle_seconds":1.5}],"more":true}`},
+		{"/v1/flows?service=web&port=80", 200, `{"flows":[{"scope":"outside","service":"web",
+			"client":"198.51.100.11:40000","address":"203.0.113.10","port":80,"protocol":"tcp",
+			"backend":"10.0.0.1:8080","forward":"nat","state":"closing","idle_seconds":1.5,
+			"age_seconds":60,"from_client":{"packets":12,"bytes":640,"retransmissions":1},
+			"handshake_seconds":0.25}],"more":true}`},
 		{"/v1/flows?who=me", 400,
-			`{"error":"unknown filter \"who\"; allowed: service, client, backend, address, port, state, limit"}`},
+			`{"error":"unknown filter \"who\"; allowed: ` + strings.Join(lb.FlowFilters, ", ") + `"}`},
 		{"/v1/flows?port=http", 400, `{"error":"port \"http\": want a decimal number from 0 to 65535"}`},
 		{"/healthz", 200, `{"healthy":true,"settled":true}`},
 	} {
@@ -204,11 +217,16 @@ func TestDiff(t *testing.T) {
 		{"POST", "/v1/diff?name=/bad", true, 422, `{"error":"bad"}`},
 		{"GET", "/v1/diff", false, 404, "404pagenotfound"},
 		{"GET", "/v1/proxy/diff", true, 422, `{"error":"theconfigurationhasnosection[kubernetes]"}`},
+		{"GET", "/v1/doctor", true, 200, `[{"check":"mtu","expects":"large","findings":null}]`},
+		{"GET", "/v1/doctor", false, 404, "404pagenotfound"},
 		{"GET", "/v1/config", true, 200, `{"text":"[log]\n"}`},
 		{"GET", "/v1/config", false, 404, "404pagenotfound"},
 	} {
 		o := options(t)
 		o.Text = func() string { return "[log]\n" }
+		o.Examine = func(context.Context, lb.Status) []lb.Diagnosis {
+			return []lb.Diagnosis{{Check: "mtu", Expects: "large"}}
+		}
 		o.Diff = func(name string, text []byte) (Reloaded, error) {
 			switch {
 			case name == "/bad":
@@ -252,5 +270,88 @@ func TestServerAndClient(t *testing.T) {
 		must.True(t, err != nil && strings.Contains(err.Error(), "another agent is running there"),
 			"second server: %v", err)
 		stop()
+	}
+}
+
+// A configuration can be applied and confirmed on the socket only.
+func TestApply(t *testing.T) {
+	o := options(t)
+	o.Apply = func(name string, text []byte, force string, within time.Duration) (Reloaded, error) {
+		return Reloaded{Config: fmt.Sprint(name, string(text), force, within)}, nil
+	}
+	o.Confirm = func() (Reloaded, error) { return Reloaded{}, errors.New("none waits") }
+	for _, tt := range []struct {
+		writable bool
+		path     string
+		code     int
+		want     string
+	}{
+		{true, "/v1/apply?name=/a&force=w&confirm=60s", 200, `"config":"/atextw1m0s"`},
+		{true, "/v1/apply?name=/a", 200, `"config":"/atext0s"`},
+		{true, "/v1/apply", 400, "wantname=FILE"},
+		{true, "/v1/apply?name=/a&confirm=", 400, "wantatimefrom1sto1h"},
+		{true, "/v1/apply?name=/a&confirm=0s", 400, "wantatimefrom1sto1h"},
+		{true, "/v1/confirm", 422, "nonewaits"},
+		{false, "/v1/apply?name=/a", 404, ""},
+		{false, "/v1/confirm", 404, ""},
+	} {
+		w := ask(o, tt.writable, "POST", tt.path, "text")
+		must.True(t, w.Code == tt.code && strings.Contains(compact(w), tt.want), "%s: %d %s", tt.path, w.Code, w.Body)
+	}
+}
+
+func TestWeight(t *testing.T) {
+	o := options(t)
+	o.SetWeight = func(_ context.Context, target lb.DrainTarget, weight int) (lb.Drains, error) {
+		return lb.Drains{Node: true}.WithWeight(target, weight), nil
+	}
+	const server = "/v1/weight?service=web&backend=10.0.0.1"
+	for _, tt := range []struct {
+		writable bool
+		path     string
+		code     int
+		want     string
+	}{
+		{true, server + "&weight=3", 200, `{"weights":[{"service":"web","address":"10.0.0.1","weight":3}]}`},
+		{true, server + "&weight=default", 200, `{"weights":[]}`},
+		{true, server + "&weight=1000", 200, `"weight":1000`},
+		{true, server + "&weight=1001", 400, "from0to1000"},
+		{true, server + "&weight=-1", 400, "from0to1000"},
+		{true, server, 400, "from0to1000"},
+		{true, "/v1/weight?backend=10.0.0.1&weight=1", 400, "wantservice=NAME"},
+		{true, "/v1/weight?service=web&weight=1", 400, "isnotanaddress"},
+		{false, server + "&weight=3", 404, ""},
+	} {
+		w := ask(o, tt.writable, "POST", tt.path, "")
+		must.True(t, w.Code == tt.code && strings.Contains(compact(w), tt.want), "%s: %d %s", tt.path, w.Code, w.Body)
+	}
+}
+
+// Flows are ended on the socket only, and never without a filter.
+func TestEndFlows(t *testing.T) {
+	o := options(t)
+	o.EndFlows = func(_ context.Context, want lb.FlowFilter) (ended, kept int, err error) {
+		if want.Service == "gone" {
+			return 0, 0, nil
+		}
+		must.Row(t, "filter", lb.FlowFilter{Client: netip.MustParsePrefix("192.0.2.7/32")}, want)
+		return 2, 1, nil
+	}
+	for _, tt := range []struct {
+		writable bool
+		path     string
+		code     int
+		want     string
+	}{
+		{true, "/v1/flows/end?client=192.0.2.7", 200, `{"ended":2,"kept":1}`},
+		{true, "/v1/flows/end", 400, "wantclient=ADDRESS"},
+		{true, "/v1/flows/end?service=", 400, "wantclient=ADDRESS"},
+		{true, "/v1/flows/end?state=closing&limit=3", 400, "wantclient=ADDRESS"},
+		{true, "/v1/flows/end?client=x", 400, "neitheranIPaddress"},
+		{true, "/v1/flows/end?service=gone", 404, "thereisnoservice"},
+		{false, "/v1/flows/end?client=192.0.2.7", 404, ""},
+	} {
+		w := ask(o, tt.writable, "POST", tt.path, "")
+		must.True(t, w.Code == tt.code && strings.Contains(compact(w), tt.want), "%s: %d %s", tt.path, w.Code, w.Body)
 	}
 }

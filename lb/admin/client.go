@@ -3,7 +3,6 @@ package admin
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,6 +11,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"syscall"
@@ -33,7 +33,7 @@ const (
 	quickTimeout  = 2*engineTimeout + time.Second
 )
 
-var quickPaths = []string{"/v1/status", "/v1/peers", "/v1/drain", "/v1/undrain", "/healthz"}
+var quickPaths = []string{"/v1/status", "/v1/peers", "/v1/drain", "/v1/undrain", "/v1/weight", "/healthz"}
 
 // timeout returns the time limit of a request.
 func (c *Client) timeout(path string) time.Duration {
@@ -70,7 +70,10 @@ type RefusedError struct {
 }
 
 func (e *RefusedError) Error() string {
-	return fmt.Sprintf("the agent responded %d %s to %s: %s", e.Code, http.StatusText(e.Code), e.Path, e.Problem)
+	if e.Problem == "" {
+		return fmt.Sprintf("the agent responded %d %s to %s", e.Code, http.StatusText(e.Code), e.Path)
+	}
+	return e.Problem
 }
 
 // Get decodes the response to a GET of path into v. Its error is a RefusedError, or has a hint if no agent runs.
@@ -88,26 +91,36 @@ func (c *Client) Send(ctx context.Context, path string, body []byte, v any) erro
 	return c.do(ctx, http.MethodPost, path, body, v)
 }
 
-// Follow calls each with the data of each server-sent event in the response to a GET of path, until ctx ends or the
-// agent stops.
+// Follow calls each with the data of each server-sent event in the response to a GET of path. It returns nil if ctx
+// ends, and an error if each fails or the agent ends the response. It leaves out an event whose end has not arrived.
 func (c *Client) Follow(ctx context.Context, path string, each func(data []byte) error) error {
 	body, err := c.open(ctx, http.MethodGet, path, nil)
 	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
 		return err
 	}
 	defer body.Close()
-	lines := bufio.NewScanner(body)
-	for lines.Scan() {
-		if data, ok := bytes.CutPrefix(lines.Bytes(), []byte("data: ")); ok {
+	for lines := bufio.NewReader(body); ; {
+		line, err := lines.ReadBytes('\n')
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, io.EOF):
+			return errors.New("the agent has stopped")
+		case errors.Is(err, io.ErrUnexpectedEOF):
+			return errors.New("the agent has stopped, or nobody has read its output for a minute")
+		default:
+			return err
+		}
+		if data, ok := bytes.CutPrefix(line, []byte("data: ")); ok {
 			if err := each(data); err != nil {
 				return err
 			}
 		}
 	}
-	if ctx.Err() != nil {
-		return nil
-	}
-	return cmp.Or(lines.Err(), errors.New("the agent has stopped"))
 }
 
 func (c *Client) do(ctx context.Context, method, path string, body []byte, v any) error {
@@ -141,6 +154,9 @@ func (c *Client) open(ctx context.Context, method, path string, body []byte) (io
 		return nil, fmt.Errorf("the agent on %s does not respond within %v; its log may say why", c.socket,
 			c.timeout(path))
 	case err != nil:
+		if request := new(url.Error); errors.As(err, &request) {
+			err = request.Err // without the address that only stands for the socket
+		}
 		return nil, fmt.Errorf("request to the agent on %s: %w", c.socket, err)
 	}
 	if resp.StatusCode != http.StatusOK {

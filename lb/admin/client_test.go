@@ -1,10 +1,12 @@
 package admin
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -35,8 +37,8 @@ func TestClientErrors(t *testing.T) {
 		{"answer", `"x"`, 200, ""},
 		{"not JSON", `x`, 200, "read the response to /v1/x: invalid character"},
 		{"wrong type", `1`, 200, "read the response to /v1/x: json: cannot unmarshal number"},
-		{"refused", `{"error":"no\nno"}`, 422, "the agent responded 422 Unprocessable Entity to /v1/x: no\nno"},
-		{"refused, not JSON", `404 page not found`, 404, "the agent responded 404 Not Found to /v1/x: "},
+		{"refused", `{"error":"no\nno"}`, 422, "no\nno"},
+		{"refused, not JSON", `404 page not found`, 404, "the agent responded 404 Not Found to /v1/x"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := serveAnswer(t, tt.code, tt.body)
@@ -117,5 +119,55 @@ func TestClientClosesBody(t *testing.T) {
 		err := c.Get(t.Context(), "/v1/x", &v)
 		must.True(t, (err == nil) == (code == http.StatusOK) && b.closed == 1,
 			"status %d: %v, closed %d times", code, err, b.closed)
+	}
+}
+
+// Follow ends without an error if its context ends, even within an event. If the agent ends the response, it says so.
+func TestFollow(t *testing.T) {
+	const cutOff = "the agent has stopped, or nobody has read its output for a minute"
+	for name, tt := range map[string]struct {
+		cut  string // what the agent sends after its first event
+		stop bool   // the context ends then; otherwise the agent cuts the connection
+		err  string
+	}{
+		"interrupted":                    {"", true, ""},
+		"interrupted in an event":        {"data: {\"x\":", true, ""},
+		"cut off":                        {"", false, cutOff},
+		"cut off within an event":        {"data: {\"x\":", false, cutOff},
+		"ends as a whole":                {"end", false, "the agent has stopped"},
+		"interrupted without a response": {"none", true, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			socket := options(t).Socket
+			server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if tt.cut != "none" {
+					io.WriteString(w, "data: 1\n\n")
+				}
+				if tt.cut == "end" {
+					return
+				}
+				if tt.cut != "none" {
+					io.WriteString(w, tt.cut)
+					http.NewResponseController(w).Flush()
+					time.Sleep(50 * time.Millisecond) // until the client has read it
+				}
+				if tt.stop {
+					cancel()
+					<-r.Context().Done()
+				}
+				panic(http.ErrAbortHandler)
+			})}
+			go server.Serve(must.Get(net.Listen("unix", socket))(t))
+			defer server.Close()
+			var got []string
+			err := NewClient(socket).Follow(ctx, "/v1/x", func(data []byte) error {
+				got = append(got, strings.TrimSpace(string(data)))
+				return nil
+			})
+			must.True(t, tt.err == "" && err == nil || err != nil && err.Error() == tt.err, "error %v", err)
+			must.True(t, tt.cut == "none" && got == nil || slices.Equal(got, []string{"1"}), "events %q", got)
+		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"os"
 	"os/user"
 	"slices"
 	"strconv"
@@ -92,6 +93,21 @@ func (s *Server) asUser(h http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
+// asOwner serves only root and the agent's own user. Who may open the socket may act on services, but a configuration
+// can also run programs.
+func asOwner(h http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if uid, ok := r.Context().Value(uidKey{}).(int); ok && uid != 0 && uid != os.Geteuid() {
+			writeError(w, http.StatusForbidden, errors.New("only root may put another configuration in force"))
+			return
+		}
+		h(w, r)
+	}
+}
+
+// uidKey is the context key of the id of that user, or -1. It is set for each connection of the socket.
+type uidKey struct{}
+
 // userKey is the context key of the name of the user who opened the connection.
 type userKey struct{}
 
@@ -100,11 +116,12 @@ func withUser(ctx context.Context, c net.Conn) context.Context {
 	if r, ok := c.(*reservedConn); ok {
 		c = r.Conn
 	}
-	name := "unknown"
+	name, uid := "unknown", -1
 	if u, ok := c.(*net.UnixConn); ok {
 		if raw, err := u.SyscallConn(); err == nil {
 			raw.Control(func(fd uintptr) {
 				if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+					uid = int(cred.Uid)
 					name = "uid " + strconv.Itoa(int(cred.Uid))
 					if who, err := user.LookupId(strconv.Itoa(int(cred.Uid))); err == nil {
 						name = who.Username
@@ -113,5 +130,5 @@ func withUser(ctx context.Context, c net.Conn) context.Context {
 			})
 		}
 	}
-	return context.WithValue(ctx, userKey{}, name)
+	return context.WithValue(context.WithValue(ctx, userKey{}, name), uidKey{}, uid)
 }

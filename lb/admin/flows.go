@@ -2,7 +2,10 @@ package admin
 
 import (
 	"context"
+	"errors"
 	"net/http"
+	"slices"
+	"strings"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -22,6 +25,14 @@ func (s *Server) flows(w http.ResponseWriter, r *http.Request) {
 	if want, ok := wantedFlows(w, r); ok {
 		s.listFlows(r.Context(), w, want)
 	}
+}
+
+// flowsOver returns the handler of requests for flows over the unix socket, or over TCP.
+func (s *Server) flowsOver(unix bool) http.HandlerFunc {
+	if unix {
+		return s.flows
+	}
+	return s.someFlows
 }
 
 // someFlows is like flows, but for TCP: one short walk at a time, with at most flowLimit flows.
@@ -74,6 +85,39 @@ func (s *Server) listFlows(ctx context.Context, w http.ResponseWriter, want lb.F
 	write(w, http.StatusOK, Flows{listOf(flows), more})
 }
 
+// EndedFlows is the response of /v1/flows/end.
+type EndedFlows struct {
+	Ended int `json:"ended"`
+	Kept  int `json:"kept"` // with direct return (dsr, tunnel)
+}
+
+// endFlows ends the flows that the request selects. Without a filter, it refuses to end all.
+func (s *Server) endFlows(w http.ResponseWriter, r *http.Request) {
+	want, ok := wantedFlows(w, r)
+	if !ok {
+		return
+	}
+	want.Limit = 0
+	if want == (lb.FlowFilter{State: want.State, Port: want.Port}) {
+		writeError(w, http.StatusBadRequest, errors.New("want client=ADDRESS, service=NAME or backend=ADDRESS"))
+		return
+	}
+	var done EndedFlows
+	var err error
+	if done.Ended, done.Kept, err = s.o.EndFlows(r.Context(), want); err != nil {
+		writeError(w, http.StatusInternalServerError, err)
+		return
+	}
+	if done == (EndedFlows{}) && want.Service != "" {
+		if err := s.noService(r.Context(), want.Service); err != nil {
+			writeError(w, http.StatusNotFound, err)
+			return
+		}
+	}
+	s.o.Log.Info("flows ended by the operator", "flows", done.Ended, "kept", done.Kept)
+	write(w, http.StatusOK, done)
+}
+
 // noService returns an error if there is no such service, or nil if it exists or if the engine cannot tell.
 func (s *Server) noService(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
@@ -82,5 +126,12 @@ func (s *Server) noService(ctx context.Context, name string) error {
 	if err != nil || !st.Settled {
 		return nil
 	}
-	return lb.NoService(name, s.services(st))
+	rows := slices.Clone(s.services(st))
+	if s.o.Rules != nil {
+		for _, r := range s.o.Rules() {
+			service, _, _ := strings.Cut(r.Name, ":")
+			rows = append(rows, lb.ServiceStatus{Service: service})
+		}
+	}
+	return lb.NoService(name, rows)
 }

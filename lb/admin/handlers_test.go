@@ -55,10 +55,11 @@ func TestEmptyLists(t *testing.T) {
 	o := options(t)
 	o.Status = func(context.Context) (lb.Status, error) { return lb.Status{}, nil }
 	o.Peers = func() []lb.PeerStatus { return nil }
+	o.Members = nil
 	o.Flows = func(context.Context, lb.FlowFilter) ([]lb.FlowStatus, bool, error) { return nil, false, nil }
 	o.Sent = func(netip.Addr) ([]lb.SentRoute, bool) { return nil, true }
 	for path, want := range map[string]string{
-		"/v1/services": "[]", "/v1/backends": "[]", "/v1/routes": "[]", "/v1/peers": "[]",
+		"/v1/services": "[]", "/v1/backends": "[]", "/v1/routes": "[]", "/v1/peers": "[]", "/v1/members": "[]",
 		"/v1/routes?peer=192.0.2.1": "[]", "/v1/flows": `{"flows":[],"more":false}`,
 	} {
 		code, body := get(t, o, path)
@@ -151,8 +152,14 @@ func TestStateMetrics(t *testing.T) {
 			},
 			Routes: []lb.RouteStatus{{Address: vip}, {Address: vip.Next(), Announced: true}},
 		}, failure
+	}, func() []lb.Pool {
+		ranges := []lb.AddrRange{{From: vip.Prev(), To: vip.Next()},
+			{From: netip.MustParseAddr("2001:db8::1"), To: netip.MustParseAddr("2001:db8::2")}}
+		return []lb.Pool{{Name: "public", Ranges: ranges}, {Name: "other", Ranges: ranges[1:]}}
 	})
 	want := map[string]float64{
+		"pool_addresses public assigned": 1, "pool_addresses public free": 4,
+		"pool_addresses other assigned": 0, "pool_addresses other free": 2,
 		"engine_backends web unknown": 1, "engine_backends web healthy": 2,
 		"engine_backends web unhealthy": 1, "engine_backends web draining": 1,
 		"engine_backends idle unknown": 0, "engine_backends idle healthy": 0,
@@ -294,6 +301,31 @@ func TestServicesAreSorted(t *testing.T) {
 	o.Status = func(context.Context) (lb.Status, error) { return lb.Status{Services: []lb.ServiceStatus{}}, nil }
 	code, body := get(t, o, "/v1/services")
 	must.True(t, code == http.StatusOK && body == "[]", "without services: %d %s", code, body)
+}
+
+// A service proxy lists its rules, and knows the Services that have no VIP.
+func TestRulesOfServiceProxy(t *testing.T) {
+	o := options(t)
+	const path = "/v1/services?scope=inside"
+	code, body := get(t, o, path)
+	must.True(t, code == http.StatusNotFound && strings.Contains(body, "nottheserviceproxy"), "%d %s", code, body)
+	o.Rules = func() []lb.NodeRule {
+		return []lb.NodeRule{{Name: "default/dns:udp", Addr: netip.MustParseAddr("10.96.0.1"), Port: 53,
+			Protocol: lb.UDP, ClusterIP: true, Inside: lb.NodeChoice{
+				Endpoints: []netip.AddrPort{netip.MustParseAddrPort("10.244.0.1:53")}}}}
+	}
+	code, body = get(t, o, path)
+	want := `[{"service":"default/dns:udp","address":"10.96.0.1","port":53,"protocol":"udp","cluster_ip":true,` +
+		`"inside":{"endpoints":["10.244.0.1:53"]}}]`
+	must.True(t, code == http.StatusOK && body == want, "%d %s", code, body)
+	code, body = get(t, o, "/v1/services?scope=node")
+	must.True(t, code == http.StatusBadRequest, "%d %s", code, body)
+	o.Flows = func(context.Context, lb.FlowFilter) ([]lb.FlowStatus, bool, error) { return nil, false, nil }
+	o.Status = func(context.Context) (lb.Status, error) { return lb.Status{Settled: true}, nil }
+	for name, want := range map[string]int{"default/dns": http.StatusOK, "default/web": http.StatusNotFound} {
+		code, body = get(t, o, "/v1/flows?service="+name)
+		must.True(t, code == want, "%s: %d %s", name, code, body)
+	}
 }
 
 func TestFindingMetrics(t *testing.T) {

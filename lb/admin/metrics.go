@@ -2,6 +2,7 @@ package admin
 
 import (
 	"context"
+	"net/netip"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -19,6 +20,7 @@ type CallMetrics struct {
 // StateMetrics exports the state of the engine.
 type StateMetrics struct {
 	status func(context.Context) (lb.Status, error)
+	pools  func() []lb.Pool
 }
 
 var (
@@ -32,6 +34,9 @@ var (
 		"1 while a VIP is announced, otherwise 0.", []string{"vip"}, nil)
 	descSettled = prometheus.NewDesc("steelyard_engine_settled",
 		"1 once every source is complete and every check has a result, otherwise 0.", nil, nil)
+	descPools = prometheus.NewDesc("steelyard_pool_addresses",
+		"Addresses of a pool that services have (assigned) or do not have (free, including .0 and .255).",
+		[]string{"pool", "state"}, nil)
 )
 
 // NewCallMetrics returns a collector without calls. It is separate from StateMetrics because the engine needs it.
@@ -83,14 +88,16 @@ func (m *CallMetrics) Collect(ch chan<- prometheus.Metric) {
 	m.changes.Collect(ch)
 }
 
-// NewStateMetrics returns a collector that calls status at each scrape.
-func NewStateMetrics(status func(context.Context) (lb.Status, error)) *StateMetrics {
-	return &StateMetrics{status}
+// NewStateMetrics returns a collector that calls status and pools at each scrape.
+func NewStateMetrics(status func(context.Context) (lb.Status, error), pools func() []lb.Pool) *StateMetrics {
+	return &StateMetrics{status, pools}
 }
 
 // Describe implements prometheus.Collector.
 func (m *StateMetrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descBackends, descFrontends, descServices, descAnnounced, descSettled} {
+	for _, d := range []*prometheus.Desc{
+		descBackends, descFrontends, descServices, descAnnounced, descSettled, descPools,
+	} {
 		ch <- d
 	}
 }
@@ -133,6 +140,33 @@ func (m *StateMetrics) Collect(ch chan<- prometheus.Metric) {
 	for _, r := range st.Routes {
 		gauge(descAnnounced, one(r.Announced), r.Address.String())
 	}
+	for pool, n := range poolAddresses(m.pools(), st) {
+		for state, n := range map[string]float64{"assigned": n.assigned, "free": n.size - n.assigned} {
+			ch <- prometheus.MustNewConstMetric(descPools, prometheus.GaugeValue, n, pool, state)
+		}
+	}
 	gauge(descServices, len(services))
 	gauge(descSettled, one(st.Settled))
+}
+
+type poolCount struct{ size, assigned float64 }
+
+// poolAddresses counts the addresses of each pool, and those that services have.
+func poolAddresses(pools []lb.Pool, st lb.Status) map[string]poolCount {
+	vips := map[netip.Addr]struct{}{}
+	for _, s := range st.Services {
+		vips[s.Address] = struct{}{}
+	}
+	all := map[string]poolCount{}
+	for _, p := range pools {
+		n := all[p.Name]
+		for _, r := range p.Ranges {
+			n.size += r.Size()
+		}
+		for vip := range vips {
+			n.assigned += float64(one(p.Contains(vip)))
+		}
+		all[p.Name] = n
+	}
+	return all
 }

@@ -2,6 +2,7 @@ package admin
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"time"
@@ -17,6 +18,9 @@ type Reloaded struct {
 	Changes     []lb.Change `json:"changes"`
 	Warnings    []string    `json:"warnings,omitempty"`
 	NeedRestart []string    `json:"need_restart,omitempty"` // changed sections that are read only at startup
+	// ConfirmUntil is when the previous configuration becomes active again unless this one is confirmed. It is zero if
+	// this one is confirmed.
+	ConfirmUntil time.Time `json:"confirm_until,omitzero"`
 }
 
 // Text is the response of /v1/config.
@@ -38,31 +42,53 @@ func (s *Server) diff(w http.ResponseWriter, r *http.Request) {
 		writeReloaded(w)(s.o.Diff("", nil))
 		return
 	}
-	name := r.URL.Query().Get("name")
+	if name, text, ok := posted(w, r); ok {
+		writeReloaded(w)(s.o.Diff(name, text))
+	}
+}
+
+// posted returns a configuration in the body, and its name in ?name=. It writes the error if there is one.
+func posted(w http.ResponseWriter, r *http.Request) (name string, text []byte, ok bool) {
+	name = r.URL.Query().Get("name")
 	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, configMax))
 	if err == nil && name == "" {
 		err = errors.New("want name=FILE")
 	}
 	if err != nil {
 		writeError(w, http.StatusBadRequest, err)
-		return
 	}
-	writeReloaded(w)(s.o.Diff(name, text))
+	return name, text, err == nil
 }
 
-// proxyDiff responds with 422 if there is nothing to compare with.
-func (s *Server) proxyDiff(w http.ResponseWriter, _ *http.Request) {
-	if s.o.ProxyDiff == nil {
-		writeError(w, http.StatusUnprocessableEntity, errors.New("the configuration has no section [kubernetes]"))
-		return
+// ConfirmMax bounds the time to confirm a configuration.
+const ConfirmMax = time.Hour
+
+// ParseConfirm parses the time to confirm a configuration.
+func ParseConfirm(text string) (time.Duration, error) {
+	d, err := time.ParseDuration(text)
+	if err != nil || d < time.Second || d > ConfirmMax {
+		return 0, fmt.Errorf("confirm %q: want a time from 1s to 1h, such as 60s", text)
 	}
-	changes, err := s.o.ProxyDiff()
-	if err != nil {
-		writeError(w, http.StatusUnprocessableEntity, err)
-		return
-	}
-	write(w, http.StatusOK, listOf(changes))
+	return d, nil
 }
+
+// apply responds like reload, for the configuration in the body. ?confirm= is the time to confirm it.
+func (s *Server) apply(w http.ResponseWriter, r *http.Request) {
+	var within time.Duration
+	if q := r.URL.Query(); q.Has("confirm") {
+		var err error
+		if within, err = ParseConfirm(q.Get("confirm")); err != nil {
+			writeError(w, http.StatusBadRequest, err)
+			return
+		}
+	}
+	if name, text, ok := posted(w, r); ok {
+		writeReloaded(w)(s.o.Apply(name, text, r.URL.Query().Get("force"), within))
+	}
+}
+
+// confirm responds with 422 if no configuration waits to be confirmed, or the file cannot be written.
+func (s *Server) confirm(w http.ResponseWriter, _ *http.Request) { writeReloaded(w)(s.o.Confirm()) }
 
 func writeReloaded(w http.ResponseWriter) func(Reloaded, error) {
 	return func(now Reloaded, err error) {
@@ -73,4 +99,13 @@ func writeReloaded(w http.ResponseWriter) func(Reloaded, error) {
 		now.Changes = listOf(now.Changes)
 		write(w, http.StatusOK, now)
 	}
+}
+
+// restart responds before the agent ends, or with 422 if the configuration is rejected.
+func (s *Server) restart(w http.ResponseWriter, _ *http.Request) {
+	if err := s.o.Restart(); err != nil {
+		writeError(w, http.StatusUnprocessableEntity, err)
+		return
+	}
+	write(w, http.StatusOK, struct{}{})
 }

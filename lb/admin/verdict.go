@@ -68,6 +68,10 @@ func (i *Info) unsettled(now time.Time) (all []lb.Finding) {
 	default:
 		add(lb.FoundDrained.About("", "drained: %s", List(i.Drained.Names())))
 	}
+	if len(i.Weights) > 0 {
+		names := lb.Drains{Weights: i.Weights}.WeightNames()
+		add(lb.FoundWeights.About("", "weights set by the operator: %s", List(names)))
+	}
 	if i.LoadError != "" {
 		add(lb.FoundReloadRejected.About(i.Config, "the last reload was rejected"))
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/events"
 	"github.com/steelyard-lb/steelyard/lb/file"
 	"github.com/steelyard-lb/steelyard/lb/kube"
+	"github.com/steelyard-lb/steelyard/lb/kube/proxy"
 	"github.com/steelyard-lb/steelyard/lb/logqueue"
 	"github.com/steelyard-lb/steelyard/lb/state"
 	"github.com/steelyard-lb/steelyard/systemd"
@@ -53,6 +54,12 @@ type Options struct {
 	setLabels func(map[string]string)
 
 	open func(datapath.Options) (forwarder, error) // openDatapath if nil; tests use one in memory
+	// openInside is called if the agent shall be the service proxy or drain one. Tests without one leave it nil.
+	openInside func(o Options, uplinks func() []datapath.InterfaceStatus, drain bool) (insider, error)
+	// Set by connect.
+	inside   insider // nil if the agent neither is nor drains the service proxy
+	draining bool    // inside has given back
+	notProxy bool    // the configuration wants the agent as service proxy, but it is not
 }
 
 // before is the Before hook of each Boundary. It is nil except in programs built with the tag "faults" (faults.go).
@@ -72,7 +79,7 @@ func (o Options) complete() (Options, error) {
 	}
 	o.boundary.Log = o.Log
 	if o.open == nil {
-		o.open = openDatapath
+		o.open, o.openInside = openDatapath, openInside
 	}
 	if o.hangup == nil {
 		o.hangup = catch(syscall.SIGHUP)
@@ -80,13 +87,17 @@ func (o Options) complete() (Options, error) {
 	if o.Level == nil {
 		o.Level = new(slog.LevelVar)
 	}
-	if o.Config != nil {
-		return o, nil
+	if o.Config == nil {
+		var err error
+		o.mounted, o.restart = mountedVersion(o.ConfigFile), catch(syscall.SIGUSR1)
+		if o.Config, err = load(o.ConfigFile); err != nil {
+			return o, err
+		}
 	}
-	var err error
-	o.mounted, o.restart = mountedVersion(o.ConfigFile), catch(syscall.SIGUSR1)
-	o.Config, err = load(o.ConfigFile)
-	return o, err
+	if o.Config.Kubernetes != nil {
+		o.api.servers = o.Config.Kubernetes.APIServers
+	}
+	return o, nil
 }
 
 // Agent is the daemon with all its parts, created by New.
@@ -94,6 +105,7 @@ type Agent struct {
 	log      *slog.Logger
 	engine   *lb.Engine
 	datapath io.Closer
+	inside   io.Closer // nil if another program is the service proxy
 	reloader *reloader
 	keys     *clusterKeys // nil without a cluster, or with keys from a file
 	// configured is the number of services in the file at startup.
@@ -228,17 +240,20 @@ func (a *Agent) connect(
 		return err
 	}
 	dp.OnFault(a.engine.Faults)
-	rates := &rates{read: dp.Traffic, log: component(o.Log, "datapath")}
+	rates := &rates{read: dp.Traffic, readHandshakes: dp.Handshakes, log: component(o.Log, "datapath")}
 	status := func(ctx context.Context) (lb.Status, error) {
 		st, err := a.engine.Status(ctx)
-		rates.mark(&st)
+		rates.mark(&st, time.Now(), prober.Times)
 		return announcers.seen(st), err
 	}
 	statusOf := func(ctx context.Context, vip netip.Addr) (lb.Status, error) {
 		st, err := a.engine.StatusOf(ctx, vip)
+		if len(st.Backends) > 0 {
+			rates.mark(&st, time.Now(), prober.Times)
+		}
 		return announcers.seen(st), err
 	}
-	registry.MustRegister(calls, admin.NewStateMetrics(status), admin.NewPanicMetrics(o.boundary))
+	registry.MustRegister(calls, admin.NewStateMetrics(status, a.reloader.pools), admin.NewPanicMetrics(o.boundary))
 	sink := newRefuser(a.engine, o.network, o.boundary, component(o.Log, "addresses"))
 	a.sources = append(a.sources, sourceTask("services of the file", services, sink))
 	trusted := openCaution(sink, o.StateDir, a.problems, component(o.Log, "agent"))
@@ -251,7 +266,9 @@ func (a *Agent) connect(
 	a.reloader.drains = drains
 	var inCluster func() *admin.Cluster
 	var waiting func() []lb.ServiceStatus
-	var proxyDiff func() ([]lb.Change, error)
+	var nodeProxy admin.Proxy
+	var rules func() []lb.NodeRule
+	var permissions func(context.Context) ([]lb.Finding, error)
 	findings := []func() []lb.Finding{
 		a.keys.findings, a.problems.findings, prober.Findings, announcers.findings,
 		announcers.members.findings, announcers.conflicts.findings, // the latter may follow from the former
@@ -259,11 +276,18 @@ func (a *Agent) connect(
 		func() []lb.Finding { return lb.FoundLogIncomplete.Each(o.queue.Problems()) },
 		func() []lb.Finding { return lb.FoundInputRefused.Each(o.boundary.Troubles()) },
 	}
+	if err := o.connectInside(dp.Interfaces); err != nil {
+		a.problems.set(proxyProblem, err)
+	}
 	if o.Config.Kubernetes != nil {
 		o.setLabels = announcers.setLabels
 		held, err := dp.Held()
 		if err != nil {
 			return err
+		}
+		if a.inside = o.inside; o.inside != nil {
+			a.tasks = append(a.tasks, task{"service proxy", o.inside.Run})
+			findings = append(findings, func() []lb.Finding { return insideFindings(o.inside) })
 		}
 		c, err := newCluster(o, facts, a.engine, trusted, held, func(nodes []netip.Addr) error {
 			sink.setNodes(nodes)
@@ -276,18 +300,32 @@ func (a *Agent) connect(
 		if err != nil {
 			return err
 		}
+		if o.inside != nil {
+			registry.MustRegister(o.inside, c.metrics)
+			rules = o.inside.Rules
+		}
 		events, changed := c.emitRoutes(facts.name, o.StateDir, announcers.judge, component(o.Log, "kubernetes"))
 		routeChanged = changed
 		a.sources = append(a.sources, c.source, events)
 		a.tasks = append(a.tasks, c.tasks...)
 		inCluster, a.reloader.setPools, a.reloader.setProbing = c.state, c.setPools, c.setProbing
-		waiting, drains.waiting, proxyDiff = c.waiting, c.waiting, c.proxyDiff
+		waiting, drains.waiting = c.waiting, c.waiting
+		nodeProxy = &serviceProxy{
+			diff: c.proxyDiff, wanted: o.Config.Kubernetes.Proxy == config.ProxyReplace,
+			inside: o.inside, draining: o.draining, serves: c.servesProxyHealth,
+			orders: o.orders(), restart: a.restart, present: proxy.Present, permit: permitBeside,
+			watched: o.watched,
+		}
 		if o.mounted != "" {
 			m := &mounted{o.ConfigFile, o.mounted, a.reloader.follow, self(c.client, facts.name)}
 			a.tasks = append(a.tasks, task{"mounted configuration", m.run})
 		}
 		findings = append(findings, c.checks.Findings, c.findings)
+		permissions = func(ctx context.Context) ([]lb.Finding, error) {
+			return kube.Permissions(ctx, c.client, c.leader != nil)
+		}
 	}
+	all := scopes{dp, o.inside}
 	info := describer{
 		node: facts.name, version: o.Version, started: time.Now(), reloader: a.reloader, datapath: dp,
 		findings: findings, drained: drains.now, cluster: inCluster, l2: o.Config.L2 != nil,
@@ -298,10 +336,14 @@ func (a *Agent) connect(
 		Access: accessOf(o.Config), TLSCert: o.Config.Admin.TLSCert, TLSKey: o.Config.Admin.TLSKey,
 		Problem: a.problems.set,
 		Status:  status, StatusOf: statusOf, Peers: announcers.peers, Sent: announcers.sent,
-		Flows: dp.Flows, Explain: dp.Explain, Drain: drains.set,
+		Members: announcers.members.status,
+		Flows:   all.flows, EndFlows: dp.EndFlows, Explain: all.explain, Rules: rules, Trace: all.trace,
+		Drain: drains.set, SetWeight: drains.setWeight,
 		Reload: a.reloader.reload, Diff: a.reloader.diff, Text: a.reloader.text,
-		ProxyDiff: proxyDiff,
-		Restart:   a.restart, Info: info.info, Waiting: waiting, Events: o.history.After,
+		Apply: a.reloader.applyText, Confirm: a.reloader.confirm,
+		Proxy:   nodeProxy,
+		Examine: examiner{announcers, o.Config, permissions}.examine,
+		Restart: a.restart, Info: info.info, Waiting: waiting, Events: o.history.After,
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}),
 		Log:     component(o.Log, "admin"), Boundary: o.boundary,
 	})

@@ -44,7 +44,8 @@ func Allocate(ctx context.Context, configFile, version string, w io.Writer) erro
 	defer queue.Flush()
 	setKlog(log)
 	away := new(reachability)
-	client, err := newClient(cfg.Kubernetes.Kubeconfig, version, 0, retryingDial(log, away, nil))
+	api := &apiDialer{servers: cfg.Kubernetes.APIServers}
+	client, err := newClient(cfg.Kubernetes.Kubeconfig, version, 0, retryingDial(log, away, api))
 	if err != nil {
 		return fmt.Errorf("kubernetes: %w", err)
 	}
@@ -125,7 +126,8 @@ func newAllocation(
 	if err != nil {
 		return nil, err
 	}
-	lease, err := newClient(cfg.Kubernetes.Kubeconfig, version, leaseTimeout, new(apiDialer).dial)
+	api := &apiDialer{servers: cfg.Kubernetes.APIServers}
+	lease, err := newClient(cfg.Kubernetes.Kubeconfig, version, leaseTimeout, api.dial)
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}

@@ -28,7 +28,9 @@ type announcers struct {
 	// notReceived says why nobody receives an announced route, or returns "" if somebody does.
 	notReceived func(lb.RouteStatus) string
 	conflicts   conflicts
-	kinds       []lb.AnnouncerKind // enabled
+	askOwn      func(context.Context) // updates conflicts; nil if l2 is off
+	l2Links     []string              // on which l2 announces
+	kinds       []lb.AnnouncerKind    // enabled
 	// grace is lb.EngineOptions.Grace.
 	grace func(by []lb.AnnouncerKind) time.Duration
 	// keepRoutes leaves the routes to graceful restart.
@@ -105,7 +107,7 @@ func newAnnouncers(
 		registry.MustRegister(responder)
 		byKind[lb.AnnounceL2], out.conflicts.list = responder, responder.Conflicts
 		out.conflicts.waiting, out.conflicts.since = responder.Waiting, responder.Since
-		out.require = responder.Require
+		out.require, out.askOwn, out.l2Links = responder.Require, responder.AskOwn, facts.l2Interfaces
 		others := out.findings
 		out.findings = func() []lb.Finding { return append(others(), responder.Findings()...) }
 		out.tasks = append(out.tasks, task{"l2", responder.Run})

@@ -46,13 +46,13 @@ func load(configFile string) (*config.Config, error) {
 }
 
 // reload checks the text of a file like Check, but for a running agent. Settings that are read only at startup are
-// already active, so a problem with the interfaces is only a warning.
-func reload(name string, text []byte) (*config.Config, error) {
+// already active, so a problem with the interfaces is only a warning. before is an earlier version of the file or nil.
+func reload(before *config.Config, name string, text []byte) (*config.Config, error) {
 	network, err := machine.Read()
 	if err != nil {
 		return nil, err
 	}
-	return preflight.Parse(name, text, links(network, (*config.Report).Warnf, (*config.Report).Warnf),
+	return preflight.ParseAfter(before, name, text, links(network, (*config.Report).Warnf, (*config.Report).Warnf),
 		preflight.Taken(network, (*config.Report).Errorf), preflight.NoPeers(network, (*config.Report).Errorf),
 		preflight.Warnings(network), preflight.Programs((*config.Report).Errorf),
 		memberFamily(thisHost{}, (*config.Report).Errorf))

@@ -23,9 +23,12 @@ type forwarder interface {
 	Run(context.Context) error
 	Interfaces() []datapath.InterfaceStatus
 	Findings() []lb.Finding
-	Traffic() (map[lb.Frontend]datapath.Traffic, error)
+	Traffic() (map[lb.Frontend]datapath.Traffic, map[netip.AddrPort]datapath.Traffic, error)
+	Handshakes() (map[netip.AddrPort]lb.Handshakes, error)
 	Flows(context.Context, lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error)
+	EndFlows(context.Context, lb.FlowFilter) (ended, kept int, err error)
 	Explain(lb.Question) (lb.Explanation, error)
+	Trace(context.Context, lb.TraceFilter, datapath.TracePart, func([]lb.TraceEvent) error) error
 	SetTunnelSources([]netip.Addr) error
 	SetTunnelKeys(datapath.TunnelKeys) error
 	OnFault(func(changed map[netip.Addr]string))

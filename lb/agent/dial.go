@@ -59,6 +59,8 @@ const (
 // may be the only node, or the one that the router chooses. TLS verifies the same name either way. A nil apiDialer
 // knows no endpoints.
 type apiDialer struct {
+	// servers are dialed instead of the client's address, which may be a ClusterIP that this agent serves itself.
+	servers []string
 	// endpoints returns the endpoints of an address's VIP and port, or nil if it knows none.
 	endpoints atomic.Pointer[func(address string) []string]
 }
@@ -68,6 +70,9 @@ const directTimeout = time.Second
 
 func (a *apiDialer) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	var direct []string
+	if a != nil && len(a.servers) > 0 {
+		return dialAny(ctx, network, a.servers)
+	}
 	if a != nil {
 		if f := a.endpoints.Load(); f != nil {
 			direct = (*f)(address)
@@ -77,13 +82,19 @@ func (a *apiDialer) dial(ctx context.Context, network, address string) (net.Conn
 		return dialAPI(ctx, network, address, dialTimeout)
 	}
 	conn, err := dialAPI(ctx, network, address, directTimeout)
-	for _, i := range rand.Perm(len(direct)) {
-		if err == nil || ctx.Err() != nil {
-			break
-		}
-		var failed error
-		if conn, failed = dialAPI(ctx, network, direct[i], directTimeout); failed == nil {
+	if err != nil && ctx.Err() == nil {
+		if conn, failed := dialAny(ctx, network, direct); failed == nil {
 			return conn, nil
+		}
+	}
+	return conn, err
+}
+
+// dialAny connects to the first of the servers that accepts, in a random order.
+func dialAny(ctx context.Context, network string, servers []string) (conn net.Conn, err error) {
+	for _, i := range rand.Perm(len(servers)) {
+		if conn, err = dialAPI(ctx, network, servers[i], directTimeout); err == nil || ctx.Err() != nil {
+			break
 		}
 	}
 	return conn, err

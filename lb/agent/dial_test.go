@@ -53,6 +53,21 @@ func TestRetryingDial(t *testing.T) {
 	must.True(t, took >= dialInterval/2 && took <= 3*dialInterval, "connected after %s", took)
 }
 
+// The configured API servers are tried instead of the address in the client's configuration.
+func TestAPIServers(t *testing.T) {
+	t.Parallel()
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	t.Cleanup(func() { l.Close() })
+	closed := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	must.Do(t, closed.Close())
+	a := &apiDialer{servers: []string{closed.Addr().String(), l.Addr().String()}}
+	for range 10 {
+		conn := must.Get(a.dial(t.Context(), "tcp", "192.0.2.1:443"))(t)
+		must.Equal(t, l.Addr().String(), conn.RemoteAddr().String())
+		conn.Close()
+	}
+}
+
 // A connection to the API server ends within seconds when nobody answers, whether it is idle or has sent a request,
 // because a router may have moved it to a node that does not know it.
 func TestLostConnectionEnds(t *testing.T) {

@@ -23,7 +23,7 @@ func (l *reloader) diff(name string, text []byte) (then admin.Reloaded, err erro
 		}
 		var cfg *config.Config
 		if err == nil {
-			cfg, err = reload(name, text)
+			cfg, err = reload(l.loaded, name, text)
 		}
 		var plan *file.Plan
 		if err == nil {
@@ -34,7 +34,7 @@ func (l *reloader) diff(name string, text []byte) (then admin.Reloaded, err erro
 				Config: name, Changes: l.changes(plan, cfg), Warnings: cfg.Warnings,
 				NeedRestart: needRestart(l.running, cfg),
 			}
-			if err := guard(plan, cfg, l.text(), l.fromCluster(cfg), ""); err != nil {
+			if err := l.guard(plan, cfg, ""); err != nil {
 				then.Warnings = append(slices.Clip(then.Warnings), "a reload would refuse this: "+err.Error())
 			}
 		}
@@ -49,7 +49,7 @@ const countTime = 2 * time.Second
 // changes returns what a plan and the rest of its configuration change, with the number of connections that this ends.
 func (l *reloader) changes(plan *file.Plan, cfg *config.Config) []lb.Change {
 	all := append(sectionsChanged(l.loaded, cfg), plan.Changes...)
-	if l.drains != nil {
+	if l.drains != nil && !l.goesBack(cfg.Text) {
 		all = append(all, l.drains.ended(all)...)
 	}
 	if l.flows == nil {

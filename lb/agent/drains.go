@@ -18,8 +18,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
-// drainStore stores an operator's drains. They survive restarts of the agent, but not a reboot. They are active even if
-// they cannot be stored.
+// drainStore stores an operator's drains and weights. They survive restarts of the agent, but not a reboot. They are
+// active even if they cannot be stored.
 type drainStore struct {
 	path   string
 	engine drainer
@@ -84,6 +84,23 @@ func (d *drainStore) set(ctx context.Context, t lb.DrainTarget, on bool) (lb.Dra
 	return d.current, nil
 }
 
+// setWeight sets the weight of a server, or as configured if it is negative, and returns all drains and weights.
+func (d *drainStore) setWeight(ctx context.Context, t lb.DrainTarget, weight int) (lb.Drains, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if weight >= 0 {
+		st, err := d.engine.Status(ctx)
+		if err != nil {
+			return d.current, err
+		}
+		if err := d.drainable(t, st); err != nil {
+			return d.current, err
+		}
+	}
+	d.use(d.current.WithWeight(t, weight))
+	return d.current, nil
+}
+
 // use activates and stores drains.
 func (d *drainStore) use(next lb.Drains) {
 	d.kept.save(func() error { return state.WriteError(d.path, d.write(next)) })
@@ -106,10 +123,10 @@ func (d *drainStore) after(changes []lb.Change) {
 	}
 }
 
-// drainable says why a target that is not drained cannot be drained, or returns nil.
+// drainable says why a target cannot be drained, or its weight cannot be set, or returns nil.
 func (d *drainStore) drainable(t lb.DrainTarget, st lb.Status) error {
 	if t.Address.IsValid() && strings.Contains(t.Service, "/") {
-		return errors.New("Kubernetes decides which pods get connections; drain a server of a [[service]]")
+		return errors.New("Kubernetes decides which pods get connections; name a server of a [[service]]")
 	}
 	if err := lb.NoService(t.Service, st.Services); err == nil {
 		if t.Address.IsValid() && !t.Among(st.Backends) {

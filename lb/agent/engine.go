@@ -21,28 +21,42 @@ func checkEngine(e interface {
 	return err
 }
 
-// engineHealth answers health requests from what the engine publishes, so that requests cost the engine nothing.
+// engineHealth answers health requests from what the engine and the service proxy publish, so that requests cost them
+// nothing.
 type engineHealth struct {
 	engine interface {
 		Progress() lb.Progress
 		InForce(service string) bool
 	}
+	// rules are this node's as service proxy, or nil if another program is the proxy.
+	rules interface {
+		RulesInForce() bool
+		RulesBehind() time.Time
+	}
 }
 
 var errEngine = errors.New("the engine does not respond")
 
-// behind returns when the kernel began to lack part of the plan, or zero if it lacks nothing. An error means that the
-// engine does not respond.
-func (h engineHealth) behind() (time.Time, error) {
+// behind returns when the kernel began to lack part of the plan or of the rules, or zero if it lacks nothing. An error
+// means that the engine does not respond.
+func (h *engineHealth) behind() (time.Time, error) {
 	p := h.engine.Progress()
-	if !p.Waiting.IsZero() && time.Since(p.Waiting) > engineTimeout {
-		return p.Behind, errEngine
+	since := p.Behind
+	if h.rules != nil {
+		if b := h.rules.RulesBehind(); since.IsZero() || !b.IsZero() && b.Before(since) {
+			since = b
+		}
 	}
-	return p.Behind, nil
+	if !p.Waiting.IsZero() && time.Since(p.Waiting) > engineTimeout {
+		return since, errEngine
+	}
+	return since, nil
 }
 
-// applied reports whether the first complete state was applied to the datapath.
-func (h engineHealth) applied() bool { return h.engine.Progress().Applied }
+// applied reports whether the first complete state is in force in the kernel.
+func (h *engineHealth) applied() bool {
+	return h.engine.Progress().Applied && (h.rules == nil || h.rules.RulesInForce())
+}
 
 // inForce reports whether the datapath serves a service.
-func (h engineHealth) inForce(service string) bool { return h.engine.InForce(service) }
+func (h *engineHealth) inForce(service string) bool { return h.engine.InForce(service) }

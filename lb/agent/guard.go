@@ -88,7 +88,7 @@ func guard(plan *file.Plan, cfg *config.Config, before string, cluster losses, f
 	if force == word || cfg.Force == word {
 		return nil
 	}
-	return fmt.Errorf("%s; if this is intended: steelyard reload --force %s, or force = %q at the top of the file",
+	return fmt.Errorf("%s; if intended: steelyard reload (or apply) --force %s, or force = %q at the top of the file",
 		strings.Join(problems, "; "), word, word)
 }
 
@@ -156,7 +156,7 @@ func inPools(c *config.Config, a netip.Addr) bool {
 func (l *reloader) permit(cfg *config.Config, force string) (*file.Plan, error) {
 	plan, err := l.plan(cfg)
 	if err == nil {
-		err = guard(plan, cfg, l.text(), l.fromCluster(cfg), force)
+		err = l.guard(plan, cfg, force)
 	}
 	return plan, err
 }
@@ -171,7 +171,7 @@ func chooseStart(o Options, services *file.Source) (cfg *config.Config, refused,
 	if !found || err != nil || last == o.Config.Text {
 		return o.Config, nil, services.Use(o.Config)
 	}
-	before, err := reload(o.ConfigFile, []byte(last))
+	before, err := reload(nil, o.ConfigFile, []byte(last))
 	if err == nil {
 		err = services.Use(before)
 	}
@@ -189,4 +189,12 @@ func chooseStart(o Options, services *file.Source) (cfg *config.Config, refused,
 	}
 	services.Apply(plan)
 	return o.Config, nil, nil
+}
+
+// guard is guard for a running agent.
+func (l *reloader) guard(plan *file.Plan, cfg *config.Config, force string) error {
+	if l.goesBack(cfg.Text) {
+		return nil
+	}
+	return guard(plan, cfg, l.text(), l.fromCluster(cfg), force)
 }

@@ -30,12 +30,17 @@ func (d describer) info() admin.Info {
 		Loaded: l.at, LoadError: l.refused,
 		NeedRestart: l.restart, L2: d.l2,
 	}
+	if l.trial != nil {
+		i.ConfirmUntil = l.trial.until
+	}
 	for _, findings := range d.findings {
 		i.Findings = append(i.Findings, findings()...)
 	}
 	i.Findings = slices.Concat(i.Findings, d.reloader.findings(), lb.FoundConfiguration.Each(l.warnings))
 	if d.drained != nil {
-		if now := d.drained(); now.Node || len(now.Names()) > 0 {
+		now := d.drained()
+		i.Weights, now.Weights = now.Weights, nil
+		if now.Node || len(now.Names()) > 0 {
 			i.Drained = &now
 		}
 	}

@@ -15,13 +15,14 @@ type keeper struct {
 	part     string // name of the problem
 	problems *problems
 	interval time.Duration
+	failed   chan struct{} // a write is pending
 
 	mu    sync.Mutex   // guards write; held during it, so that an older value does not replace a newer one
 	write func() error // pending, or nil
 }
 
 func newKeeper(part string, p *problems) *keeper {
-	return &keeper{part: part, problems: p, interval: keepInterval}
+	return &keeper{part: part, problems: p, interval: keepInterval, failed: make(chan struct{}, 1)}
 }
 
 // save calls write. If that fails, run retries. save replaces a pending write.
@@ -38,22 +39,29 @@ func (k *keeper) try() {
 		return
 	}
 	err := k.write()
+	k.problems.set(k.part, err)
 	if err == nil {
 		k.write = nil
+		return
 	}
-	k.problems.set(k.part, err)
+	select {
+	case k.failed <- struct{}{}:
+	default:
+	}
 }
 
 // run retries until ctx ends, and then once more.
 func (k *keeper) run(ctx context.Context) error {
-	tick := time.NewTicker(k.interval)
-	defer tick.Stop()
 	for ended := false; !ended; {
 		select {
 		case <-ctx.Done():
-			ended = true
-		case <-tick.C:
+		case <-k.failed:
+			select {
+			case <-ctx.Done():
+			case <-time.After(k.interval):
+			}
 		}
+		ended = ctx.Err() != nil
 		k.mu.Lock()
 		k.try()
 		k.mu.Unlock()

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 	core "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -51,6 +52,9 @@ type cluster struct {
 	waiting    func() []lb.ServiceStatus // for an address
 	findings   func() []lb.Finding
 	proxyDiff  func() ([]lb.Change, error)
+	// servesProxyHealth reports whether the agent has the port of a service proxy's health.
+	servesProxyHealth func() bool
+	metrics           prometheus.Collector // of the service proxy, or nil if another program is the proxy
 }
 
 // emitRoutes returns the task that emits Events about this node's routes, and the function to call after each change of
@@ -90,7 +94,7 @@ func newCluster(
 ) (cluster, error) {
 	k := o.Config.Kubernetes
 	log := component(o.Log, "kubernetes")
-	c := cluster{away: new(reachability)}
+	c := cluster{away: new(reachability), servesProxyHealth: func() bool { return false }}
 	client, err := newClient(k.Kubeconfig, o.Version, 0, retryingDial(log, c.away, o.api))
 	if err != nil {
 		return cluster{}, fmt.Errorf("kubernetes: %w", err)
@@ -109,6 +113,7 @@ func newCluster(
 	o.api.endpoints.Store(&endpoints)
 	c.tasks = append(c.tasks, task{"last known state of the cluster", known.run})
 	options := kubeOptions(o.Config, facts)
+	options.IsProxy = o.isProxy()
 	options.Booted, options.Namespace = booted(), ownNamespace()
 	options.NodeLabels, options.Held, options.Boundary = o.setLabels, held, o.boundary
 	options.Client, options.TunnelSources, options.Pools, options.Log = client, known.tunnelSources, pools, log
@@ -118,7 +123,17 @@ func newCluster(
 		Report: relay.report, Way: way, Boundary: o.boundary, Log: component(o.Log, "health"),
 	})
 	options.Prober, c.checks = prober, prober
-	health := engineHealth{engine}
+	health := &engineHealth{engine: engine}
+	if o.inside != nil {
+		options.PortUser = healthd.PortUser
+		options.NodeRules, options.RulesProblem = o.inside, o.problem("Services not updated for this node and its pods")
+		options.RuleMetrics = kube.NewRuleMetrics()
+		c.metrics = options.RuleMetrics
+		local := &healthd.ProxyMetrics{
+			Metrics: proxyMetrics(options.RuleMetrics), Boundary: o.boundary, Log: component(o.Log, "health"),
+		}
+		c.tasks = append(c.tasks, task{"metrics of the service proxy", local.Run})
+	}
 	if k.Proxy != config.ProxyKubeProxy {
 		ports := healthd.NewNodePorts(health.behind, health.inForce, component(o.Log, "health"))
 		ports.Addresses, ports.Boundary, options.NodePorts = k.HealthAddresses, o.boundary, ports
@@ -127,6 +142,9 @@ func newCluster(
 	source, err := kube.New(options)
 	if err != nil {
 		return cluster{}, fmt.Errorf("kubernetes: %w", err)
+	}
+	if o.inside != nil {
+		health.rules = source
 	}
 	relay.deliverTo(source.Health)
 	c.away.returned = source.Interrupted
@@ -137,13 +155,14 @@ func newCluster(
 	c.client, c.known, c.waiting, c.findings = client, source.Service, source.Waiting, source.Findings
 	c.proxyDiff = source.ProxyDiff
 	c.source = sourceTask("kubernetes", source, known)
-	if k.Proxy == config.ProxyReplace {
+	if o.isProxy() {
 		proxy := &healthd.ProxyHealth{
 			Behind: health.behind, Applied: health.applied, Eligible: source.Eligible,
 			Addresses: k.HealthAddresses, Boundary: o.boundary,
 			Log: component(o.Log, "health"),
 		}
 		c.tasks = append(c.tasks, task{"health of the service proxy", proxy.Run})
+		c.servesProxyHealth = proxy.Serves
 	}
 	c.tasks = append(c.tasks, task{"node health checks", prober.Run})
 	if k.Allocate {
@@ -179,14 +198,13 @@ func kubeOptions(cfg *config.Config, facts node) kube.Options {
 		Unschedulable: slices.Contains(k.ExcludeNodes, config.NodeUnschedulable),
 		KeepLast:      p.KeepLast,
 		Hold:          p.Hold,
-		IsProxy:       k.Proxy == config.ProxyReplace,
-		IgnoreExclude: k.IgnoreExcludeLabel,
-		NoAnnouncer:   cfg.BGP == nil && cfg.L2 == nil,
-		FollowNodes:   cfg.L2 != nil,
-		PanicHold:     k.PanicHold,
-		NodeProbe:     k.NodeProbe,
-		MaxEndpoints:  k.MaxEndpointsPerService,
-		SpreadLocal:   spread,
+		IgnoreExclude: k.IgnoreExcludeLabel, AnyExternalIP: k.AnyExternalIP,
+		NoAnnouncer:  cfg.BGP == nil && cfg.L2 == nil,
+		FollowNodes:  cfg.L2 != nil,
+		PanicHold:    k.PanicHold,
+		NodeProbe:    k.NodeProbe,
+		MaxEndpoints: k.MaxEndpointsPerService,
+		SpreadLocal:  spread,
 	}
 }
 
@@ -247,7 +265,9 @@ func poolsOf(cfg *config.Config) (pools []kube.Pool, err error) {
 			},
 			Class: p.Class, Namespaces: p.Namespaces, ExternalIPs: p.ExternalIPs, Grace: p.Grace,
 		}
-		k.Ranges = p.Ranges
+		if k.Ranges = p.Ranges; p.Nodes {
+			k.Nodes, k.Ranges, k.ShareAcross = true, kube.NodeRanges, true
+		}
 		if p.ServiceSelector != "" {
 			if k.Selector, err = labels.Parse(p.ServiceSelector); err != nil {
 				return nil, fmt.Errorf("pool %q: service_selector: %w", p.Name, err)

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -17,8 +18,10 @@ import (
 
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/datapath"
+	"github.com/steelyard-lb/steelyard/datapath/inside"
 	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/events"
+	"github.com/steelyard-lb/steelyard/lb/kube/proxy"
 	"github.com/steelyard-lb/steelyard/lb/logqueue"
 )
 
@@ -132,10 +135,39 @@ func logHandler(w io.Writer, format string, level slog.Leveler) slog.Handler {
 }
 
 // Cleanup is "steelyard cleanup": it removes programs, links, maps, filters and sysctl changes. It fails while an
-// agent runs.
-func Cleanup(w io.Writer) error {
+// agent runs, and if no kube-proxy would serve the node's Services, unless withoutProxy is true.
+func Cleanup(w io.Writer, withoutProxy bool) error {
 	log := slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	return datapath.Cleanup(datapath.DefaultPinPath, datapath.DefaultStateDir, log)
+	if !withoutProxy && inside.Serves(insidePins(datapath.DefaultPinPath)) {
+		other, err := proxy.Present()
+		if err == nil && other == "" {
+			err = errors.New("no program would serve this node's Services, which the agent's programs serve: start " +
+				"kube-proxy first, or add --without-proxy")
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return datapath.Cleanup(datapath.DefaultPinPath, datapath.DefaultStateDir, log, func() error {
+		err := inside.Cleanup(insidePins(datapath.DefaultPinPath), log)
+		for _, dir := range keptIn {
+			err = errors.Join(err, Options{KeepDir: dir}.orders().Remove())
+		}
+		return err
+	})
+}
+
+// watchMemory is what Watch may use, in bytes, before it collects garbage more often: the runtime and the state of all
+// packages take most of it.
+const watchMemory = 16 << 20
+
+// Watch is "steelyard proxy watch": while the agent is away, it attaches the service proxy's programs to the interfaces
+// of new pods, until ctx ends.
+func Watch(ctx context.Context, w io.Writer) {
+	debug.SetMemoryLimit(watchMemory)
+	debug.FreeOSMemory()
+	path := cmp.Or(os.Getenv("PIN_DIRECTORY"), datapath.DefaultPinPath)
+	inside.Watch(ctx, insidePins(path), slog.New(slog.NewTextHandler(w, nil)))
 }
 
 // Remains reports whether there is something for Cleanup to remove from the kernel.
@@ -159,7 +191,7 @@ func Left() (string, error) {
 		if err != nil || !found {
 			continue
 		}
-		c, err := reload("the last file in force", []byte(last))
+		c, err := reload(nil, "the last file in force", []byte(last))
 		if err != nil || c.BGP == nil {
 			break
 		}

@@ -174,3 +174,39 @@ func (m *membership) findings() (all []lb.Finding) {
 	}
 	return all
 }
+
+// status returns the members by address.
+func (m *membership) status() (all []lb.MemberStatus) {
+	if m == nil {
+		return nil
+	}
+	for _, p := range m.Peers(netip.Addr{}) {
+		s := lb.MemberStatus{
+			Member: p.Address, Name: p.Name, State: lb.MemberDown, Since: p.Since, Ahead: p.Ahead.Seconds(),
+			Within: p.Within.Seconds(),
+		}
+		switch {
+		case p.Alive:
+			s.State = lb.MemberUp
+		case p.Heard:
+			s.State = lb.MemberDeaf
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// away returns where the members from the file that do not respond should.
+func (m *membership) away() (all []netip.AddrPort) {
+	if m == nil {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.Peers(netip.Addr{}) {
+		if !p.Alive && slices.Contains(m.configured, p.Address) {
+			all = append(all, netip.AddrPortFrom(p.Address, m.port))
+		}
+	}
+	return all
+}

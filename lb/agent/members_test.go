@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/kube"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
@@ -56,6 +57,11 @@ func TestNewMembership(t *testing.T) {
 			want = "[192.0.2.12 192.0.2.13]"
 		}
 		must.Row(t, tt.name, want, l2PeersOf(m))
+		for _, s := range m.status() {
+			must.True(t, s.State == lb.MemberDown && s.Name == s.Member.String() && s.Within == 0 && !s.Since.IsZero(),
+				"%s: %+v", tt.name, s)
+		}
+		must.Row(t, tt.name, len(m.Peers(netip.Addr{})), len(m.status()))
 	}
 }
 

@@ -41,11 +41,21 @@ func (d *memoryDatapath) open(o datapath.Options) (forwarder, error) { d.options
 
 func (d *memoryDatapath) Run(ctx context.Context) error { d.add("run"); <-ctx.Done(); return nil }
 
-func (d *memoryDatapath) Traffic() (map[lb.Frontend]datapath.Traffic, error) { return nil, nil }
+func (d *memoryDatapath) Traffic() (
+	map[lb.Frontend]datapath.Traffic, map[netip.AddrPort]datapath.Traffic, error,
+) {
+	return nil, nil, nil
+}
+
+func (d *memoryDatapath) Handshakes() (map[netip.AddrPort]lb.Handshakes, error) { return nil, nil }
 
 func (d *memoryDatapath) Findings() []lb.Finding { return nil }
 func (d *memoryDatapath) Interfaces() []datapath.InterfaceStatus {
 	return []datapath.InterfaceStatus{{Name: "lo", Mode: datapath.ModeTC, Hook: "tcx"}}
+}
+
+func (d *memoryDatapath) EndFlows(context.Context, lb.FlowFilter) (ended, kept int, err error) {
+	return 0, 0, nil
 }
 
 func (d *memoryDatapath) Flows(context.Context, lb.FlowFilter) ([]lb.FlowStatus, bool, error) {
@@ -54,6 +64,10 @@ func (d *memoryDatapath) Flows(context.Context, lb.FlowFilter) ([]lb.FlowStatus,
 
 func (d *memoryDatapath) Explain(q lb.Question) (lb.Explanation, error) {
 	return lb.Explanation{Protocol: q.Protocol, Reason: "test"}, nil
+}
+
+func (d *memoryDatapath) Trace(context.Context, lb.TraceFilter, datapath.TracePart, func([]lb.TraceEvent) error) error {
+	return nil
 }
 
 func (d *memoryDatapath) SetTunnelSources([]netip.Addr) error { return nil }

@@ -229,12 +229,33 @@ func TestEngineHealth(t *testing.T) {
 		if tt.waiting > 0 {
 			p.state.Waiting = time.Now().Add(-tt.waiting)
 		}
-		h := engineHealth{p}
+		h := &engineHealth{engine: p}
 		got, err := h.behind()
 		must.True(t, got.Equal(since) && errors.Is(err, tt.want) && h.applied() == p.state.Applied,
 			"an event waits for %s: behind %s, %v, applied %t", tt.waiting, got, err, h.applied())
 		must.True(t, h.inForce("default/web") && !h.inForce("default/db"), "in force is wrong")
 	}
+}
+
+// rulesState is the state of rules that are in force, unless one is missing since a time.
+type rulesState struct{ behind time.Time }
+
+func (r rulesState) RulesInForce() bool     { return r.behind.IsZero() }
+func (r rulesState) RulesBehind() time.Time { return r.behind }
+
+// A service proxy is as late as the older of the engine's and the rules' changes, and starts with the later of the two.
+func TestServiceProxyHealth(t *testing.T) {
+	zero, older, newer := time.Time{}, time.Unix(1, 0), time.Unix(2, 0)
+	for _, tt := range []struct{ engine, rules, want time.Time }{
+		{zero, zero, zero}, {older, zero, older}, {zero, older, older}, {older, newer, older}, {newer, older, older},
+	} {
+		h := &engineHealth{publishes{lb.Progress{Behind: tt.engine, Applied: true}}, rulesState{tt.rules}}
+		got, err := h.behind()
+		must.True(t, err == nil && got.Equal(tt.want) && h.applied() == tt.rules.IsZero(),
+			"%+v: behind %s, %v, applied %t", tt, got, err, h.applied())
+	}
+	h := &engineHealth{publishes{}, rulesState{}}
+	must.True(t, !h.applied(), "applied before the engine has applied its part")
 }
 
 // check reports each missing interface of the file with its line. The start of the agent only warns.
@@ -330,7 +351,7 @@ func reloadFile(path string) (*config.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return reload(path, text)
+	return reload(nil, path, text)
 }
 
 // checkedNotAtStart fails the test unless check and a reload refuse a file with an error that contains want, and the

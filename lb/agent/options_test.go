@@ -191,17 +191,17 @@ fall = 5
 proxy_healthz = "http://127.0.0.1:1/healthz"`)
 	want := kube.Options{
 		Node: "n", Classes: []string{"steelyard.dev/lb"}, Address: facts.address4, Forward: lb.MethodNAT,
-		IsProxy: true, NotReady: true, NoAnnouncer: true, MaxEndpoints: 10000, PanicHold: 30 * time.Second,
 		NodeProbe:    300 * time.Millisecond,
 		Probe:        lb.CheckSpec{Interval: 3 * time.Second, Timeout: 2 * time.Second, Rise: 4, Fall: 5},
 		ProxyHealthz: "http://127.0.0.1:1/healthz",
 		KeepLast:     true,
+		NotReady:     true, NoAnnouncer: true, MaxEndpoints: 10000, PanicHold: 30 * time.Second,
 	}
 	must.Equal(t, want, kubeOptions(cfg, facts))
 	cfg.Kubernetes.ExcludeNodes, cfg.Kubernetes.Proxy = []string{config.NodeUnschedulable}, config.ProxyAuto
 	o := kubeOptions(cfg, facts)
-	must.True(t, !o.NotReady && o.Unschedulable && !o.IsProxy,
-		"not ready %t, unschedulable %t, is proxy %t; want the second alone", o.NotReady, o.Unschedulable, o.IsProxy)
+	must.True(t, !o.NotReady && o.Unschedulable,
+		"not ready %t, unschedulable %t; want the second alone", o.NotReady, o.Unschedulable)
 }
 
 func TestPoolsOf(t *testing.T) {

@@ -2,7 +2,10 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"math"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -11,29 +14,43 @@ import (
 )
 
 const (
-	ratesEvery = 5 * time.Second // how often the counters are read
-	averaged   = 4               // how many of these intervals an average covers
+	ratesEvery = 5 * time.Second        // how often the counters are read while nobody asks
+	ratesFresh = 500 * time.Millisecond // the maximum age of figures that somebody asks for
+	averaged   = 20 * time.Second       // the time constant of the averages
 )
 
-// rates derives the recent traffic of frontends from their counters.
+// rates derives the recent traffic of frontends and backends from their counters.
 type rates struct {
-	read func() (map[lb.Frontend]datapath.Traffic, error)
-	log  *slog.Logger
-	at   time.Time // of the last reading
-	mu   sync.Mutex
-	of   map[lb.Frontend]sample // guarded by mu
+	read           func() (map[lb.Frontend]datapath.Traffic, map[netip.AddrPort]datapath.Traffic, error)
+	readHandshakes func() (map[netip.AddrPort]lb.Handshakes, error)
+	log            *slog.Logger
+
+	mu        sync.Mutex // guards all below
+	at        time.Time  // of the last reading
+	frontends samples[lb.Frontend]
+	backends  samples[netip.AddrPort]
+	// handshakes holds the counters at the last reading, and recent those of about the last minute: older ones count
+	// less.
+	handshakes, recent map[netip.AddrPort]lb.Handshakes
 }
 
+// forgotten is the number of recent handshakes below which a backend has none: after a single one, a minute later.
+const forgotten = 0.05
+
 type sample struct {
-	counters datapath.Traffic
-	lb.Traffic
+	lb.Traffic        // its rates are averages
+	replies    uint64 // of its packets, those from servers
 }
+
+type samples[K comparable] map[K]sample
 
 func (r *rates) run(ctx context.Context) error {
 	tick := time.NewTicker(ratesEvery)
 	defer tick.Stop()
 	for {
+		r.mu.Lock()
 		r.sample(time.Now())
+		r.mu.Unlock()
 		select {
 		case <-ctx.Done():
 			return nil
@@ -42,39 +59,71 @@ func (r *rates) run(ctx context.Context) error {
 	}
 }
 
+// sample reads the counters. r.mu is held.
 func (r *rates) sample(now time.Time) {
-	counters, err := r.read()
-	if err != nil {
+	frontends, backends, err := r.read()
+	handshakes, errHandshakes := r.readHandshakes()
+	if err := errors.Join(err, errHandshakes); err != nil {
 		r.log.Debug("counters not read", "err", err)
 		return
 	}
-	seconds := now.Sub(r.at).Seconds()
-	add := func(average *float64, n uint64) { *average += (float64(n)/seconds - *average) / averaged }
-	next := make(map[lb.Frontend]sample, len(counters))
-	for f, c := range counters {
-		x, known := r.of[f]
-		was := x.counters
-		if !known || c.Packets < was.Packets { // a new frontend
-			x, was = sample{}, c
-		}
-		add(&x.PacketRate, c.Packets-was.Packets)
-		add(&x.FlowRate, c.Flows-was.Flows)
-		if c.Packets-was.Packets > c.Replies-was.Replies { // the rest came from clients
-			x.Last, x.Before = now, x.PacketRate
-		}
-		x.counters, x.Packets = c, c.Packets
-		next[f] = x
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.at, r.of = now, next
+	took := now.Sub(r.at)
+	r.at, r.frontends, r.backends = now, r.frontends.next(frontends, now, took), r.backends.next(backends, now, took)
+	r.recent, r.handshakes = recentHandshakes(r.recent, r.handshakes, handshakes, took), handshakes
 }
 
-// mark adds the traffic to a status.
-func (r *rates) mark(st *lb.Status) {
+// recentHandshakes returns the recent handshakes after another reading of the counters.
+func recentHandshakes(recent, was, now map[netip.AddrPort]lb.Handshakes, took time.Duration,
+) map[netip.AddrPort]lb.Handshakes {
+	next := make(map[netip.AddrPort]lb.Handshakes, len(now))
+	for at, h := range now {
+		before := was[at]
+		switch {
+		case was == nil: // those of an earlier agent are not recent
+			before = h
+		case before.Exceeds(h): // a new backend, whose counters begin at zero
+			before = lb.Handshakes{}
+		}
+		h.Add(before, -1)
+		h.Add(recent[at], math.Exp(-took.Seconds()/averaged.Seconds()))
+		if h.Total() > forgotten {
+			next[at] = h
+		}
+	}
+	return next
+}
+
+// next returns the traffic after another reading of the counters.
+func (s samples[K]) next(counters map[K]datapath.Traffic, now time.Time, took time.Duration) samples[K] {
+	weight := 1 - math.Exp(-took.Seconds()/averaged.Seconds())
+	next := make(samples[K], len(counters))
+	for k, c := range counters {
+		x := sample{lb.Traffic{Packets: c.Packets, Bytes: c.Bytes, Flows: c.Flows, Read: now}, c.Replies}
+		if was, known := s[k]; known && c.Replies >= was.replies && x.Since(was.Traffic) {
+			average := func(rate *float64, was float64) { *rate = was + weight*(*rate-was) }
+			average(&x.PacketRate, was.PacketRate)
+			average(&x.BitRate, was.BitRate)
+			average(&x.FlowRate, was.FlowRate)
+			x.Last, x.Before = was.Last, was.Before
+			if c.Packets-was.Packets > c.Replies-was.replies { // the rest came from clients
+				x.Last, x.Before = now, x.PacketRate
+			}
+		}
+		next[k] = x
+	}
+	return next
+}
+
+// mark adds the traffic and the durations of probes to a status.
+func (r *rates) mark(st *lb.Status, now time.Time, probes func(lb.CheckKey) lb.ProbeTimes) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for i := range st.Services {
-		st.Services[i].Traffic = r.of[st.Services[i].Frontend()].Traffic
+	if now.Sub(r.at) >= ratesFresh {
+		r.sample(now)
 	}
+	for i := range st.Services {
+		st.Services[i].Traffic = r.frontends[st.Services[i].Frontend()].Traffic
+	}
+	st.MarkBackends(func(at netip.AddrPort) lb.Traffic { return r.backends[at].Traffic },
+		func(at netip.AddrPort) lb.Handshakes { return r.recent[at] }, probes)
 }

@@ -33,7 +33,7 @@ func TestReadersByTCPDisturbNoHealthCheck(t *testing.T) {
 	}
 	vip := ip("203.0.113.10")
 	agent := labtest.Agent(t, b.Host, self, lab.AgentConfig{
-		Name: "lb1", Interfaces: []string{"eth0"}, Mode: "tc", L2: []string{"eth0"},
+		Name: "lb1", Interfaces: []string{"eth0"}, Mode: "tc", L2: []string{"eth0"}, MaxFlows: 1_000_000,
 		Services: []lab.AgentService{{
 			Name: "dns", Addresses: []netip.Addr{vip}, Ports: []string{"53/udp", "54/udp"}, Backends: backends,
 			Check: lab.AgentCheck{

@@ -24,7 +24,7 @@ type reloader struct {
 	version    string
 	started    time.Time
 	running    *config.Config // as it was at startup; the sections that needRestart names stay active
-	loaded     *config.Config // as last loaded, without services
+	loaded     *config.Config // as last loaded
 	servesSelf bool           // the loaded programs can serve a backend that is this machine
 	services   *file.Source
 	level      *slog.LevelVar
@@ -55,20 +55,25 @@ type loadState struct {
 	restart  []string  // changed sections that are read only at startup
 	warnings []string
 	empty    bool // the active file is empty
+	pools    []lb.Pool
 	// refusedText is the text of the rejected file, as far as it could be read.
 	refusedText string
+	trial       *trial // nil if the active configuration is confirmed
 }
 
 func newReloader(o Options, services *file.Source, r *readiness) *reloader {
 	running := *withoutServices(o.Config)
 	l := &reloader{
 		file: o.ConfigFile, version: o.Version, started: time.Now(), services: services,
-		running: &running, loaded: withoutServices(o.Config),
+		running: &running, loaded: o.Config,
 		servesSelf: o.Config.Kubernetes != nil || servesItself(o.Config, true),
 		level:      o.Level, log: o.Log, readiness: r, kept: o.problem("active files not stored"),
 		history: historyOf(o),
 	}
-	now := &loadState{at: time.Now(), text: o.Config.Text, warnings: o.Config.Warnings, empty: o.Config.Empty}
+	now := &loadState{
+		at: time.Now(), text: o.Config.Text, warnings: o.Config.Warnings, empty: o.Config.Empty,
+		pools: file.Pools(o.Config),
+	}
 	l.state.Store(now)
 	l.keep(now)
 	return l
@@ -96,10 +101,22 @@ func (l *reloader) reload(force string) (done admin.Reloaded, err error) {
 
 func (l *reloader) apply(force string) (admin.Reloaded, error) {
 	text, err := config.Read(l.file)
-	var cfg *config.Config
+	var done admin.Reloaded
 	if err == nil {
-		cfg, err = reload(l.file, text)
+		done, err = l.activate(text, force, nil, nil)
 	}
+	if err != nil {
+		l.reject(err, string(text))
+		l.log.Error("configuration rejected; the running one stays active", "config", l.file, "err", err)
+	}
+	return done, err
+}
+
+// activate applies the text of a configuration, and ends a trial. If it begins a trial itself, the history and the
+// drains wait until it is confirmed. If store is not nil, activate calls it with a text that can be applied. On an
+// error, the running configuration stays active.
+func (l *reloader) activate(text []byte, force string, begin *trial, store func([]byte) error) (admin.Reloaded, error) {
+	cfg, err := reload(l.loaded, l.file, text)
 	var plan *file.Plan
 	if err == nil {
 		plan, err = l.permit(cfg, force)
@@ -113,21 +130,22 @@ func (l *reloader) apply(force string) (admin.Reloaded, error) {
 	if err == nil && l.setMembers != nil {
 		err = l.setMembers(l.running, cfg)
 	}
-	if err == nil && l.setProbing != nil {
+	if err == nil && store != nil {
+		err = store(text)
+	}
+	if err != nil {
+		return admin.Reloaded{}, err
+	}
+	if l.setProbing != nil {
 		l.setProbing(probing(cfg))
 		l.running.Probe = cfg.Probe
 	}
-	if err != nil {
-		l.reject(err, string(text))
-		l.log.Error("configuration rejected; the running one stays active", "config", l.file, "err", err)
-		return admin.Reloaded{}, err
-	}
 	changes := l.changes(plan, cfg) // before their connections end
-	if l.drains != nil {
+	if l.drains != nil && begin == nil && !l.goesBack(cfg.Text) {
 		plan.Then = func() { l.drains.after(changes) }
 	}
 	l.services.Apply(plan)
-	l.loaded = withoutServices(cfg)
+	l.loaded = cfg
 	l.level.Set(cfg.Log.Level)
 	if l.setAccess != nil {
 		l.setAccess(accessOf(cfg))
@@ -146,9 +164,16 @@ func (l *reloader) apply(force string) (admin.Reloaded, error) {
 		warnings = append(slices.Clip(warnings), sizeKept)
 		l.log.Warn(sizeKept)
 	}
-	next := &loadState{at: time.Now(), text: cfg.Text, warnings: warnings, restart: changed, empty: cfg.Empty}
-	l.state.Store(next)
-	l.keep(next)
+	next := &loadState{
+		at: time.Now(), text: cfg.Text, warnings: warnings, restart: changed, empty: cfg.Empty, pools: file.Pools(cfg),
+		trial: begin,
+	}
+	if earlier := l.state.Swap(next).trial; earlier != nil {
+		earlier.timer.Stop()
+	}
+	if begin == nil {
+		l.keep(next)
+	}
 	l.log.Info("configuration reloaded", "config", l.file, "services", len(cfg.Services))
 	for _, c := range changes {
 		l.log.Info("configuration changed", "change", c.String())

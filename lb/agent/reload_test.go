@@ -111,13 +111,28 @@ func TestReloadApplies(t *testing.T) {
 	}
 }
 
+// A reload takes the services whose text has not changed from the running configuration.
+func TestReloadKeepsUnchangedServices(t *testing.T) {
+	t.Parallel()
+	l, _ := newTestReloader(t, new(slog.LevelVar), discard)
+	for i := range 3 {
+		before := l.loaded
+		text := webTOML + fmt.Sprintf("[[service]]\nname = \"n%d\"\naddress = \"203.0.113.11\"\nports = [\"80\"]\n"+
+			"backends = [\"10.0.0.22\"]\ncheck = \"none\"\n", i)
+		writeConfig(t, l.file, text)
+		must.Get(l.reload(""))(t)
+		must.True(t, len(l.loaded.Services) == 2 &&
+			&l.loaded.Services[0].Ports[0] == &before.Services[0].Ports[0], "reload %d decoded an unchanged service", i)
+	}
+}
+
 // Tables in the kernel keep their size over a restart, and the answer and the status say so.
 func TestReloadOfMaxFlows(t *testing.T) {
 	l, _ := newTestReloader(t, new(slog.LevelVar), discard)
 	for _, tt := range []struct {
 		text string
 		want bool
-	}{{"[datapath]\nmax_flows = 99\n", true}, {"[datapath]\nmax_flows = 1000000\n", false}} {
+	}{{"[datapath]\nmax_flows = 99\n", true}, {"[datapath]\nmax_flows = 262144\n", false}} {
 		writeConfig(t, l.file, webTOML+tt.text)
 		done := must.Get(l.reload(""))(t)
 		got, status := strings.Join(done.Warnings, "; "), strings.Join(l.state.Load().warnings, "; ")

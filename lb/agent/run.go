@@ -121,7 +121,11 @@ func onHangup(ctx context.Context, hup <-chan os.Signal, f func()) {
 // close releases the descriptors of the datapath. The kernel continues to forward.
 func (a *Agent) close() {
 	a.keys.close()
-	if err := a.datapath.Close(); err != nil {
+	err := a.datapath.Close()
+	if a.inside != nil {
+		err = errors.Join(err, a.inside.Close())
+	}
+	if err != nil {
 		a.log.Warn("datapath not closed", "err", err)
 	}
 }

@@ -92,11 +92,16 @@ func (v *verdictStore) run(ctx context.Context, from verdicts) error {
 	defer tick.Stop()
 	var written time.Time
 	var last uint64
+	stored := -1 // number of results
 	for {
-		if n := from.Changes(); n != last || time.Since(written) >= verdictsRefresh || ctx.Err() != nil {
-			v.problems.set("health check results not stored; a restart probes all backends again",
-				v.save(from.Health()))
-			last, written = n, time.Now()
+		n := from.Changes()
+		if n != last || time.Since(written) >= verdictsRefresh && stored != 0 || ctx.Err() != nil {
+			all := from.Health()
+			err := v.save(all)
+			v.problems.set("health check results not stored; a restart probes all backends again", err)
+			if last, written, stored = n, time.Now(), len(all); err != nil {
+				stored = -1 // to be tried again
+			}
 		}
 		if ctx.Err() != nil {
 			return nil

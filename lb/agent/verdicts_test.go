@@ -170,6 +170,23 @@ func TestDrainStore(t *testing.T) {
 	}
 }
 
+// A weight is stored like a drain. The weight of a server that is gone can be unset.
+func TestWeightIsStored(t *testing.T) {
+	dir, e := t.TempDir(), new(fakeEngine)
+	store := must.Get(openDrainStore(dir, e, newProblems(discard)))(t)
+	server := lb.DrainTarget{Service: "web", Address: netip.MustParseAddr("192.0.2.1")}
+	other := lb.DrainTarget{Service: "web", Address: netip.MustParseAddr("192.0.2.2")}
+	_, err := store.setWeight(t.Context(), other, 3)
+	must.Fail(t, err, "there is no backend 192.0.2.2 of web")
+	must.Get(store.setWeight(t.Context(), server, 3))(t)
+	next := new(fakeEngine)
+	must.Get(openDrainStore(dir, next, newProblems(discard)))(t)
+	must.Equal(t, []string{"3 for 192.0.2.1 of web"}, next.drains[0].WeightNames())
+	e.gone = true
+	now := must.Get(store.setWeight(t.Context(), server, -1))(t)
+	must.True(t, len(now.Weights) == 0 && len(e.drains[len(e.drains)-1].Weights) == 0, "%+v, engine %+v", now, e.drains)
+}
+
 // A server is drained until its entry in the configuration changes. One that is gone can be undrained.
 func TestServerIsDrained(t *testing.T) {
 	dir, e := t.TempDir(), new(fakeEngine)
@@ -179,7 +196,7 @@ func TestServerIsDrained(t *testing.T) {
 	}
 	for target, want := range map[lb.DrainTarget]string{
 		at("web", "192.0.2.2"):        `there is no backend 192.0.2.2 of web; see "steelyard backends"`,
-		at("default/web", "10.0.0.1"): "Kubernetes decides which pods get connections; drain a server of a [[service]]",
+		at("default/web", "10.0.0.1"): "Kubernetes decides which pods get connections; name a server of a [[service]]",
 	} {
 		_, err := store.set(t.Context(), target, true)
 		must.Row(t, target.String(), want, fmt.Sprint(err))

@@ -108,6 +108,9 @@ func (w *waiting) serve(ctx context.Context, o Options) error {
 			return nil, false, w.missing()
 		},
 		Explain: func(lb.Question) (lb.Explanation, error) { return lb.Explanation{}, w.missing() },
+		Trace: func(context.Context, lb.TraceFilter, func([]lb.TraceEvent) error) error {
+			return w.missing()
+		},
 		Drain:   func(context.Context, lb.DrainTarget, bool) (lb.Drains, error) { return lb.Drains{}, w.missing() },
 		Reload:  func(string) (admin.Reloaded, error) { return w.reload() },
 		Diff:    func(string, []byte) (admin.Reloaded, error) { return admin.Reloaded{}, w.missing() },

@@ -36,22 +36,31 @@ type Programs struct {
 	Run func(ctx context.Context, configFile, version string, errOut io.Writer) error
 	// Allocate assigns a cluster's addresses until ctx ends, and does nothing else. Its arguments are Run's.
 	Allocate func(ctx context.Context, configFile, version string, errOut io.Writer) error
+	// Watch attaches the service proxy's programs to the interfaces of new pods until ctx ends.
+	Watch func(ctx context.Context, errOut io.Writer)
 	// Check reads and validates a configuration file; with elsewhere the file is for another machine. Its error is a
 	// config.Errors unless the machine cannot be read.
 	Check func(configFile string, elsewhere bool) (*config.Config, error)
 	// Demo runs the demo, and DemoRouter one of its processes.
 	Demo       func(ctx context.Context, out io.Writer) error
 	DemoRouter func(ctx context.Context, errOut io.Writer) error
+	// DemoShell opens a shell in the network of the demo, with an incident, or without one if its name is "".
+	DemoShell func(ctx context.Context, out io.Writer, incident string) error
+	// Incidents are the names of incidents, and what a client says about each.
+	Incidents [][2]string
 	// Schema is the version of the layout of the tables in the kernel.
 	Schema string
 	// Events returns the events that the last agent has stored, for use while none runs.
 	Events func(events.Filter) ([]events.Event, error)
-	// Cleanup removes everything Steelyard has put into the kernel.
-	Cleanup func(errOut io.Writer) error
+	// Cleanup removes everything Steelyard has put into the kernel. It refuses if the node would have no service proxy,
+	// unless withoutProxy is true.
+	Cleanup func(errOut io.Writer, withoutProxy bool) error
 	// Remains reports whether there is something for Cleanup to remove: an agent is running, or has left its programs.
 	Remains func() (bool, error)
 	// Left says what the programs of a stopped agent still do, or returns "" if there are none.
 	Left func() (string, error)
+	// Network writes the interfaces, addresses, routes, rules and neighbours of this machine.
+	Network func(io.Writer) error
 	// CleanupCluster removes what Steelyard has written to a cluster's Services, and its own objects from the
 	// namespace. With kubeconfig "" it uses kubectl's default.
 	CleanupCluster func(ctx context.Context, kubeconfig, namespace string, out io.Writer) error
@@ -60,12 +69,22 @@ type Programs struct {
 // env is the environment of a command.
 type env struct {
 	out, err io.Writer
+	terminal *os.File // terminalOf(out)
 	programs Programs
+}
+
+// painted returns a text with colours if they are wanted (no-color.org).
+func (e *env) painted(text string) string {
+	if e.terminal == nil || os.Getenv("NO_COLOR") != "" {
+		return text
+	}
+	return paint(text)
 }
 
 // Main runs the command in args and returns the exit code.
 func Main(ctx context.Context, args []string, out, errOut io.Writer, p Programs) int {
-	err := newApp(&env{out, errOut, p}).RunContext(ctx, append([]string{"steelyard"}, args...))
+	app := newApp(&env{out, errOut, terminalOf(out), p})
+	err := app.RunContext(ctx, append([]string{"steelyard"}, flagsFirst(app.Commands, args)...))
 	var v verdictError
 	if errors.As(err, &v) {
 		if !errors.Is(err, errReported) {
@@ -90,7 +109,7 @@ func Main(ctx context.Context, args []string, out, errOut io.Writer, p Programs)
 
 // printableLines makes every line of an error printable, because an error may quote a program or the API.
 func printableLines(s string) string {
-	lines := strings.Split(s, "\n")
+	lines := slices.Compact(strings.Split(s, "\n")) // several parts may fail with the same error
 	for i, line := range lines {
 		lines[i] = printable.Text(line)
 	}
@@ -135,6 +154,7 @@ func newApp(e *env) *ucli.App {
 // commands returns the command table. Nouns only read; verbs change something.
 func commands(e *env) []*ucli.Command {
 	with := func(f ...ucli.Flag) []ucli.Flag { return f }
+	apply, confirm := e.applyCommands()
 	return []*ucli.Command{
 		{
 			Name: "run", Usage: "run the agent; SIGHUP reloads it, and SIGTERM withdraws the routes and stops it",
@@ -170,31 +190,30 @@ func commands(e *env) []*ucli.Command {
 			Name: "diff", Usage: "print what a reload would change", ArgsUsage: "[FILE]",
 			Flags: with(outputFlag("text"), socketFlag()), Action: e.diff,
 		},
+		apply, confirm,
 		e.importCommand(),
-		{
-			Name: "proxy", Usage: "compare the agent with kube-proxy", Action: func(c *ucli.Context) error {
-				return fmt.Errorf("%w: want \"steelyard proxy diff\"", errUsage)
-			},
-			Subcommands: []*ucli.Command{{
-				Name: "diff", Usage: "print where the agent would choose other endpoints of Services than kube-proxy",
-				Flags: with(outputFlag("text"), socketFlag()), Action: e.proxyDiff,
-			}},
-		},
+		e.proxy(),
 		{
 			Name: "restart", Usage: "replace the running agent with a new one; BGP peers keep the routes",
 			Flags: with(socketFlag()), Action: e.restart,
 		},
-		{Name: "demo", Usage: "run an example network in namespaces; needs root", Action: e.demo},
+		e.demo(),
 		e.status(),
-		e.list("services", "list frontends and whether they are announced", "/v1/services", servicesTable),
-		e.list("backends", "list backends and the results of their checks", "/v1/backends", backendsTable),
+		e.services(),
+		e.ofServices("backends", "list backends with their traffic, and the results and durations of their checks",
+			"/v1/backends", backendsTable),
 		e.routes(),
 		e.peers(),
+		e.list("members", "other members of [l2]", "/v1/members", membersTable),
 		e.flows(),
 		e.events(),
 		e.explain(),
+		e.doctor(),
+		e.top(),
+		e.trace(),
 		e.drain("drain", "withdraw the addresses of a service or this node, or give a server no new connections"),
 		e.drain("undrain", "use a drained service, node or server again"),
+		e.weight(),
 		{Name: "install", Usage: "install this binary as a systemd service", Action: e.install},
 		{Name: "uninstall", Usage: "remove the systemd service, but not the configuration", Action: e.uninstall},
 		e.manifest(),
@@ -202,6 +221,9 @@ func commands(e *env) []*ucli.Command {
 			Name: "cleanup", Usage: "remove everything that Steelyard has put into the kernel", Action: e.cleanup,
 			Flags: with(
 				&ucli.BoolFlag{Name: "wait", Usage: "then wait for SIGTERM, as the pods of manifest --cleanup do"},
+				&ucli.BoolFlag{
+					Name: "without-proxy", Usage: "even if no program serves this node's Services then",
+				},
 				&ucli.BoolFlag{
 					Name: "cluster", Usage: "clean up a cluster instead: remove finalizers, addresses, Leases, keys",
 				},
@@ -219,11 +241,12 @@ func commands(e *env) []*ucli.Command {
 			Name: "completion", Usage: "print the completion script for bash, zsh or fish", ArgsUsage: "SHELL",
 			UsageText: "source <(steelyard completion bash)", Action: e.completion,
 		},
+		{Name: "man", Hidden: true, Usage: "print the manual page that packages contain", Action: e.man},
 		{Name: "demo-router", Hidden: true, Usage: "run the router of the demo", Action: e.demoRouter},
 	}
 }
 
-func configFlag() ucli.Flag {
+func configFlag() *ucli.StringFlag {
 	return &ucli.StringFlag{
 		Name: "config", Aliases: []string{"c"}, Value: DefaultConfig, Usage: "read `FILE`",
 		EnvVars: []string{"STEELYARD_CONFIG"},
@@ -254,9 +277,12 @@ func socketFlag() ucli.Flag {
 	}
 }
 
-func usageError(_ *ucli.Context, err error, _ bool) error { return fmt.Errorf("%w: %w", errUsage, err) }
+func usageError(_ *ucli.Context, err error, _ bool) error {
+	problem := strings.ReplaceAll(err.Error(), "flag provided but not defined: ", "there is no flag ")
+	return fmt.Errorf("%w: %s", errUsage, problem)
+}
 
-// strict makes a command reject flags after arguments and extra arguments, which the library would ignore.
+// strict makes a command reject extra arguments, which the library would ignore.
 func strict(c *ucli.Command) {
 	c.OnUsageError = usageError
 	action := c.Action
@@ -264,11 +290,6 @@ func strict(c *ucli.Command) {
 	optional := len(slices.DeleteFunc(slices.Clone(want), func(s string) bool { return !strings.HasPrefix(s, "[") }))
 	several := strings.HasSuffix(c.ArgsUsage, "…")
 	c.Action = func(cc *ucli.Context) error {
-		for _, a := range cc.Args().Slice() {
-			if strings.HasPrefix(a, "-") && a != "-" { // which means standard input
-				return fmt.Errorf("%w: flag %s must come before the arguments", errUsage, a)
-			}
-		}
 		if n := cc.NArg(); n > len(want) && !several || n < len(want)-optional {
 			return fmt.Errorf("%w: %s takes %s, got %d", errUsage, c.Name, counted(len(want), "argument"), n)
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/events"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
@@ -38,7 +39,12 @@ var programs = Programs{
 		}
 		return nil
 	},
-	Demo:       func(_ context.Context, out io.Writer) error { fmt.Fprintln(out, "demo"); return nil },
+	Demo: func(_ context.Context, out io.Writer) error { fmt.Fprintln(out, "demo"); return nil },
+	DemoShell: func(_ context.Context, out io.Writer, incident string) error {
+		fmt.Fprintln(out, "shell", incident)
+		return nil
+	},
+	Incidents:  [][2]string{{"port-dead", "clients are refused"}, {"mtu", "uploads hang"}},
 	DemoRouter: func(_ context.Context, errOut io.Writer) error { fmt.Fprintln(errOut, "demo-router"); return nil },
 	Allocate: func(_ context.Context, file, version string, errOut io.Writer) error {
 		fmt.Fprintln(errOut, "allocate", file)
@@ -48,8 +54,10 @@ var programs = Programs{
 		fmt.Fprintln(out, "cleanup", kubeconfig, namespace)
 		return nil
 	},
+	Network: func(w io.Writer) error { _, err := fmt.Fprintln(w, "route"); return err },
+	Events:  func(events.Filter) ([]events.Event, error) { return nil, nil },
 	Remains: func() (bool, error) { return false, nil }, Left: func() (string, error) { return "", nil },
-	Cleanup: func(errOut io.Writer) error { fmt.Fprintln(errOut, "cleanup"); return nil },
+	Cleanup: func(errOut io.Writer, _ bool) error { fmt.Fprintln(errOut, "cleanup"); return nil },
 }
 
 func write(t *testing.T, text string) string {
@@ -82,13 +90,19 @@ func TestExitCodes(t *testing.T) {
 	}{
 		{"version", []string{"version"}, 0, version + "\ncommit ", ""},
 		{"version as a flag", []string{"--version"}, 0, version + "\ncommit ", ""},
+		{"manual page", []string{"man"}, 0, ".SH explain\n", ""},
 		{"help", []string{"help"}, 0, "announce addresses, balance their traffic", ""},
 		{"no command", nil, 0, "announce addresses, balance their traffic", ""},
 		{"unknown command", []string{"frobnicate"}, 2, "", `no command "frobnicate"`},
 		{"nearly a command", []string{"statsu"}, 2, "", `no command "statsu". Did you mean "status"?`},
-		{"unknown flag", []string{"check", "--fast"}, 2, "", "flag provided but not defined: -fast"},
+		{"unknown flag", []string{"check", "--fast"}, 2, "", "there is no flag -fast"},
 		{"too many arguments", []string{"check", "x", "y"}, 2, "", "check takes 1 argument, got 2"},
-		{"flag after argument", []string{"check", "x", "-c", "y"}, 2, "", "flag -c must come before the arguments"},
+		{"flag after argument", []string{"check", file, "-o", "json"}, 0, `"ok": true`, ""},
+		{"switch after argument", []string{"check", file, "--elsewhere"}, 0, "ok: " + file, ""},
+		{"unknown flag after argument", []string{"check", file, "--fast"}, 2, "", "there is no flag -fast"},
+		{"flag without value", []string{"check", file, "-o"}, 2, "", "flag needs an argument: -o"},
+		{"no flag after --", []string{"check", "--", file, "-o"}, 2, "", "check takes 1 argument, got 2"},
+		{"flags of a subcommand", []string{"config", "show", "--socket", "/nowhere.sock"}, 1, "", "no agent listens"},
 		{"check, good", []string{"check", "-c", file}, 0, "ok: " + file + ": 1 service, 0 pools, 1 BGP peer\n", ""},
 		{"check, argument", []string{"check", file}, 0, "ok: " + file + ": 1 service, 0 pools, 1 BGP peer\n", ""},
 		{"check, tunnel keys", []string{"check", keyed}, 0, "1 BGP peer, 1 tunnel key, a hash seed\n", ""},
@@ -147,6 +161,11 @@ func TestPrograms(t *testing.T) {
 		{"run -c /x.toml", 0, "", "run /x.toml " + version + "\n"},
 		{"run -c /bad.toml", 1, "", "run /bad.toml " + version + "\nsteelyard: bad\n"},
 		{"demo", 0, "demo\n", ""},
+		{"demo --shell", 0, "shell \n", ""},
+		{"demo --break mtu", 0, "shell mtu\n", ""},
+		{"demo --break list", 0, "port-dead  clients are refused\nmtu        uploads hang\n", ""},
+		{"demo --break x", 2, "port-dead  clients are refused\nmtu        uploads hang\n",
+			"steelyard: there is no incident \"x\"\nSee \"steelyard help\".\n"},
 		{"demo-router", 0, "", "demo-router\n"},
 		{"cleanup --cluster --kubeconfig k", 0, "cleanup k steelyard\n", ""},
 		{"allocate -c x.toml", 0, "", "allocate x.toml\n"},
@@ -157,6 +176,7 @@ func TestPrograms(t *testing.T) {
 			"%s: code %d, stdout %q, stderr %q; want %+v", tt.args, code, out, errOut, tt)
 	}
 	_, out, _ := steelyard(t, "help")
+	must.Equal(t, "one\ntwo\none", printableLines("one\none\ntwo\none"))
 	must.True(t, !strings.Contains(out, "demo-router"), "users see the process of the demo:\n%s", out)
 }
 
@@ -164,14 +184,16 @@ func TestTables(t *testing.T) {
 	const down = "0 of 1 backends healthy, min_healthy is 1"
 	b := lb.BackendStatus{
 		Service: "web", Address: addr("10.0.0.21"), Port: 8080, Weight: 1, State: lb.StateUnhealthy,
-		Reason: "connection refused",
+		Reason: "connection refused", ProbeTimes: lb.ProbeTimes{Last: 0.003104, P95: 1.0501},
+		Handshake95: 0.00079,
+		Traffic:     lb.Traffic{PacketRate: 125},
 	}
 	socket := serve(t, lb.Status{
 		Settled: true,
 		Services: []lb.ServiceStatus{{
 			Service: "web", Address: addr("203.0.113.10"), Port: 80, Protocol: lb.TCP, Policy: lb.PolicyCluster,
 			Forward: lb.MethodNAT, Algorithm: lb.AlgorithmMaglev, Backends: []lb.BackendStatus{b},
-			State: lb.StateUnhealthy, Reason: down, Traffic: lb.Traffic{FlowRate: 2.5},
+			State: lb.StateUnhealthy, Reason: down, Traffic: lb.Traffic{FlowRate: 2.5, BitRate: 1.26e6},
 		}},
 		Backends: []lb.BackendStatus{b},
 		Routes: []lb.RouteStatus{{Address: addr("203.0.113.10"), Services: []string{"web"}, Reason: down}, {
@@ -181,14 +203,20 @@ func TestTables(t *testing.T) {
 	})
 	for command, want := range map[string]string{
 		"services": "SERVICE  ADDRESS              FORWARD  ALGORITHM  HEALTHY  ANNOUNCED  " +
-			"PACKETS/S  NEW/S  LAST PACKET  REASON\n" +
+			"NEW/S  PACKETS/S  BITS/S  LAST PACKET  REASON\n" +
 			"web      203.0.113.10:80/tcp  nat      maglev     0/1      no         " +
-			"0          2.5    -            " + down + "\n",
-		"backends": "SERVICE  BACKEND         WEIGHT  STATE      SINCE  REASON\n" +
-			"web      10.0.0.21:8080  1       unhealthy  -      connection refused\n",
+			"2.5    0          1.3M    -            " + down + "\n",
+		"backends": "SERVICE  BACKEND         WEIGHT  STATE      SINCE  " +
+			"NEW/S  PACKETS/S  BITS/S  LAST PACKET  PROBE  P95    HANDSHAKE  REASON\n" +
+			"web      10.0.0.21:8080  1       unhealthy  -      " +
+			"0      125        0       -            3.1ms  1.05s  790µs      connection refused\n",
 		"routes": "ADDRESS       ANNOUNCED  BY      SINCE  SERVICES  REASON\n" +
 			"203.0.113.10  no         -       -      web       0 of 1 backends healthy, min_healthy is 1\n" +
 			"203.0.113.11  offered    bgp,l2  -      mail      no peer\n",
+		"members": "MEMBER      NAME        STATE  SINCE  CLOCK\n" +
+			"192.0.2.12  lb2         up     -      61.2s behind\n" +
+			"192.0.2.13  lb3         up     -      same\n" +
+			"192.0.2.14  192.0.2.14  down   -      -\n",
 		"peers": "PEER       ASN    STATE   ROUTES  SINCE  REASON\n" +
 			"192.0.2.1  64500  active  0       -      connection refused\n",
 	} {
@@ -200,8 +228,10 @@ func TestTables(t *testing.T) {
 			must.True(t, code == 0 && json.Valid([]byte(out)), "-o json: code %d, %s", code, out)
 		})
 	}
-	flow := "SERVICE  CLIENT               ADDRESS              BACKEND         FORWARD  STATE        IDLE\n" +
-		"web      198.51.100.11:40000  203.0.113.10:80/tcp  10.0.0.21:8080  nat      established  2s\n"
+	flow := "SERVICE  SCOPE  CLIENT               ADDRESS              BACKEND         FORWARD  STATE        " +
+		"AGE   IDLE  PACKETS  BYTES     RESENT  HANDSHAKE\n" +
+		"web      inside  198.51.100.11:40000  203.0.113.10:80/tcp  10.0.0.21:8080  nat      established  " +
+		"1m2s  2s    12/10    640/3.0M  1/0     820µs\n"
 	for _, tt := range []struct {
 		flag, value, want string
 		code              int
@@ -209,7 +239,7 @@ func TestTables(t *testing.T) {
 		{"client", "198.51.100.0/24", flow, 0}, {"client", "198.51.100.12", flow[:strings.Index(flow, "\n")+1], 0},
 		{"limit", "1", flow + "… and more; see --limit\n", 0}, {"state", "established", flow, 0},
 		{"backend", "10.0.0.21", flow, 0}, {"service", "web", flow, 0}, {"address", "203.0.113.10", flow, 0},
-		{"port", "80", flow, 0},
+		{"port", "80", flow, 0}, {"scope", "inside", flow, 0}, {"scope", "in", "", 2},
 		{"state", "open", "", 2}, {"client", "me", "", 2}, {"limit", "-1", "", 2},
 	} {
 		code, out, errOut := steelyard(t, "flows", "--"+tt.flag, tt.value, "--socket", socket)
@@ -248,9 +278,9 @@ func TestExplain(t *testing.T) {
 		code int
 		want string
 	}{
-		{"198.51.100.7 203.0.113.10:53/udp", 0,
+		{"198.51.100.7 203.0.113.10:53/udp", 1,
 			"198.51.100.7:40000 to 203.0.113.10:53/udp: drop (no_backend)\n  1. first\n  2. then\n"},
-		{"-o json 198.51.100.7 203.0.113.10:80", 0, `"reason": "no_backend"`},
+		{"198.51.100.7 203.0.113.10:80 -o json", 1, `"reason": "no_backend"`},
 		{"198.51.100.7", 2, "takes 2 arguments"}, {"198.51.100.7 203.0.113.10", 2, "want VIP:PORT"},
 		{"2001:db8::7 2001:db8::10:80", 2, "with an IPv6 address in brackets and a port of at most 65535"},
 	} {

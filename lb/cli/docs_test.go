@@ -133,14 +133,14 @@ func parses(words []string) error {
 	app := newApp(&env{out: io.Discard, err: io.Discard})
 	app.Commands = commands(&env{})
 	disarm(app.Commands)
-	return app.Run(append([]string{"steelyard"}, words...))
+	return app.Run(append([]string{"steelyard"}, flagsFirst(app.Commands, words)...))
 }
 
 // disarm makes commands do nothing but check their arguments.
 func disarm(commands []*ucli.Command) {
 	for _, c := range commands {
 		disarm(c.Subcommands)
-		if len(c.Subcommands) == 0 {
+		if len(c.Subcommands) == 0 || c.Name == "flows" { // which also lists
 			c.Action = func(*ucli.Context) error { return nil }
 			strict(c)
 		}

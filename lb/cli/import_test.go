@@ -38,7 +38,7 @@ func TestImportMetalLB(t *testing.T) {
 		{nil, 2, "takes 1 argument"},
 		{[]string{filepath.Join(dir, "none")}, 1, "no such file"},
 		{[]string{file("other.yaml", "kind: Service\n")}, 1, "no IPAddressPool and no BGPPeer found"},
-		{[]string{pool, "--quiet"}, 2, "must come before"},
+		{[]string{pool, "--quiet"}, 2, "there is no flag -quiet"},
 	} {
 		code, out, errOut := run(tt.args...)
 		ok := code == tt.code && out == "" && strings.Contains(errOut, tt.want)

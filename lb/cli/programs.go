@@ -17,10 +17,6 @@ func (e *env) run(c *ucli.Context) error {
 	return e.programs.Run(c.Context, c.String("config"), version, e.err)
 }
 
-func (e *env) demo(c *ucli.Context) error { return e.programs.Demo(c.Context, e.out) }
-
-func (e *env) demoRouter(c *ucli.Context) error { return e.programs.DemoRouter(c.Context, e.err) }
-
 func (e *env) allocate(c *ucli.Context) error {
 	return e.programs.Allocate(c.Context, c.String("config"), version, e.err)
 }
@@ -37,7 +33,7 @@ func (e *env) cleanup(c *ucli.Context) error {
 	if c.Bool("cluster") {
 		return e.programs.CleanupCluster(c.Context, c.String("kubeconfig"), c.String("namespace"), e.out)
 	}
-	if err := e.programs.Cleanup(e.err); err != nil {
+	if err := e.programs.Cleanup(e.err, c.Bool("without-proxy")); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintln(e.out, "Steelyard has been removed from the kernel")

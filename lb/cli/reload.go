@@ -8,13 +8,10 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"os"
-	"path/filepath"
 	"time"
 
 	ucli "github.com/urfave/cli/v2"
 
-	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/printable"
 )
@@ -42,8 +39,8 @@ func (e *env) diff(c *ucli.Context) error {
 	var then admin.Reloaded
 	if c.NArg() == 0 {
 		err = client.Get(c.Context, "/v1/diff", &then)
-	} else { // the agent may not see the file, for example from a container
-		then, err = sendFile(c.Context, client, c.Args().First())
+	} else {
+		then, err = sendFile(c.Context, client, "/v1/diff", c.Args().First(), url.Values{})
 	}
 	if err != nil {
 		return e.rejected(err, "a reload would change nothing")
@@ -62,45 +59,6 @@ func (e *env) asJSON(x any) error {
 	to := json.NewEncoder(e.out)
 	to.SetIndent("", "  ")
 	return to.Encode(x)
-}
-
-// proxyDiff prints where the agent would choose other endpoints of Services than kube-proxy. It changes nothing.
-func (e *env) proxyDiff(c *ucli.Context) error {
-	asJSON, err := wantJSON(c, "text")
-	if err != nil {
-		return err
-	}
-	var changes []lb.Change
-	err = admin.NewClient(c.String("socket")).Get(c.Context, "/v1/proxy/diff", &changes)
-	if refused := new(admin.RefusedError); errors.As(err, &refused) {
-		return errors.New(refused.Problem)
-	}
-	if err != nil {
-		return err
-	}
-	if asJSON {
-		return e.asJSON(changes)
-	}
-	for _, change := range changes {
-		fmt.Fprintln(e.out, printable.Text(change.String()))
-	}
-	if len(changes) == 0 {
-		fmt.Fprintln(e.out, "no difference")
-	}
-	return nil
-}
-
-func sendFile(ctx context.Context, client *admin.Client, name string) (then admin.Reloaded, err error) {
-	path, err := filepath.Abs(name) // names of secret files are relative to it
-	if err != nil {
-		return then, err
-	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return then, err
-	}
-	err = client.Send(ctx, "/v1/diff?"+url.Values{"name": {path}}.Encode(), text, &then)
-	return then, err
 }
 
 // configShow prints the active file, byte for byte.
@@ -157,17 +115,25 @@ func (e *env) restart(c *ucli.Context) error {
 	if err != nil {
 		return e.rejected(err, "the running agent continues")
 	}
-	ctx, cancel := context.WithTimeout(c.Context, restartTimeout)
+	if now, err = awaitRestart(c.Context, client, before); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(e.out, "restarted: version %s\n", now.Version)
+	return err
+}
+
+// awaitRestart waits until another agent than the one with the status before is ready, and returns its status.
+func awaitRestart(ctx context.Context, client *admin.Client, before admin.Info) (now admin.Info, err error) {
+	ctx, cancel := context.WithTimeout(ctx, restartTimeout)
 	defer cancel()
 	for {
 		err := client.Get(ctx, "/v1/status", &now)
 		if err == nil && !now.Started.Equal(before.Started) && (now.Settled || now.Waiting != "") {
-			_, err := fmt.Fprintf(e.out, "restarted: version %s\n", now.Version)
-			return err
+			return now, nil
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("the new agent is not ready after %s; see its log", restartTimeout)
+			return now, fmt.Errorf("the new agent is not ready after %s; see its log", restartTimeout)
 		case <-time.After(100 * time.Millisecond):
 		}
 	}

@@ -153,6 +153,14 @@ func serve(t *testing.T, st lb.Status, change ...func(*admin.Options)) string {
 		Socket:   socket,
 		Status:   func(context.Context) (lb.Status, error) { return st, nil },
 		StatusOf: func(context.Context, netip.Addr) (lb.Status, error) { return st, nil },
+		Members: func() []lb.MemberStatus {
+			at := netip.MustParseAddr("192.0.2.12")
+			return []lb.MemberStatus{
+				{Member: at, Name: "lb2", State: lb.MemberUp, Ahead: -61.25, Within: 0.002},
+				{Member: at.Next(), Name: "lb3", State: lb.MemberUp, Ahead: 0.01, Within: 0.002},
+				{Member: at.Next().Next(), Name: "192.0.2.14", State: lb.MemberDown},
+			}
+		},
 		Peers: func() []lb.PeerStatus {
 			p := lb.PeerStatus{Peer: addr("192.0.2.1"), ASN: 64500, State: "active", LastError: "connection refused"}
 			return []lb.PeerStatus{p}
@@ -176,10 +184,12 @@ func serve(t *testing.T, st lb.Status, change ...func(*admin.Options)) string {
 		},
 		Flows: func(_ context.Context, want lb.FlowFilter) ([]lb.FlowStatus, bool, error) {
 			f := lb.FlowStatus{
-				Service: "web", Client: netip.MustParseAddrPort("198.51.100.11:40000"),
+				Scope: lb.ScopeInside, Service: "web", Client: netip.MustParseAddrPort("198.51.100.11:40000"),
 				Address: addr("203.0.113.10"), Port: 80, Protocol: lb.TCP,
 				Backend: netip.MustParseAddrPort("10.0.0.21:8080"), Forward: lb.MethodNAT,
-				State: lb.FlowEstablished, Idle: 2.5,
+				State: lb.FlowEstablished, Idle: 2.5, Age: 62.5, Handshake: 0.00082,
+				FromClient: lb.FlowFigures{Packets: 12, Bytes: 640, Retransmissions: 1},
+				FromServer: lb.FlowFigures{Packets: 10, Bytes: 3e6},
 			}
 			if !want.Match(f) {
 				return nil, false, nil

@@ -33,23 +33,35 @@ func (e *env) list(name, usage, path string, table func(w io.Writer, answer []by
 
 // show prints the agent's response to path in the format of --output.
 func (e *env) show(c *ucli.Context, path string, table func(w io.Writer, answer []byte) error) error {
-	asJSON, err := wantJSON(c, "table")
+	answer, err := e.get(c, path)
 	if err != nil {
 		return err
 	}
-	var answer json.RawMessage
-	if err := admin.NewClient(c.String("socket")).Get(c.Context, path, &answer); err != nil {
+	return e.print(c, answer, table)
+}
+
+// get returns the agent's response to path.
+func (e *env) get(c *ucli.Context, path string) (answer json.RawMessage, err error) {
+	if _, err := wantJSON(c, "table"); err != nil {
+		return nil, err
+	}
+	err = admin.NewClient(c.String("socket")).Get(c.Context, path, &answer)
+	return answer, err
+}
+
+// print prints a response in the format of --output.
+func (e *env) print(c *ucli.Context, answer json.RawMessage, table func(w io.Writer, answer []byte) error) error {
+	var pretty bytes.Buffer
+	if asJSON, _ := wantJSON(c, "table"); !asJSON {
+		err := table(&pretty, answer)
+		io.WriteString(e.out, e.painted(pretty.String()))
 		return err
 	}
-	if asJSON {
-		var pretty bytes.Buffer
-		if err := json.Indent(&pretty, answer, "", "  "); err != nil {
-			return fmt.Errorf("read the response: %w", err)
-		}
-		_, err := fmt.Fprintln(e.out, pretty.String())
-		return err
+	if err := json.Indent(&pretty, answer, "", "  "); err != nil {
+		return fmt.Errorf("read the response: %w", err)
 	}
-	return table(e.out, answer)
+	_, err := fmt.Fprintln(e.out, pretty.String())
+	return err
 }
 
 // peersTimeout is the age after which an agent is ready with only some of its BGP sessions established.
@@ -116,37 +128,6 @@ func notReady(i admin.Info) error {
 	return fmt.Errorf("not ready: %d of %d BGP sessions are established", i.PeersUp, i.Peers)
 }
 
-// flows returns a list command with filters.
-func (e *env) flows() *ucli.Command {
-	cmd := e.list("flows", "list entries of the flow table, filtered by service, client, backend …", "", nil)
-	usage := map[string]string{
-		"service": "list only flows of the service `NAME`",
-		"client":  "list only flows from `ADDRESS` or prefix",
-		"backend": "list only flows to the server `ADDRESS`",
-		"address": "list only flows to the VIP `ADDRESS`",
-		"port":    "list only flows to `PORT` of the VIP",
-		"state":   "list only flows in `STATE`: " + lb.Words(lb.FlowStates),
-		"limit":   "list at most `N` flows; 0: no limit; default 1000",
-	}
-	for _, name := range lb.FlowFilters {
-		cmd.Flags = append(cmd.Flags, &ucli.StringFlag{Name: name, Usage: usage[name]})
-	}
-	cmd.Action = func(c *ucli.Context) error {
-		query := url.Values{}
-		for _, name := range lb.FlowFilters {
-			if !c.IsSet(name) {
-				continue
-			}
-			if err := new(lb.FlowFilter).Set(name, c.String(name)); err != nil {
-				return fmt.Errorf("%w: --%w", errUsage, err)
-			}
-			query.Set(name, c.String(name))
-		}
-		return e.show(c, "/v1/flows?"+query.Encode(), flowsTable)
-	}
-	return cmd
-}
-
 // routes returns a list command that can show the routes of one BGP peer.
 func (e *env) routes() *ucli.Command {
 	cmd := e.list("routes", "list addresses and whether they are announced", "", nil)
@@ -164,14 +145,26 @@ func (e *env) routes() *ucli.Command {
 
 // explain returns the command that shows how a packet is processed.
 func (e *env) explain() *ucli.Command {
-	cmd := e.list("explain", "print how the datapath processes a packet, step by step", "", nil)
+	const usage = "print how the datapath processes a packet, step by step; fail if the client is not served"
+	cmd := e.list("explain", usage, "", nil)
 	cmd.ArgsUsage = "CLIENT VIP:PORT[/tcp|udp|sctp]"
 	cmd.Action = func(c *ucli.Context) error {
 		if _, err := lb.ParseQuestion(c.Args().Get(0), c.Args().Get(1)); err != nil {
 			return fmt.Errorf("%w: %w", errUsage, err)
 		}
 		query := url.Values{"client": {c.Args().Get(0)}, "to": {c.Args().Get(1)}}
-		return e.show(c, "/v1/explain?"+query.Encode(), explanation)
+		answer, err := e.get(c, "/v1/explain?"+query.Encode())
+		if err != nil {
+			return err
+		}
+		var x lb.Explanation
+		if err := cmp.Or(json.Unmarshal(answer, &x), e.print(c, answer, explanation)); err != nil {
+			return err
+		}
+		if x.Fault != "" || slices.Contains([]string{"drop", "reset", "refuse"}, x.Action) {
+			return errReported // the client is not served
+		}
+		return nil
 	}
 	return cmd
 }
@@ -191,24 +184,6 @@ func explanation(w io.Writer, answer []byte) error {
 		fmt.Fprintf(w, "%3d. %s\n", i+1, printable.Text(step))
 	}
 	return nil
-}
-
-func flowsTable(w io.Writer, answer []byte) error {
-	var all admin.Flows
-	if err := json.Unmarshal(answer, &all); err != nil {
-		return fmt.Errorf("read the response: %w", err)
-	}
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "SERVICE\tCLIENT\tADDRESS\tBACKEND\tFORWARD\tSTATE\tIDLE")
-	for _, f := range all.Flows {
-		idle := time.Duration(f.Idle * float64(time.Second)).Truncate(time.Second)
-		frontend := lb.Frontend{VIP: f.Address, Port: f.Port, Protocol: f.Protocol}
-		writeRow(tw, dash(f.Service), f.Client, frontend, f.Backend, f.Forward, f.State, idle)
-	}
-	if all.More {
-		fmt.Fprintf(tw, "… and more; see --limit\n")
-	}
-	return tw.Flush()
 }
 
 // rows decodes answer and writes a line for each of its elements.
@@ -232,35 +207,6 @@ func writeRow(w io.Writer, cells ...any) {
 		texts[i] = printable.Text(fmt.Sprint(cell))
 	}
 	fmt.Fprintln(w, strings.Join(texts, "\t"))
-}
-
-func servicesTable(w io.Writer, answer []byte) error {
-	const header = "SERVICE\tADDRESS\tFORWARD\tALGORITHM\tHEALTHY\tANNOUNCED\tPACKETS/S\tNEW/S\tLAST PACKET\tREASON"
-	return rows(w, answer, header, func(s lb.ServiceStatus) []any {
-		up := 0
-		for _, b := range s.Backends {
-			if b.State == lb.StateHealthy {
-				up++
-			}
-		}
-		frontend, announced := s.Frontend().String(), yesNo(s.Announced)
-		if s.NoneHealthy() {
-			announced = "down"
-		}
-		if !s.Address.IsValid() { // the service waits for an address
-			frontend = fmt.Sprintf("-:%d/%s", s.Port, s.Protocol)
-		}
-		return []any{s.Service, frontend, s.Forward, s.Algorithm,
-			fmt.Sprintf("%d/%d", up, len(s.Backends)), announced, fmt.Sprintf("%.0f", s.PacketRate),
-			fmt.Sprintf("%.1f", s.FlowRate), ago(s.Last), dash(s.Reason)}
-	})
-}
-
-func backendsTable(w io.Writer, answer []byte) error {
-	return rows(w, answer, "SERVICE\tBACKEND\tWEIGHT\tSTATE\tSINCE\tREASON", func(b lb.BackendStatus) []any {
-		backend := netip.AddrPortFrom(b.Address, b.Port)
-		return []any{b.Service, backend, b.Weight, b.State, ago(b.Since), dash(b.Reason)}
-	})
 }
 
 func routesTable(w io.Writer, answer []byte) error {

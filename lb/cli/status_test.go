@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
@@ -84,6 +85,57 @@ func TestStatusShowsFindings(t *testing.T) {
 	}
 }
 
+// services and backends list those of one service, or only those that are not healthy, in both formats.
+func TestFilters(t *testing.T) {
+	status := lb.Status{Settled: true}
+	for _, state := range []lb.State{lb.StateHealthy, lb.StateUnhealthy, lb.StateDraining} {
+		b := lb.BackendStatus{Service: "web", Address: addr("10.0.0.21"), State: state}
+		if state == lb.StateDraining {
+			b.Service = "default/mail"
+		}
+		status.Backends = append(status.Backends, b)
+		status.Services = append(status.Services, lb.ServiceStatus{
+			Service: b.Service, Address: addr("203.0.113.10"), Protocol: lb.TCP, State: state,
+			Policy: lb.PolicyCluster, Forward: lb.MethodNAT, Algorithm: lb.AlgorithmMaglev,
+		})
+	}
+	socket := serve(t, status)
+	for _, tt := range []struct {
+		args string
+		rows int
+		err  string
+	}{
+		{"", 3, ""}, {"web", 2, ""}, {"--service web", 2, ""}, {"--unhealthy", 2, ""}, {"--unhealthy web", 1, ""},
+		{"--service default/mail", 1, ""}, {"mail", 0, `there is no service "mail"; did you mean "default/mail"?`},
+		{"--service nothing", 0, `there is no service "nothing"`}, {"web mail", 0, "takes 1 argument, got 2"},
+	} {
+		for _, command := range []string{"services", "backends"} {
+			args := append([]string{command, "--socket", socket}, strings.Fields(tt.args)...)
+			code, out, errOut := steelyard(t, args...)
+			must.True(t, (code == 0) == (tt.err == "") && strings.Contains(errOut, tt.err) &&
+				(code != 0 || strings.Count(out, "\n") == 1+tt.rows), "%v: code %d\n%s%s", args, code, out, errOut)
+			_, out, _ = steelyard(t, slices.Insert(args, 1, "-o", "json")...)
+			var rows []any
+			must.True(t, code != 0 || json.Unmarshal([]byte(out), &rows) == nil && len(rows) == tt.rows,
+				"%v: %s", args, out)
+		}
+	}
+	_, out, _ := steelyard(t, "backends", "--unhealthy", "-o", "json", "--socket", serve(t, lb.Status{}))
+	must.Equal(t, "[]\n", out)
+}
+
+func TestFigures(t *testing.T) {
+	for x, want := range map[float64]string{
+		0: "0", 0.04: "0", 0.06: "0.1", 9.96: "10", 999.4: "999", 999.6: "1.0k", 12345: "12k", 1.26e6: "1.3M",
+		4e13: "40T", 4e16: "40000T",
+	} {
+		must.Row(t, x, want, short(x))
+	}
+	for x, want := range map[float64]string{0: "-", 0.00043: "430µs", 0.0123456: "12ms", 3.0021: "3.002s"} {
+		must.Row(t, x, want, seconds(x))
+	}
+}
+
 // An agent that assigns no addresses does not know who does, and says nothing about it. Drained services do not count
 // as services that should be healthy.
 func TestStatusLines(t *testing.T) {
@@ -103,6 +155,26 @@ func TestStatusLines(t *testing.T) {
 
 var spaces = regexp.MustCompile(" +")
 
+// services --inside shows what becomes of connections of the node and its pods, and from outside.
+func TestServicesInside(t *testing.T) {
+	at := netip.MustParseAddrPort
+	socket := serve(t, lb.Status{}, func(o *admin.Options) {
+		o.Rules = func() []lb.NodeRule {
+			return []lb.NodeRule{
+				{Name: "default/web:http", Addr: addr("10.96.0.1"), Port: 80, Protocol: lb.TCP,
+					Inside: lb.NodeChoice{Endpoints: []netip.AddrPort{at("10.244.0.1:8080"), at("10.244.1.1:8080")}}},
+				{Name: "default/web:http", Addr: addr("::"), Port: 30080, Protocol: lb.TCP,
+					Outside: &lb.NodeChoice{Drop: true}, Allow: []netip.Prefix{netip.MustParsePrefix("fd00::/8")}},
+			}
+		}
+	})
+	code, out, errOut := steelyard(t, "services", "--inside", "--socket", socket)
+	want := "SERVICE ADDRESS ENDPOINTS FROM OUTSIDE ALLOW\n" +
+		"default/web:http 10.96.0.1:80/tcp 10.244.0.1:8080, 10.244.1.1:8080 - all\n" +
+		"default/web:http [::]:30080/tcp refused dropped fd00::/8\n"
+	must.True(t, code == 0 && spaces.ReplaceAllString(out, " ") == want, "%d %s\n%s\nwant\n%s", code, errOut, out, want)
+}
+
 // If there are no flows, an unknown service name is an error. An unknown backend address is not, because it is a
 // filter.
 func TestFlowsOfNothing(t *testing.T) {
@@ -113,9 +185,9 @@ func TestFlowsOfNothing(t *testing.T) {
 		out, err string
 	}{
 		{"--service mail", 1, "", `there is no service "mail"; did you mean "default/mail"?`},
-		{"--service default/mail", 0, "SERVICE  CLIENT", ""},
-		{"--backend 10.0.0.99", 0, "SERVICE  CLIENT", ""},
-		{"--address 203.0.113.99", 0, "SERVICE  CLIENT", ""},
+		{"--service default/mail", 0, "SERVICE  SCOPE  CLIENT", ""},
+		{"--backend 10.0.0.99", 0, "SERVICE  SCOPE  CLIENT", ""},
+		{"--address 203.0.113.99", 0, "SERVICE  SCOPE  CLIENT", ""},
 	} {
 		code, out, errOut := steelyard(t, append([]string{"flows", "--socket", socket}, strings.Fields(tt.args)...)...)
 		must.True(t, code == tt.code && strings.HasPrefix(out, tt.out) && strings.Contains(errOut, tt.err) &&
@@ -156,7 +228,9 @@ func TestOutputIsPrintable(t *testing.T) {
 			args = slices.Insert(args, 1, "-o", format, "--socket", socket)
 			code, out, errOut := steelyard(t, args...)
 			plain := strings.ReplaceAll(out+errOut, "\n", "")
-			must.True(t, code == 0 && !strings.ContainsFunc(plain, func(r rune) bool { return !unicode.IsPrint(r) }),
+			fails := strings.HasPrefix(command, "explain") // because of the fault
+			must.True(t, (code != 0) == fails &&
+				!strings.ContainsFunc(plain, func(r rune) bool { return !unicode.IsPrint(r) }),
 				"%s -o %s: code %d, %q", command, format, code, out+errOut)
 			must.True(t, !strings.Contains(out, "\nOK"),
 				"%s -o %s: the text has a line of its own:\n%s", command, format, out)

@@ -55,3 +55,13 @@ func (e *env) completion(c *ucli.Context) error {
 	_, err := fmt.Fprint(e.out, script)
 	return err
 }
+
+// man prints the manual page. Like completion for fish, it needs an App that does not run.
+func (e *env) man(*ucli.Context) error {
+	page, err := newApp(e).ToMan()
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprint(e.out, page)
+	return err
+}

@@ -11,6 +11,8 @@
 //     routes of a neighbour during its graceful restart (RFC 4724), and drops those of a neighbour whose link is down
 //     ("fast external fallover").
 //   - At the end it removes everything it created: see package lab. Ctrl-C ends it at any time.
+//   - With --shell, the network stays until the user's shell ends (shell.go), with one of the incidents for practice
+//     (incidents.go). Even SIGKILL leaves no process, because all are in a PID namespace.
 //
 // Parameters: the hold time is 3 s, the minimum of BGP (RFC 4271 §4.2); checks run every 200 ms with a timeout of 150
 // ms, and a server is unhealthy after two failures in a row. The takeover by the other balancer is shown with a loss of

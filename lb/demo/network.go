@@ -82,14 +82,19 @@ func (n *network) startServers() error {
 	return nil
 }
 
-// startRouter starts this binary's BGP router on the router host.
-func (n *network) startRouter() error {
+// routerConfig returns the configuration of the router.
+func (n *network) routerConfig() routerConfig {
 	c := routerConfig{ID: n.Balancers[0].Gateway4, ASN: routerASN}
 	for _, b := range n.Balancers {
 		for _, a := range b.At(0) {
 			c.Neighbors = append(c.Neighbors, neighbor{Address: a.Addr(), ASN: balancerASN, Interface: b.Port})
 		}
 	}
+	return c
+}
+
+// startRouter starts this binary's BGP router on the router host.
+func (n *network) startRouter(c routerConfig) error {
 	text, err := json.Marshal(c)
 	if err != nil {
 		return err

@@ -27,6 +27,7 @@ type routerConfig struct {
 	ID        netip.Addr
 	ASN       uint32
 	Neighbors []neighbor
+	Reject    []netip.Prefix // routes that it does not import
 }
 
 type neighbor struct {
@@ -159,7 +160,7 @@ func (r *router) install(ctx context.Context) error {
 		request := &api.ListPathRequest{TableType: api.TableType_GLOBAL, Family: f}
 		err := r.bgp.ListPath(ctx, request, func(d *api.Destination) {
 			p, hops := r.hops(d)
-			if len(hops) > 0 {
+			if len(hops) > 0 && !slices.Contains(r.config.Reject, p) {
 				want[p] = hops
 			}
 		})

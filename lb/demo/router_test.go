@@ -46,7 +46,7 @@ func TestRouter(t *testing.T) {
 	self := must.Get(os.Executable())(t)
 	n := must.Get(build(self))(t)
 	t.Cleanup(func() { must.Do(t, n.close()) })
-	must.Do(t, n.startRouter())
+	must.Do(t, n.startRouter(n.routerConfig()))
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log of the router:\n%s", n.router.Log.Tail(60))

@@ -14,11 +14,12 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// stepTimeout bounds a wait without its own limit. It allows for a slow and busy machine.
-const stepTimeout = 15 * time.Second
+// stepTimeout bounds a wait without its own limit. It allows for a slow and busy machine, such as one that runs four
+// demos and loads the BPF programs of other agents.
+const stepTimeout = time.Minute
 
 func (s *show) announce(ctx context.Context) (string, error) {
-	if err := errors.Join(s.startServers(), s.startRouter()); err != nil {
+	if err := errors.Join(s.startServers(), s.startRouter(s.routerConfig())); err != nil {
 		return "", err
 	}
 	start := time.Now()
@@ -118,7 +119,7 @@ func (s *show) balance(ctx context.Context) (string, error) {
 // is still running, and the time of the fault; the caller stops the traffic.
 func (s *show) disturbed(ctx context.Context, fault func() error) (stream, time.Time, error) {
 	start := time.Now()
-	traffic := s.stream(ctx)
+	traffic := s.stream(ctx, requestInterval)
 	_, err := s.until(ctx, stepTimeout, "all requests are answered", func() error {
 		if r := traffic.since(start); r.Answered() < 100 {
 			return errors.New(r.String())

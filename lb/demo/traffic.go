@@ -8,9 +8,10 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
-// Each client makes a request every 10 ms, over a new connection.
+// Each client makes a request over a new connection in each interval.
 const (
 	requestInterval = 10 * time.Millisecond
+	shellInterval   = 100 * time.Millisecond // while a shell is open
 	// A SYN for a port that is in TIME_WAIT on a server is retransmitted after a second (RFC 6298).
 	requestTimeout = 2500 * time.Millisecond
 )
@@ -18,10 +19,10 @@ const (
 // stream is the traffic of both clients, over both families.
 type stream []*traffic.Stream
 
-func (n *network) stream(ctx context.Context) stream {
+func (n *network) stream(ctx context.Context, interval time.Duration) stream {
 	var s stream
 	for i, vip := range vips {
-		s = append(s, n.clients[i].Stream(ctx, url(vip), requestInterval, requestTimeout))
+		s = append(s, n.clients[i].Stream(ctx, url(vip), interval, requestTimeout))
 	}
 	return s
 }

@@ -62,7 +62,8 @@ type update struct {
 
 // Plan returns the plan for cfg, and changes nothing. If services cannot be assigned an address, its error joins an
 // AddressError for each. The plan reuses the previous copy of an unchanged service, because the engine refers to it,
-// and a second copy between short-lived objects would prevent their memory from being returned.
+// and a second copy between short-lived objects would prevent their memory from being returned. It changes cfg only to
+// refer to the same copy.
 func (s *Source) Plan(cfg *config.Config) (*Plan, error) {
 	services, alloc, errs := translate(cfg, s.alloc)
 	if len(errs) > 0 {
@@ -73,8 +74,11 @@ func (s *Source) Plan(cfg *config.Config) (*Plan, error) {
 		earlier[old.Name] = old
 	}
 	for i, next := range services {
-		if old := earlier[next.Name]; old != nil && reflect.DeepEqual(old, next) {
+		if old := earlier[next.Name]; old != nil && (sameText(old, next) || reflect.DeepEqual(old, next)) {
 			services[i] = old
+			if len(old.Ports) > 0 { // keep one copy, which sameText recognises
+				cfg.Services[i].Backends = old.Ports[0].Backends
+			}
 		}
 	}
 	p := &Plan{
@@ -86,10 +90,20 @@ func (s *Source) Plan(cfg *config.Config) (*Plan, error) {
 			p.assigned[c.Name] = alloc.Given(c.Name)
 		}
 	}
-	if reflect.DeepEqual(s.alloc, alloc) { // otherwise old memory is kept, as above
+	if s.alloc.Equal(alloc) { // otherwise old memory is kept, as above
 		p.alloc = s.alloc
 	}
 	return p, nil
+}
+
+// sameText reports whether config.ParseAfter took next from the configuration of old, because they share a list of
+// backends. Addresses from a pool may differ nevertheless.
+func sameText(old, next *lb.Service) bool {
+	if len(old.Ports) == 0 || len(next.Ports) == 0 || !slices.Equal(old.VIPs, next.VIPs) {
+		return false
+	}
+	a, b := old.Ports[0].Backends, next.Ports[0].Backends
+	return len(a) > 0 && len(b) > 0 && &a[0] == &b[0]
 }
 
 // Apply activates a plan. p must be the newest plan.
@@ -176,6 +190,9 @@ func join(list []*AddressError) error {
 
 // Unassignable returns the services of cfg that cannot have an address, ordered by name.
 func Unassignable(cfg *config.Config) []*AddressError {
+	if !slices.ContainsFunc(cfg.Services, func(c config.Service) bool { return len(c.Addresses) == 0 }) {
+		return nil
+	}
 	_, _, errs := translate(cfg, lb.NewAllocator(nil))
 	return errs
 }
@@ -184,7 +201,7 @@ func Unassignable(cfg *config.Config) []*AddressError {
 // old. It takes fixed addresses and the services' previous ones before it assigns new ones. A new address is chosen by
 // the name of its service, so two machines with the same services choose the same addresses.
 func translate(cfg *config.Config, old *lb.Allocator) ([]*lb.Service, *lb.Allocator, []*AddressError) {
-	pools := translatePools(cfg)
+	pools := Pools(cfg)
 	alloc := lb.NewAllocator(pools)
 	services := make([]*lb.Service, len(cfg.Services))
 	for i, c := range cfg.Services {
@@ -232,7 +249,8 @@ func byName(services []*lb.Service) []int {
 	return order
 }
 
-func translatePools(cfg *config.Config) []lb.Pool {
+// Pools returns the pools of cfg for services of the file.
+func Pools(cfg *config.Config) []lb.Pool {
 	pools := make([]lb.Pool, len(cfg.Pools))
 	for i, p := range cfg.Pools {
 		pools[i] = lb.Pool{

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -62,6 +63,31 @@ func TestSourceSendsTheDifference(t *testing.T) {
 			must.Equal(t, step.want, out.calls)
 		}
 	})
+}
+
+// Of a service that has not changed only one copy is kept, whether or not its text was decoded again. A service with
+// the same text but another address has changed.
+func TestOneCopyOfAnUnchangedService(t *testing.T) {
+	t.Parallel()
+	text := pool + fixed("a", "198.51.100.1", "10.0.0.1") + pooled("b")
+	text = strings.Replace(text, "\"203.0.113.1-", "\"198.51.100.1\", \"203.0.113.1-", 1)
+	s := New(nil, nil)
+	cfg := parse(t, text)
+	must.Do(t, s.Use(cfg))
+	before := s.services
+	for name, again := range map[string]*config.Config{
+		"decoded again": parse(t, text),
+		"not decoded":   must.Get(config.ParseAfter(cfg, "test.toml", []byte(text)))(t),
+	} {
+		p := must.Get(s.Plan(again))(t)
+		for i, svc := range p.services {
+			must.True(t, svc == before[i] && &again.Services[i].Backends[0] == &svc.Ports[0].Backends[0],
+				"%s: %s was copied", name, svc.Name)
+		}
+	}
+	moved := *before[1]
+	moved.VIPs = []netip.Addr{netip.MustParseAddr("203.0.113.9")}
+	must.True(t, sameText(before[1], before[1]) && !sameText(before[1], &moved), "another address is not a change")
 }
 
 func TestUseRefusesAsAWhole(t *testing.T) {

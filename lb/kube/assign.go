@@ -19,6 +19,8 @@ import (
 // Pool is an address pool and the Services that may use it.
 type Pool struct {
 	lb.Pool
+	// Nodes makes this the pool of the nodes' own addresses. Its Ranges are NodeRanges.
+	Nodes      bool
 	Class      string   // of the Services, or "" for all
 	Namespaces []string // or empty for all namespaces
 	Selector   labels.Selector
@@ -50,6 +52,10 @@ type assigner struct {
 	pools   []Pool // by Priority, as the allocator tries them
 	alloc   *lb.Allocator
 	nodes   int // nodes that may have addresses, or 0 if unknown
+	// poolNodes lists the nodes that may have addresses, by name, or is nil if unknown. readyOn returns the names
+	// of the nodes with a ready endpoint of a Service. It is nil if that is unknown.
+	poolNodes []poolNode
+	readyOn   func(service string) map[string]bool
 }
 
 func newAssigner(classes []string, pools []Pool) *assigner {
@@ -69,7 +75,7 @@ func (a *assigner) reserve(s *core.Service, more []netip.Addr) {
 	if isOfOtherClass(s, a.classes) {
 		addrs = append(addrs, statusAddresses(s)...)
 	}
-	a.alloc.Reserve(holder(s), union(addrs, more))
+	a.alloc.Reserve(a.holder(s), union(addrs, more))
 }
 
 // unreserve removes the externalIPs of a deleted Service.
@@ -90,16 +96,17 @@ func (a *assigner) assign(s *core.Service) ([]netip.Addr, error) {
 	if err != nil {
 		return nil, a.explain(s, err)
 	}
-	return addrs, nil
+	return a.expand(s, addrs), nil
 }
 
 func (a *assigner) request(s *core.Service) (lb.Request, error) {
 	wanted, err := requested(s)
+	onNodes := a.onNodes(s)
 	r := lb.Request{
-		Holder: holder(s), Pool: annotation(s, wantPool), Addresses: wanted,
+		Holder: a.holder(s), Pool: annotation(s, wantPool), Addresses: wanted,
 		Allows: func(pool string) bool {
 			i := slices.IndexFunc(a.pools, func(p Pool) bool { return p.Name == pool })
-			return i >= 0 && a.pools[i].serves(s)
+			return i >= 0 && a.pools[i].serves(s) && a.pools[i].Nodes == onNodes
 		},
 	}
 	// With PreferDualStack one family is enough, unless the user requests addresses explicitly.
@@ -114,6 +121,9 @@ func (a *assigner) request(s *core.Service) (lb.Request, error) {
 	}
 	if err == nil {
 		r.PerFamily, err = a.perFamily(s), checkPerNode(s, wanted)
+	}
+	if err == nil && onNodes {
+		err = a.requestNodes(&r)
 	}
 	return r, err
 }
@@ -207,6 +217,12 @@ func (a *assigner) explain(s *core.Service, err error) error {
 		return err
 	}
 	switch e.Cause {
+	case lb.PortInUse:
+		if e.Addr.IsUnspecified() {
+			return explainNodes(e)
+		}
+		return fmt.Errorf("%s belongs to %s, and cannot be shared with it because both have port %s",
+			e.Addr, e.Service, portText(e.Port))
 	case lb.NoSuchPool:
 		return fmt.Errorf("%w; pools: %s", err, names(a.pools))
 	case lb.PoolNotAllowed:
@@ -226,10 +242,6 @@ func (a *assigner) explain(s *core.Service, err error) error {
 	case lb.NotSharedWith:
 		return fmt.Errorf("%w, whose share key is valid only in its namespace; it can name the namespace %s in the "+
 			"annotation %s, or the pool can set share_across_namespaces", err, s.Namespace, shareWith[0])
-	case lb.PortInUse:
-		protocol := strings.ToUpper(e.Port.Protocol.String())
-		return fmt.Errorf("%s belongs to %s, and cannot be shared with it because both have port %d/%s",
-			e.Addr, e.Service, e.Port.Port, protocol)
 	case lb.FamilyNotRequested:
 		return fmt.Errorf("%s is requested, but the Service has no such family: see spec.ipFamilies", e.Addr)
 	}

@@ -130,7 +130,7 @@ func (t *term) complain(s *core.Service, d decision) {
 			strings.Join(texts(kept), ", "))
 	}
 	t.once(s, "PoolExcludesService", text)
-	if text = ""; len(d.addrs) > 0 {
+	if text = ""; len(d.addrs) > 0 && !d.onNodes {
 		text = t.unannounced()
 	}
 	t.once(s, reasonNotAnnounced, text)
@@ -177,7 +177,7 @@ func (s *Source) Waiting() (all []lb.ServiceStatus) {
 			continue
 		}
 		reason := "no address is assigned yet"
-		if s.noPools.Load() {
+		if len(*s.pools.Load()) == 0 {
 			reason += ", and this node has no [[pool]]"
 		}
 		if c := assignedCondition(service); c != nil && c.Status == meta.ConditionFalse {

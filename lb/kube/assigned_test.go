@@ -331,7 +331,7 @@ func TestSetupFindings(t *testing.T) {
 			o: tt.options, services: cache.NewIndexer(keys, nil), nodes: cache.NewIndexer(keys, nil),
 			probes: newNodeProbes(tt.options, nil),
 		}
-		s.noPools.Store(len(tt.options.Pools) == 0)
+		s.pools.Store(&tt.options.Pools)
 		for _, n := range tt.nodes {
 			s.nodes.Add(n)
 		}

@@ -50,6 +50,13 @@ func (s *Source) reconcile(name string, sink lb.Sink) {
 	}
 }
 
+// reconcileAll reconciles every service that this node serves.
+func (s *Source) reconcileAll(sink lb.Sink) {
+	for name := range s.put {
+		s.reconcile(name, sink)
+	}
+}
+
 // freeze leaves a service as it is: in the engine or, if this agent has not put it yet, in the kernel.
 func (s *Source) freeze(name string, sink lb.Sink) {
 	if s.put[name] != nil {

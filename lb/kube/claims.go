@@ -132,7 +132,7 @@ type addresses struct {
 
 // addressesFor returns the addresses of a Service that this node serves: those in its status, and the externalIPs that
 // a pool permits, unless another Service has them. ExternalIPs work with every type of Service. ExternalIPs that are in
-// no pool are left to the service proxy.
+// no pool are served only by the node's service proxy.
 func (s *Source) addressesFor(service *core.Service) (a addresses) {
 	add := func(addr netip.Addr, external bool) {
 		owner, taken := s.owner(claim{service, external}, addr)
@@ -151,6 +151,8 @@ func (s *Source) addressesFor(service *core.Service) (a addresses) {
 		for _, addr := range statusAddresses(service) {
 			why := s.refusal(addr)
 			switch {
+			case ofNodes(s.o.Pools, service, addr):
+				continue
 			case slices.Contains(vips, addr):
 			case isReleased(service) || len(s.o.Pools) == 0: // another controller's, if there are no pools
 				continue

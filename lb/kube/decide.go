@@ -20,6 +20,7 @@ type decision struct {
 	// reason and warning are for an Event, or "" if there is none.
 	reason, warning string
 	waits           bool // another decision is possible once an address or a port is free
+	onNodes         bool // addrs are the nodes'
 }
 
 // pending is what may still be written to a Service's status.
@@ -38,9 +39,9 @@ const (
 
 // adopt records the addresses in a Service's status, whoever wrote them, and p, which may still be written to it.
 func (a *assigner) adopt(s *core.Service, p pending) {
-	h := holds(s)
+	h := a.has(s)
 	h.Ports = union(h.Ports, p.ports)
-	a.alloc.Take(h, a.pooled(union(statusAddresses(s), p.addrs)))
+	a.alloc.Take(h, a.pooled(s, union(statusAddresses(s), p.addrs)))
 	a.reserve(s, nil)
 }
 
@@ -50,7 +51,11 @@ func (a *assigner) adopt(s *core.Service, p pending) {
 func (a *assigner) decide(s *core.Service, p pending, extended bool) decision {
 	has := statusAddresses(s)
 	a.adopt(s, p)
-	asIs := decision{addrs: statusOf(s), record: recordOf(s)}
+	asIs := decision{addrs: statusOf(s), record: recordOf(s), onNodes: a.onNodes(s)}
+	if asIs.onNodes && a.poolNodes == nil {
+		asIs.waits = true // setPoolNodes queues it
+		return asIs
+	}
 	ours := isOurs(s)
 	addrs, err := a.assign(s)
 	kept := a.unpooled(s, has)
@@ -59,6 +64,9 @@ func (a *assigner) decide(s *core.Service, p pending, extended bool) decision {
 		// The Service keeps its addresses, and complain reports that the pool is not for it.
 	case err != nil:
 		asIs.reason, asIs.warning, asIs.waits = reasonFailed, err.Error(), true
+		if _, inUse := errors.AsType[portInUseError](err); inUse {
+			asIs.reason = reasonPortInUse
+		}
 		if kept.IsValid() {
 			asIs.reason, asIs.warning = reasonUnpooled, unpooled(kept)+err.Error()
 		}
@@ -73,7 +81,9 @@ func (a *assigner) decide(s *core.Service, p pending, extended bool) decision {
 		asIs.reason = reasonUnpooled
 		asIs.warning = unpooled(kept) + "to get a different one, set the annotation steelyard.dev/pool"
 	default:
-		return a.grant(s, p, decision{addrs: texts(addrs), write: true, waits: a.waits(s, addrs)})
+		return a.grant(s, p, decision{
+			addrs: texts(addrs), write: true, waits: a.waits(s, addrs), onNodes: asIs.onNodes,
+		})
 	}
 	a.adopt(s, p)
 	if !ours {
@@ -86,6 +96,9 @@ func (a *assigner) decide(s *core.Service, p pending, extended bool) decision {
 // requests another address or a pool keeps none.
 func (a *assigner) unpooled(s *core.Service, has []netip.Addr) (kept netip.Addr) {
 	i := slices.IndexFunc(has, func(x netip.Addr) bool { return poolOf(a.pools, x) == nil })
+	if a.onNodes(s) {
+		return kept
+	}
 	if i >= 0 && annotation(s, wantPool) == "" && annotation(s, wantAddresses) == "" && s.Spec.LoadBalancerIP == "" {
 		kept = has[i]
 	}
@@ -105,9 +118,21 @@ func extends(s *core.Service, addrs []netip.Addr) bool {
 	})
 }
 
-// pooled returns the addrs that are in a pool.
-func (a *assigner) pooled(addrs []netip.Addr) []netip.Addr {
-	return slices.DeleteFunc(addrs, func(x netip.Addr) bool { return poolOf(a.pools, x) == nil })
+// pooled returns those addresses of a Service that are in a pool, with allNodes for the nodes'.
+func (a *assigner) pooled(s *core.Service, addrs []netip.Addr) (all []netip.Addr) {
+	onNodes, ours := a.onNodes(s), isOurs(s)
+	for _, x := range addrs {
+		if poolOf(a.pools, x) == nil {
+			if !onNodes || !ours && !a.isNode(x) {
+				continue
+			}
+			x = allNodes(x)
+		}
+		if !slices.Contains(all, x) {
+			all = append(all, x)
+		}
+	}
+	return all
 }
 
 // union returns the elements of a and b in order, without duplicates.
@@ -122,13 +147,13 @@ func union[T comparable](a, b []T) (all []T) {
 
 // settle records that a Service's status matches the decision.
 func (a *assigner) settle(s *core.Service, d decision) {
-	h := holder(s)
+	h := a.holder(s)
 	if d.record == "" {
 		h.ShareKey = ""
 	} else {
 		h.Ports = portsOf(d.record)
 	}
-	a.alloc.Take(h, a.pooled(parsed(d.addrs)))
+	a.alloc.Take(h, a.pooled(s, parsed(d.addrs)))
 	a.reserve(s, nil)
 }
 

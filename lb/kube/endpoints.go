@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	core "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -19,6 +20,7 @@ type topology struct {
 	node, zone string
 	nodes      map[string]netip.Addr // tunnel addresses by node name, or nil without tunnels
 	lost       map[netip.Addr]bool   // nodes that do not answer through the tunnel
+	own        []netip.Addr          // of this node, at which it serves Services of a pool of nodes
 }
 
 // endpointSlice is the part of a discovery.EndpointSlice that is kept. Endpoints take most memory in a large cluster.
@@ -28,6 +30,7 @@ type endpointSlice struct {
 	family          discovery.AddressType
 	ports           []slicePort
 	endpoints       []endpoint // without a port yet
+	changed         time.Time  // changedAt
 	ignored         netip.Addr // an endpoint without a host address of its own, or zero
 	unreadable      bool       // only the service is known
 }
@@ -63,8 +66,8 @@ func slimSlice(s *discovery.EndpointSlice) *endpointSlice {
 	out := &endpointSlice{
 		ObjectMeta: meta.ObjectMeta{Name: s.Name, Namespace: intern(s.Namespace), ResourceVersion: s.ResourceVersion},
 		service:    s.Namespace + "/" + s.Labels[discovery.LabelServiceName],
-		family:     discovery.AddressType(intern(string(s.AddressType))),
-		ports:      make([]slicePort, 0, len(s.Ports)), endpoints: make([]endpoint, 0, len(s.Endpoints)),
+		family:     discovery.AddressType(intern(string(s.AddressType))), changed: changedAt(s),
+		ports: make([]slicePort, 0, len(s.Ports)), endpoints: make([]endpoint, 0, len(s.Endpoints)),
 	}
 	for _, p := range s.Ports {
 		if p.Port == nil || *p.Port == 0 {
@@ -333,7 +336,7 @@ func compareBool(a, b bool) int {
 	return 1
 }
 
-// slicesIn returns the EndpointSlices of a service. It may be called from any goroutine.
+// slicesIn returns the EndpointSlices of a service, sorted by name. It may be called from any goroutine.
 func (s *Source) slicesIn(service string) []*endpointSlice {
 	found, err := s.slices.ByIndex(serviceOf, service)
 	if err != nil {
@@ -343,15 +346,15 @@ func (s *Source) slicesIn(service string) []*endpointSlice {
 	for _, x := range found {
 		endpoints = append(endpoints, x.(*endpointSlice))
 	}
+	slices.SortFunc(endpoints, func(a, b *endpointSlice) int { return strings.Compare(a.Name, b.Name) })
 	return endpoints
 }
 
-// slicesOf returns the EndpointSlices of a service by name, without endpoints that are VIPs.
+// slicesOf is slicesIn without endpoints that are VIPs.
 func (s *Source) slicesOf(service string) []*endpointSlice {
 	endpoints := s.slicesIn(service)
 	for i, x := range endpoints {
 		endpoints[i] = s.withoutVIPs(x)
 	}
-	slices.SortFunc(endpoints, func(a, b *endpointSlice) int { return strings.Compare(a.Name, b.Name) })
 	return endpoints
 }

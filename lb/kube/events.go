@@ -58,6 +58,7 @@ func (s Self) Events(ctx context.Context) (emit func(kind, reason, text string),
 // troubleReasons are the Event reasons for a Service's troubles; all others use reasonFrozen.
 var troubleReasons = map[lb.Part]string{
 	lb.PartEndpoints: "TooManyEndpoints", lb.PartEndpoint: "EndpointIgnored", lb.PartRoom: "NoRoom",
+	lb.PartPort: reasonPortInUse,
 }
 
 const reasonFrozen = "Frozen"

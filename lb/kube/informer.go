@@ -45,3 +45,32 @@ func named(name string) func(*meta.ListOptions) {
 	selector := fields.OneTermEqualSelector("metadata.name", name).String()
 	return func(o *meta.ListOptions) { o.FieldSelector = selector }
 }
+
+// watch queues the key of each object that changes, and the Services that share an address with it.
+func (s *Source) watch(i cache.SharedIndexInformer, key func(any) string) error {
+	touch := func(x any) {
+		if deleted, ok := x.(cache.DeletedFinalStateUnknown); ok {
+			x = deleted.Obj
+		}
+		s.queue.Add(key(x))
+		s.programming.changed()
+		s.arrived(x, func() { s.touchSharing(x) })
+	}
+	_, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(x any) {
+			s.programming.triggered(nil, x)
+			touch(x)
+		},
+		DeleteFunc: touch, // its time would be that of the last change
+		UpdateFunc: func(old, x any) {
+			if sameVersion(old, x) {
+				return
+			}
+			s.programming.triggered(old, x)
+			touch(x)
+			s.arrived(old, func() { s.touchSharing(old) })
+		},
+	})
+	s.synced = append(s.synced, i.HasSynced)
+	return err
+}

@@ -36,6 +36,8 @@ type Allocator struct {
 	mu    sync.Mutex // guards all below
 	pools []Pool
 	nodes int // nodes that may have addresses
+	// poolNodes is like that of assigner.
+	poolNodes []poolNode
 	// excluded is the number of nodes that may not have addresses, for the message that no node may.
 	excluded int
 	term     *term              // nil if not leading
@@ -145,6 +147,7 @@ func (a *Allocator) lead(ctx context.Context) {
 		term, cancel := context.WithCancel(ctx)
 		a.term = newTerm(a, a.pools)
 		a.term.assigner.nodes, a.term.excluded = a.nodes, a.excluded
+		a.term.assigner.poolNodes = a.poolNodes
 		a.again = cancel
 		run := a.term.run
 		a.mu.Unlock()

@@ -26,8 +26,12 @@ func (t *term) moved(s *core.Service, now []string, why string) {
 	t.events.Event(s, core.EventTypeWarning, reasonMoved, note(text))
 }
 
-// whyMoved says why a Service's addresses changed. Only its own specification can take one away.
-func whyMoved(s *core.Service) string {
+// whyMoved says why a Service's addresses changed. Only its own specification can take one away,
+// except a node's.
+func whyMoved(s *core.Service, d decision) string {
+	if d.onNodes {
+		return "other nodes serve it"
+	}
 	if s.Spec.LoadBalancerIP != "" || annotation(s, wantAddresses) != "" {
 		return "it requests others by name"
 	}

@@ -15,6 +15,14 @@ const portRetry = 10 * time.Second
 // proxy.
 const proxyStart = 3 * time.Minute
 
+// NodePorts answers at health check node ports. Services are named "namespace/name".
+type NodePorts interface {
+	// Serve answers with the number of ready endpoints on this node. If other is true, another program serves the
+	// Service, so this agent's datapath need not.
+	Serve(service string, port uint16, readyLocal int, other bool) error
+	Stop(service string)
+}
+
 // nodePort answers at a service's health check node port unless the node's service proxy does.
 func (s *Source) nodePort(service *core.Service, readyLocal int) {
 	if !s.o.IsProxy && !s.conditions.noProxy() {

@@ -61,9 +61,11 @@ func (s *Source) topology(own *core.Node) topology {
 }
 
 // nodeAddresses returns the InternalIPs of a node. Tunnels from other nodes lead to the first one.
-func nodeAddresses(n *core.Node) (addrs []netip.Addr) {
+func nodeAddresses(n *core.Node) []netip.Addr { return addressesOfType(n, core.NodeInternalIP) }
+
+func addressesOfType(n *core.Node, kind core.NodeAddressType) (addrs []netip.Addr) {
 	for _, a := range n.Status.Addresses {
-		if addr, err := netip.ParseAddr(a.Address); err == nil && a.Type == core.NodeInternalIP {
+		if addr, err := netip.ParseAddr(a.Address); err == nil && a.Type == kind {
 			addrs = append(addrs, addr)
 		}
 	}
@@ -77,7 +79,8 @@ func (s *Source) sameNode(old, now *core.Node) bool {
 		return false
 	}
 	return now.Name != s.o.Node ||
-		maps.Equal(old.Labels, now.Labels) && s.conditions.excluded(old) == s.conditions.excluded(now)
+		maps.Equal(old.Labels, now.Labels) && slices.Equal(ownAddresses(old), ownAddresses(now)) &&
+			s.conditions.excluded(old) == s.conditions.excluded(now)
 }
 
 // readNodes updates the state of the nodes. It returns the names of nodes whose tunnel address changed, or that were
@@ -115,6 +118,9 @@ func (s *Source) followNodes(sink lb.Sink) {
 		for _, name := range s.servicesOn(changed) {
 			s.reconcile(name, sink)
 		}
+	}
+	if s.passed.zone != s.top.zone || !slices.Equal(s.passed.own, ownAddresses(s.own)) {
+		s.passAll()
 	}
 }
 

@@ -74,6 +74,13 @@ func ignored(all []*endpointSlice) string {
 	return ""
 }
 
+// SetPools replaces Options.Pools. It may be called from any goroutine.
+func (s *Source) SetPools(pools []Pool) {
+	s.pools.Store(&pools)
+	s.newPools.Store(&pools)
+	s.queue.Add(otherPools)
+}
+
 // usePools activates other pools. Addresses that this node serves but that are in none of them stay served until their
 // grace period ends.
 func (s *Source) usePools(pools []Pool) {

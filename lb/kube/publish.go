@@ -40,7 +40,9 @@ func (a *Allocator) publishNodes(ctx context.Context) {
 	handler := cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { touch() }, DeleteFunc: func(any) { touch() },
 		UpdateFunc: func(old, now any) {
-			if n, ok := now.(*core.Node); !ok || a.tableEntry(old.(*core.Node)) != a.tableEntry(n) {
+			n, ok := now.(*core.Node)
+			if !ok || a.tableEntry(old.(*core.Node)) != a.tableEntry(n) ||
+				!poolNodeOf(old.(*core.Node)).equal(poolNodeOf(n)) {
 				touch()
 			}
 		},
@@ -83,7 +85,7 @@ func (a *Allocator) writeTable(ctx context.Context, nodes, table cache.Store) er
 	for i := range want {
 		want[i] = map[string]string{}
 	}
-	usable, excluded := 0, 0
+	usable, excluded, inPool := 0, 0, []poolNode{}
 	for _, x := range nodes.List() {
 		n := x.(*core.Node)
 		if entry := a.tableEntry(n); entry != "" {
@@ -92,10 +94,12 @@ func (a *Allocator) writeTable(ctx context.Context, nodes, table cache.Store) er
 				excluded++
 			} else {
 				usable++
+				inPool = append(inPool, poolNodeOf(n))
 			}
 		}
 	}
 	a.setNodes(usable, excluded)
+	a.setPoolNodes(inPool)
 	api := a.o.Client.CoreV1().ConfigMaps(a.o.Namespace)
 	var failed error
 	for i, data := range want {

@@ -168,7 +168,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 	if len(d.addrs) > 0 {
 		t.events.Eventf(s, core.EventTypeNormal, "IPAllocated", "assigned %v", d.addrs)
 	}
-	t.moved(s, d.addrs, whyMoved(s))
+	t.moved(s, d.addrs, whyMoved(s, d))
 	t.o.Log.Info("address assigned", "service", key, "addresses", d.addrs)
 	t.decided(key, "assigned %v", d.addrs)
 	return nil
@@ -271,7 +271,7 @@ func (t *term) forget(key string) {
 // releases the addresses. It keeps what another implementation or another class's allocator has written.
 func (t *term) withdraw(ctx context.Context, s *core.Service) error {
 	t.mu.Lock()
-	given := t.assigner.alloc.Given(nameOf(s))
+	given := t.assigner.given(s)
 	had := len(given) > 0
 	waited := t.waiting[nameOf(s)]
 	t.mu.Unlock()

@@ -44,17 +44,30 @@ func TestProxyRules(t *testing.T) {
 		{"all terminating", same,
 			[]discovery.Endpoint{ep("10.244.1.1", "n1", "st"), ep("10.244.2.1", "n2", "st")}, both, both},
 		{"neither ready nor serving", same, []discovery.Endpoint{ep("10.244.1.1", "n1", "")}, "refused", "refused"},
+		{"serves, but neither ready nor terminating", same, []discovery.Endpoint{ep("10.244.1.1", "n1", "s")},
+			"refused", "refused"},
+		{"all terminating, Local", local,
+			[]discovery.Endpoint{ep("10.244.1.1", "n1", "st"), ep("10.244.2.1", "n2", "st")}, both,
+			both + ", from outside " + one},
+		{"inside Local, terminating here", inside, []discovery.Endpoint{ep("10.244.1.1", "n1", "st"), there}, one,
+			other},
+		{"inside Local, none anywhere", inside, nil, "refused", "refused"},
+		{"one without a hint", same, []discovery.Endpoint{zone(here, "z:z1"), there}, both, both},
+		{"hints for terminating ones", same,
+			[]discovery.Endpoint{ep("10.244.1.1", "n1", "st", "z:z2"), zone(there, "z:z1")}, other, other},
+		{"hints, inside Local", inside, []discovery.Endpoint{zone(here, "z:z2"), zone(there, "z:z1")}, one, other},
 		{"hints of zones", same, []discovery.Endpoint{zone(here, "z:z1"), zone(there, "z:z2")}, one, one},
 		{"hints of nodes", local, []discovery.Endpoint{zone(here, "n:n2"), zone(there, "n:n1")}, other,
 			other + ", from outside " + one},
 	} {
 		s := aService(tt.change)
 		s.Spec.ClusterIP, s.Spec.ClusterIPs, s.Spec.Ports[0].NodePort = "10.96.0.1", []string{"10.96.0.1"}, 30080
-		rules := proxy.Rules{}
-		addRules(rules, s, []*endpointSlice{slimSlice(slice(80, tt.endpoints...))}, topology{node: "n1", zone: "z1"},
-			100)
+		n1 := node("n1")
+		n1.Labels[core.LabelTopologyZone] = "z1"
+		f := newFixture(t, asIs)
+		f.have(t, s, n1, of("web", slice(80, tt.endpoints...)))
 		got := map[string]string{}
-		for to, rule := range rules {
+		for to, rule := range f.proxyRules() {
 			got[to.String()] = rule.String()
 		}
 		want := map[string]string{
@@ -81,4 +94,18 @@ func TestCompareWithKubeProxy(t *testing.T) {
 	must.Row(t, "differences", "[- service default/web:http: 10.96.0.1:4/tcp refused "+
 		"+ service default/web:http: 10.96.0.1:3/tcp dropped "+
 		"~ service default/web:http: 10.96.0.1:2/tcp refused; kube-proxy: dropped]", fmt.Sprint(got))
+}
+
+// Rules of TCP ports list the endpoints whose pods are being deleted, whatever else their conditions are.
+func TestEnding(t *testing.T) {
+	t.Parallel()
+	s := aService(func(s *core.Service) { s.Spec.ClusterIPs = []string{"10.96.0.1"} })
+	f := newFixture(t, asIs)
+	f.have(t, s, node("n1"), of("web", slice(80, ep("10.244.1.1", "n1", "rs"), ep("10.244.1.2", "n1", "s"),
+		ep("10.244.1.3", "n1", "st"), ep("10.244.1.4", "n1", "t"))))
+	rules := f.rulesOf("default/web")
+	must.True(t, len(rules) > 0, "no rules")
+	for _, r := range rules {
+		must.Row(t, r.to().String(), "[10.244.1.3:80 10.244.1.4:80]", fmt.Sprint(r.Ending))
+	}
 }

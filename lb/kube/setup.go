@@ -187,9 +187,9 @@ func (s *Source) Findings() (all []lb.Finding) {
 	}
 	switch excluded := s.excluded.Load(); {
 	case services == 0:
-	case s.noPools.Load() && waiting > 0:
+	case len(*s.pools.Load()) == 0 && waiting > 0:
 		all = append(all, lb.FoundNoPool.About("", "%d Services have no address: %s", waiting, textNoPool))
-	case s.o.NoAnnouncer && !s.noPools.Load():
+	case s.o.NoAnnouncer && needAnnouncer(*s.pools.Load()):
 		all = append(all, lb.FoundNoAnnouncer.About("", "%d Services: %s", services, textNoAnnouncer))
 	case excluded > 0:
 		all = append(all, lb.FoundAllExcluded.About("", "%d Services: %s", services, excludedNodes(int(excluded))))

@@ -93,16 +93,16 @@ func (a *assigner) recordFor(h lb.Holder) string {
 // grant adds to a decision the ports that the Service has on its addresses. Until the status is written, the Service
 // has both its current and its future ports.
 func (a *assigner) grant(s *core.Service, p pending, d decision) decision {
-	h := holder(s)
+	h := a.holder(s)
 	denied := a.alloc.Denied(h)
 	h.Ports = without(h.Ports, denied)
 	if d.record = a.recordFor(h); len(d.addrs) == 0 {
 		d.record = ""
 	}
 	if d.write = d.write || d.record != recordOf(s); d.write || len(p.addrs) > 0 {
-		had := holds(s)
+		had := a.has(s)
 		had.Ports = union(union(had.Ports, p.ports), h.Ports)
-		a.alloc.Take(had, a.pooled(union(union(statusAddresses(s), p.addrs), parsed(d.addrs))))
+		a.alloc.Take(had, a.pooled(s, union(union(statusAddresses(s), p.addrs), parsed(d.addrs))))
 	}
 	if len(denied) > 0 {
 		d.waits = true
@@ -128,7 +128,11 @@ func portsInUse(denied []*lb.AssignError) string {
 			all = append(all, fmt.Sprintf("and %d more", len(denied)-shown))
 			break
 		}
-		all = append(all, fmt.Sprintf("%s at %s belongs to %s", portText(e.Port), e.Addr, e.Service))
+		at := e.Addr.String()
+		if e.Addr.IsUnspecified() {
+			at = "the nodes"
+		}
+		all = append(all, fmt.Sprintf("%s at %s belongs to %s", portText(e.Port), at, e.Service))
 	}
 	return strings.Join(all, ", ") + "; the Service keeps its addresses for its other ports"
 }

@@ -60,7 +60,7 @@ func slimNode(n *core.Node) {
 		func(t core.Taint) bool { return t.Key != taintAutoscaler })}
 	n.Status = core.NodeStatus{
 		Addresses: slices.DeleteFunc(n.Status.Addresses,
-			func(a core.NodeAddress) bool { return a.Type != core.NodeInternalIP }),
+			func(a core.NodeAddress) bool { return a.Type != core.NodeInternalIP && a.Type != core.NodeExternalIP }),
 		Conditions: slices.DeleteFunc(n.Status.Conditions,
 			func(c core.NodeCondition) bool { return c.Type != core.NodeReady }),
 	}

@@ -68,6 +68,15 @@ type Options struct {
 	NoAnnouncer             bool // this node announces no address
 	// IsProxy is true if this agent is the node's service proxy.
 	IsProxy bool
+	// NodeRules gets what this node does as service proxy, or is nil if another program is the proxy. RulesProblem gets
+	// the error of a call, and nil once all rules are applied. It may be nil.
+	NodeRules    NodeRules
+	RulesProblem func(error)
+	RuleMetrics  *RuleMetrics // of NodeRules; may be nil
+	// AnyExternalIP also gives NodeRules the externalIPs of a Service that are in no pool.
+	AnyExternalIP bool
+	// PortUser says what this node uses a port of its own address for, or returns "". Nil: all are free.
+	PortUser func(netip.AddrPort, lb.Protocol) string
 	// PanicHold is how long the last endpoints of a service are kept after an interruption. 0 means not at all.
 	PanicHold time.Duration
 	// NodeProbe is the interval at which other nodes are probed through the tunnel. 0 means not at all.
@@ -81,14 +90,6 @@ type Options struct {
 	// Booted is when the machine started. Zero means long ago.
 	Booted time.Time
 	Log    *slog.Logger
-}
-
-// NodePorts answers at health check node ports. Services are named "namespace/name".
-type NodePorts interface {
-	// Serve answers with the number of ready endpoints on this node. If other is true, another program serves the
-	// Service, so this agent's datapath need not.
-	Serve(service string, port uint16, readyLocal int, other bool) error
-	Stop(service string)
 }
 
 // Source implements lb.Source.
@@ -105,12 +106,13 @@ type Source struct {
 	events     record.EventRecorder                 // set by Run
 	recorder   atomic.Pointer[record.EventRecorder] // the same, for Tell
 
-	noPools    atomic.Bool             // no pool is configured
+	pools      atomic.Pointer[[]Pool]  // of New or the last SetPools; never nil
 	excluded   atomic.Int64            // as allExcluded
 	newPools   atomic.Pointer[[]Pool]  // set by SetPools, not yet taken over by Run, or nil
 	newProbing atomic.Pointer[Probing] // set by SetProbing, like newPools
 
 	interrupted atomic.Pointer[interruption] // the last one, or nil
+	programming programming
 
 	// Used only by Run's goroutine, like the fields of o that SetPools and SetProbing replace.
 	put           map[string]*lb.Service
@@ -123,19 +125,22 @@ type Source struct {
 	wide          map[string]int           // frontends of services with many, or 0 for one that does not fit
 	external      map[string]int           // externalIPs of services that have or request some
 	complete      bool                     // all Services that existed at the start have been put
-	own           *core.Node               // this node, or nil if the API server has none
+	passed        passedRules
+	own           *core.Node // this node, or nil if the API server has none
 	top           topology
 	tunnelSources []netip.Addr // currently set, sorted, or nil
 }
 
-// The keys in the queue that are not service names: all services, changes of any node, the pools, the probing, and the
-// nodes that are probed.
+// The keys in the queue that are not service names: all services, changes of any node, the pools, the probing, the
+// nodes that are probed, the rules that were not applied, and the ports of this node.
 const (
 	everything   = ""
 	anyNode      = "node"
 	otherPools   = "pools"
 	otherProbing = "probing"
 	probedNodes  = "probed"
+	failedRules  = "rules"
+	usedPorts    = "ports"
 )
 
 // The indexes: EndpointSlices by their service, and Services by their addresses and ClusterIPs.
@@ -158,7 +163,11 @@ func New(o Options) (*Source, error) {
 		wide: map[string]int{}, external: map[string]int{},
 		queue: newQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
 	}
-	s.noPools.Store(len(o.Pools) == 0)
+	s.pools.Store(&o.Pools)
+	s.programming.metrics, s.programming.started = cmp.Or(o.RuleMetrics, NewRuleMetrics()), time.Now()
+	if o.RulesProblem == nil {
+		s.o.RulesProblem = func(error) {}
+	}
 	s.conditions = newConditions(o, func(service string) { s.queue.Add(service) })
 	s.probes = newNodeProbes(o, func() { s.queue.Add(anyNode) })
 	if err := s.watchCluster(); err != nil {
@@ -199,29 +208,6 @@ func (s *Source) watchCluster() error {
 	return errors.Join(append(errs, s.watchOwn(node))...)
 }
 
-// watch queues the key of each object that changes, and the Services that share an address with it.
-func (s *Source) watch(i cache.SharedIndexInformer, key func(any) string) error {
-	touch := func(x any) {
-		if deleted, ok := x.(cache.DeletedFinalStateUnknown); ok {
-			x = deleted.Obj
-		}
-		s.queue.Add(key(x))
-		s.arrived(x, func() { s.touchSharing(x) })
-	}
-	_, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: touch, DeleteFunc: touch,
-		UpdateFunc: func(old, x any) {
-			if sameVersion(old, x) {
-				return
-			}
-			touch(x)
-			s.arrived(old, func() { s.touchSharing(old) })
-		},
-	})
-	s.synced = append(s.synced, i.HasSynced)
-	return err
-}
-
 // Service returns the Service with this name in lb, or nil. It may be called from any goroutine.
 func (s *Source) Service(name string) *core.Service {
 	x, ok, err := s.services.GetByKey(name)
@@ -229,13 +215,6 @@ func (s *Source) Service(name string) *core.Service {
 		return nil
 	}
 	return x.(*core.Service)
-}
-
-// SetPools replaces Options.Pools. It may be called from any goroutine.
-func (s *Source) SetPools(pools []Pool) {
-	s.noPools.Store(len(pools) == 0)
-	s.newPools.Store(&pools)
-	s.queue.Add(otherPools)
 }
 
 // Run implements lb.Source.
@@ -257,6 +236,8 @@ func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 	s.readNodes()
 	s.setTunnelSources()
 	s.keepHeld()
+	s.passAll()
+	s.queue.AddAfter(usedPorts, usedEvery)
 	for _, x := range s.services.List() {
 		service := x.(*core.Service)
 		s.reconcile(nameOf(service), sink)
@@ -284,6 +265,7 @@ func (s *Source) handle(key string, sink lb.Sink) {
 	case otherPools:
 		if pools := s.newPools.Swap(nil); pools != nil {
 			s.usePools(*pools)
+			s.passAll()
 		}
 		for _, x := range s.services.List() { // including those without an address from a pool
 			s.reconcile(nameOf(x.(*core.Service)), sink)
@@ -296,16 +278,16 @@ func (s *Source) handle(key string, sink lb.Sink) {
 		s.reconcileAll(sink)
 	case probedNodes:
 		s.probes.follow(s.put, s.targets)
+	case failedRules:
+		s.passFailed()
+	case usedPorts:
+		s.passUsed()
 	default:
 		s.reconcile(key, sink)
+		s.passed.triggers = append(s.passed.triggers, s.programming.take(key)...)
+		s.passChanged(key)
 	}
-}
-
-// reconcileAll reconciles every service that this node serves.
-func (s *Source) reconcileAll(sink lb.Sink) {
-	for name := range s.put {
-		s.reconcile(name, sink)
-	}
+	s.noteRules()
 }
 
 // reconcileOne sends the engine what this node does for a service.

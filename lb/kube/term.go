@@ -122,6 +122,11 @@ func (t *term) run(ctx context.Context) error {
 	if err := t.watch(ctx); err != nil {
 		return err
 	}
+	if hasNodes(t.assigner.pools) {
+		if err := t.watchReady(ctx); err != nil {
+			return err
+		}
+	}
 	t.o.Log.Info("this agent assigns addresses")
 	var all sync.WaitGroup
 	for range workers {

@@ -53,8 +53,8 @@ func addressesOf(s *core.Service) (vips []netip.Addr) {
 		if i.IPMode != nil && *i.IPMode != core.LoadBalancerIPModeVIP {
 			continue
 		}
-		if a, err := netip.ParseAddr(i.IP); err == nil && !slices.Contains(vips, a) {
-			vips = append(vips, a)
+		if a, err := netip.ParseAddr(i.IP); err == nil && !slices.Contains(vips, a.Unmap()) {
+			vips = append(vips, a.Unmap())
 		}
 	}
 	return vips
@@ -67,8 +67,8 @@ const maxExternalIPs = 100
 // externalIPsOf returns the first maxExternalIPs of spec.externalIPs.
 func externalIPsOf(s *core.Service) (addrs []netip.Addr) {
 	for _, text := range s.Spec.ExternalIPs[:min(len(s.Spec.ExternalIPs), maxExternalIPs)] {
-		if a, err := netip.ParseAddr(text); err == nil && !slices.Contains(addrs, a) {
-			addrs = append(addrs, a)
+		if a, err := netip.ParseAddr(text); err == nil && !slices.Contains(addrs, a.Unmap()) {
+			addrs = append(addrs, a.Unmap())
 		}
 	}
 	return addrs

@@ -35,6 +35,14 @@ func New(dir, name string, version int) *File {
 // Path returns the path of the file.
 func (f *File) Path() string { return f.path }
 
+// Remove removes the file, which need not exist.
+func (f *File) Remove() error {
+	if err := os.Remove(f.path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
 // ErrDamaged marks files that are truncated or changed, or that another version has written.
 var ErrDamaged = errors.New("not usable")
 

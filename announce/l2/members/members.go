@@ -3,6 +3,7 @@ package members
 import (
 	"context"
 	"crypto/cipher"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -241,6 +242,7 @@ func (m *Members) config(network memberlist.Transport) *memberlist.Config {
 	c.GossipInterval, c.PushPullInterval, c.TCPTimeout = gossipInterval, pushPull, streamTimeout
 	c.EnableCompression = false
 	c.Delegate, c.Events, c.Alive, c.Conflict = delegate{m}, delegate{m}, delegate{m}, delegate{m}
+	c.Ping = delegate{m}
 	c.LogOutput, c.Logger = nil, log.New(debugLog{m.o.Log}, "", 0)
 	return c
 }
@@ -329,6 +331,20 @@ func (d delegate) NotifyLeave(n *memberlist.Node) { d.changed(n, false) }
 // NotifyConflict implements memberlist.ConflictDelegate. Names are addresses, so a conflict indicates a wrong address.
 func (d delegate) NotifyConflict(_, other *memberlist.Node) {
 	d.o.Log.Warn("two members have the same name", "name", other.Name, "address", other.Address())
+}
+
+// AckPayload implements memberlist.PingDelegate: it sends this node's clock. Earlier versions ignore it.
+func (d delegate) AckPayload() []byte {
+	return binary.BigEndian.AppendUint64(nil, uint64(time.Now().UnixNano()))
+}
+
+// NotifyPingComplete implements memberlist.PingDelegate. The member read its clock during the round trip. Earlier
+// versions send none.
+func (d delegate) NotifyPingComplete(n *memberlist.Node, trip time.Duration, payload []byte) {
+	if a, ok := addressOf(n); ok && len(payload) == 8 {
+		at := time.Unix(0, int64(binary.BigEndian.Uint64(payload)))
+		d.table.setClock(a, at.Sub(time.Now().Add(-trip/2).Round(0)), trip)
+	}
 }
 
 func (d delegate) changed(n *memberlist.Node, alive bool) {

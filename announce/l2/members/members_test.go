@@ -73,6 +73,13 @@ func TestMembers(t *testing.T) {
 	a, _ := start(t, port, 1, 3, "key")
 	b, _ := start(t, port, 2, 3, "key")
 	c, stop := start(t, port, 3, 3, "key")
+	until(t, "the clocks of all members", func() bool {
+		return !slices.ContainsFunc(a.Peers(vip), func(p Peer) bool { return p.Within == 0 })
+	})
+	for _, p := range a.Peers(vip) { // they have one clock
+		must.True(t, p.Ahead.Abs() <= p.Within && p.Within < time.Minute, "%s is %v ahead, within %v", p.Name, p.Ahead,
+			p.Within)
+	}
 	want := Claim{Eligible: true, Holds: true, Local: true, Term: 7}
 	b.Publish(map[netip.Addr]Claim{vip: want, vip6: {Eligible: true}})
 	until(t, "three members", func() bool {

@@ -28,7 +28,10 @@ type Peer struct {
 	Heard   bool      // sends messages although it is not alive: it may not receive this node's messages
 	Since   time.Time // when Alive last changed
 	Known   bool      // has reported which VIPs it can serve
-	Claim   Claim
+	// Ahead is how far its clock is ahead of this node's, or negative, with a possible error of Within. Within is 0
+	// if the clock is not known.
+	Ahead, Within time.Duration
+	Claim         Claim
 }
 
 // claimsMax limits the claims accepted from the network.
@@ -72,6 +75,8 @@ type peer struct {
 	alive   bool
 	since   time.Time
 	heard   time.Time // last message from its address
+
+	ahead, within time.Duration // as in Peer
 }
 
 func newTable(self netip.Addr, name string, send func([]byte)) *table {
@@ -198,6 +203,7 @@ func (t *table) list(vip netip.Addr) []Peer {
 	list := make([]Peer, 0, len(t.peers))
 	for a, p := range t.peers {
 		x := Peer{Address: a, Name: p.name, Twin: p.twin, Alive: p.alive, Since: p.since}
+		x.Ahead, x.Within = p.ahead, p.within
 		x.Heard = !p.alive && time.Since(p.heard) < heardFor
 		if x.Known = p.epoch != 0 && p.epoch >= p.started; x.Known {
 			x.Claim = p.claims[vip].Claim
@@ -206,6 +212,15 @@ func (t *table) list(vip netip.Addr) []Peer {
 	}
 	slices.SortFunc(list, func(x, y Peer) int { return x.Address.Compare(y.Address) })
 	return list
+}
+
+// setClock stores how far a member's clock is ahead. The round trip bounds the error.
+func (t *table) setClock(member netip.Addr, ahead, trip time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if p := t.peers[member]; p != nil {
+		p.ahead, p.within = ahead, max(trip, 1)
+	}
 }
 
 func (t *table) ofMAC(mac string) (Peer, bool) {

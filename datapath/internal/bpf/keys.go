@@ -68,6 +68,9 @@ func (t *Traffic) Add(x Traffic) {
 	t.Continued += x.Continued
 }
 
+// HandshakeUnit is the unit of handshake_clock (bpf/clock.h).
+const HandshakeUnit = 1024 * time.Nanosecond
+
 // Truth returns the C value of b.
 func Truth(b bool) uint8 {
 	if b {

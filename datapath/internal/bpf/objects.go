@@ -46,11 +46,7 @@ const (
 type Names struct{ Reasons, Actions, Commits []string }
 
 // ReadNames reads the names from the embedded object, because only the C code lists them.
-func ReadNames() (n Names, err error) {
-	spec, err := LoadSy()
-	if err != nil {
-		return n, fmt.Errorf("read the embedded programs: %w", err)
-	}
+func ReadNames(spec *ebpf.CollectionSpec) (n Names, err error) {
 	for enum, names := range map[string]*[]string{"reason": &n.Reasons, "action": &n.Actions, "commit": &n.Commits} {
 		var e *btf.Enum
 		if err := spec.Types.TypeByName(enum, &e); err != nil {

@@ -88,6 +88,8 @@ type SyClientFlow struct {
 	Backend uint32
 	Sport   uint16
 	Dport   uint16
+	Pad     uint32
+	Figures SyFlowFigures
 }
 
 type SyClientKey struct {
@@ -316,6 +318,11 @@ type SyExported struct {
 		_     structs.HostLayout
 		Words [16]uint32
 	}
+	Handshakes struct {
+		_   structs.HostLayout
+		Sum uint64
+		N   [16]uint64
+	}
 	Backend struct {
 		_          structs.HostLayout
 		Server     uint32
@@ -350,7 +357,7 @@ type SyFlow struct {
 	Ack        uint32
 	Seen       uint32
 	State      uint8
-	Fin        uint8
+	Packets    uint8
 	Doubt      uint8
 	Answered   uint8
 	Generation uint32
@@ -362,6 +369,19 @@ const (
 	SyFlowDoubtDOUBT_RESET SyFlowDoubt = 1
 	SyFlowDoubtDOUBT_TAG   SyFlowDoubt = 2
 )
+
+type SyFlowFigures struct {
+	_             structs.HostLayout
+	Opened        uint32
+	First         uint32
+	Packets       uint32
+	Handshake     uint32
+	Wraps         uint16
+	Resent        uint16
+	Fin           uint8
+	ClientPackets uint8
+	Pad           [2]uint8
+}
 
 type SyFlowKey struct {
 	_     structs.HostLayout
@@ -445,6 +465,12 @@ const (
 	SyGcTableGC_UDP       SyGcTable = 1
 	SyGcTableGC_STREAM    SyGcTable = 2
 )
+
+type SyHandshakes struct {
+	_   structs.HostLayout
+	Sum uint64
+	N   [16]uint64
+}
 
 type SyMemberKey struct {
 	_        structs.HostLayout
@@ -558,6 +584,7 @@ type SyServerFlow struct {
 	F         SyFlow
 	Client    SyClientKey
 	Backend   uint32
+	Figures   SyFlowFigures
 	ClientEnd uint32
 }
 
@@ -685,6 +712,7 @@ const (
 	SyMapSyBackendLoad      = "sy_backend_load"
 	SyMapSyBackends         = "sy_backends"
 	SyMapSyBeCounters       = "sy_be_counters"
+	SyMapSyBeHandshakes     = "sy_be_handshakes"
 	SyMapSyCollector        = "sy_collector"
 	SyMapSyDsrFlows         = "sy_dsr_flows"
 	SyMapSyDsrHalfopen      = "sy_dsr_halfopen"
@@ -827,6 +855,7 @@ type SyMapSpecs struct {
 	SyBackendLoad     *ebpf.MapSpec `ebpf:"sy_backend_load"`
 	SyBackends        *ebpf.MapSpec `ebpf:"sy_backends"`
 	SyBeCounters      *ebpf.MapSpec `ebpf:"sy_be_counters"`
+	SyBeHandshakes    *ebpf.MapSpec `ebpf:"sy_be_handshakes"`
 	SyCollector       *ebpf.MapSpec `ebpf:"sy_collector"`
 	SyDsrFlows        *ebpf.MapSpec `ebpf:"sy_dsr_flows"`
 	SyDsrHalfopen     *ebpf.MapSpec `ebpf:"sy_dsr_halfopen"`
@@ -925,6 +954,7 @@ type SyMaps struct {
 	SyBackendLoad     *ebpf.Map `ebpf:"sy_backend_load"`
 	SyBackends        *ebpf.Map `ebpf:"sy_backends"`
 	SyBeCounters      *ebpf.Map `ebpf:"sy_be_counters"`
+	SyBeHandshakes    *ebpf.Map `ebpf:"sy_be_handshakes"`
 	SyCollector       *ebpf.Map `ebpf:"sy_collector"`
 	SyDsrFlows        *ebpf.Map `ebpf:"sy_dsr_flows"`
 	SyDsrHalfopen     *ebpf.Map `ebpf:"sy_dsr_halfopen"`
@@ -977,6 +1007,7 @@ func (m *SyMaps) Close() error {
 		m.SyBackendLoad,
 		m.SyBackends,
 		m.SyBeCounters,
+		m.SyBeHandshakes,
 		m.SyCollector,
 		m.SyDsrFlows,
 		m.SyDsrHalfopen,

@@ -14,6 +14,7 @@ type (
 	Collector   = SyCollector
 	DSRFlow     = SyDsrFlow
 	Explained   = SyExplained
+	Figures     = SyFlowFigures
 	Fin         = SyFin
 	Flow        = SyFlow
 	FlowKey     = SyFlowKey
@@ -23,6 +24,7 @@ type (
 	GCItem      = SyGcItem
 	GCList      = SyGcList
 	GCTable     = SyGcTable
+	Handshakes  = SyHandshakes
 	MemberKey   = SyMemberKey
 	Method      = SyMethod
 	Objects     = SyObjects

@@ -278,7 +278,9 @@ func (g *Collector) reset(
 		t.Clients.Lookup(&f.Client, &client) != nil || !client.SameFlow(k, f) {
 		return
 	}
-	if err := reset.client(f.Client, vip(f.Client.Frontend), client.F.Ack); err != nil {
+	from := netip.AddrPortFrom(vip(f.Client.Frontend), bpf.Swap(f.Client.Dport))
+	to := netip.AddrPortFrom(bpf.FromAddr(f.Client.Client), bpf.Swap(f.Client.Sport))
+	if err := reset.Reset(from, to, client.F.Ack); err != nil {
 		g.log.Debug("flow ended without a reset", "err", err)
 	}
 }
@@ -331,7 +333,7 @@ func (g *Collector) expired(proto uint8, f bpf.Flow, now time.Duration) bool {
 
 // serverExpired reports whether a flow has expired, judging by its server entry (flow_server_expired of bpf/flow.h).
 func (g *Collector) serverExpired(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow, now time.Duration) bool {
-	if first := f.F.Fin == uint8(bpf.FinFirst) || f.F.Fin == uint8(bpf.FinAcknowledged); first &&
+	if first := f.Figures.Fin == uint8(bpf.FinFirst) || f.Figures.Fin == uint8(bpf.FinAcknowledged); first &&
 		f.F.State == uint8(bpf.FlowClosed) {
 		return bpf.Idle(now, f.F.Seen) > timeWait
 	}

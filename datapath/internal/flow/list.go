@@ -43,14 +43,15 @@ func (g *Collector) List(
 		if more || ended.ends(f.Client.Frontend, f.Backend, f.F.Generation, bpf.MethodNAT) {
 			return
 		}
-		s := status(bpf.FlowKey{Proto: k.Proto(), T: bpf.Tuple{Src: f.Client.Client, Sport: f.Client.Sport,
-			Dport: f.Client.Dport}}, f.F.State, bpf.Idle(now, f.F.Seen))
-		s.Address, s.Forward = vip(f.Client.Frontend), lb.MethodNAT
-		s.Source = netip.AddrPortFrom(bpf.FromAddr(k.To), bpf.Swap(k.Dport))
-		s.Backend = netip.AddrPortFrom(backends[f.Backend].Addr(), bpf.Swap(k.Sport))
+		s := natStatus(now, k, f)
+		s.Address, s.Backend = vip(f.Client.Frontend), serverOf(k, backends[f.Backend])
 		var c bpf.ClientFlow
-		if t.Clients.Lookup(&f.Client, &c) == nil && c.SameFlow(k, f) { // the side seen last counts
+		switch {
+		case t.ID == bpf.GCHalfOpen:
+			halfOpen(&s, f)
+		case t.Clients.Lookup(&f.Client, &c) == nil && c.SameFlow(k, f): // the side seen last counts
 			s.Idle = min(s.Idle, max(0, bpf.Idle(now, c.F.Seen).Seconds()))
+			s.FromClient = figures(s.Protocol, c.F, c.Figures)
 		}
 		add(s, f.Client.Frontend)
 	})
@@ -65,9 +66,55 @@ func (g *Collector) List(
 	return flows, more || all.Err() != nil, errors.Join(err, errDSR)
 }
 
+// natStatus converts the fields of a NAT flow that are in its server's entry.
+func natStatus(now time.Duration, k bpf.ServerKey, f bpf.ServerFlow) lb.FlowStatus {
+	s := status(bpf.FlowKey{Proto: k.Proto(), T: bpf.Tuple{Src: f.Client.Client, Sport: f.Client.Sport,
+		Dport: f.Client.Dport}}, f.F.State, bpf.Idle(now, f.F.Seen))
+	s.Forward, s.Source = lb.MethodNAT, netip.AddrPortFrom(bpf.FromAddr(k.To), bpf.Swap(k.Dport))
+	s.Age = max(0, bpf.Idle(now, f.Figures.Opened).Seconds())
+	s.Handshake = (time.Duration(f.Figures.Handshake) * bpf.HandshakeUnit).Seconds()
+	s.FromServer = figures(s.Protocol, f.F, f.Figures)
+	return s
+}
+
+// figures converts the figures of one side of an established flow.
+func figures(p lb.Protocol, f bpf.Flow, x bpf.Figures) lb.FlowFigures {
+	out := lb.FlowFigures{Packets: uint64(x.Packets)<<8 | uint64(f.Packets)}
+	switch p {
+	case lb.UDP:
+		out.Bytes = uint64(x.Wraps)<<32 | uint64(f.End)
+	case lb.TCP:
+		out.Bytes = uint64(x.Wraps)<<32 + uint64(f.End) - uint64(x.First)
+		if x.Fin != 0 && out.Bytes > 0 { // FIN has a sequence number as well
+			out.Bytes--
+		}
+		out.Retransmissions = uint32(x.Resent)
+	}
+	return out
+}
+
+// halfOpen corrects the figures of a flow whose server entry is in the table of half-open flows.
+func halfOpen(s *lb.FlowStatus, f bpf.ServerFlow) {
+	s.FromClient.Packets = uint64(f.Figures.ClientPackets)
+	s.FromServer.Bytes = 0
+	if s.Protocol == lb.TCP {
+		s.FromClient.Retransmissions = uint32(max(1, s.FromClient.Packets) - 1)
+		s.FromServer.Retransmissions = uint32(max(1, s.FromServer.Packets) - 1)
+	}
+	if f.F.Answered == 0 {
+		s.Handshake = 0
+	}
+}
+
+// serverOf returns a NAT flow's address and port of its backend.
+func serverOf(k bpf.ServerKey, backend netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(backend.Addr(), bpf.Swap(k.Sport))
+}
+
 // status converts the fields that the entries of all methods share.
 func status(k bpf.FlowKey, state uint8, idle time.Duration) lb.FlowStatus {
 	return lb.FlowStatus{
+		Scope:   lb.ScopeOutside,
 		Client:  netip.AddrPortFrom(bpf.FromAddr(k.T.Src), bpf.Swap(k.T.Sport)),
 		Address: bpf.FromAddr(k.T.Dst), Port: bpf.Swap(k.T.Dport), Protocol: lb.Protocol(k.Proto),
 		State: states[bpf.FlowState(state)],

@@ -58,7 +58,7 @@ func (r *Remover) Flush() error {
 	return nil
 }
 
-// Resetter sends TCP resets to clients from the VIP.
+// Resetter sends TCP resets to clients from the address that they have connected to.
 type Resetter struct{ v4, v6 int }
 
 func NewResetter() (*Resetter, error) {
@@ -80,19 +80,18 @@ func (r *Resetter) Close() {
 	}
 }
 
-// client sends the RST that ends the client's side of a flow. Its sequence number is the last one that the client
-// acknowledged, the only one that the client accepts without a challenge ACK (RFC 5961 §3.2).
-func (r *Resetter) client(k bpf.ClientKey, vip netip.Addr, acknowledged uint32) error {
-	client := netip.AddrPortFrom(bpf.FromAddr(k.Client), bpf.Swap(k.Sport))
-	packet := resetPacket(netip.AddrPortFrom(vip, bpf.Swap(k.Dport)), client, acknowledged)
+// Reset sends a RST that ends the receiver's side of a connection. seq is the last sequence number that the receiver
+// acknowledged, the only one that it accepts without a challenge ACK (RFC 5961 §3.2).
+func (r *Resetter) Reset(from, to netip.AddrPort, seq uint32) error {
+	packet := resetPacket(from, to, seq)
 	var err error
-	if client.Addr().Is4() {
-		err = unix.Sendto(r.v4, packet, 0, &unix.SockaddrInet4{Addr: client.Addr().As4()})
+	if to.Addr().Is4() {
+		err = unix.Sendto(r.v4, packet, 0, &unix.SockaddrInet4{Addr: to.Addr().As4()})
 	} else {
-		err = unix.Sendto(r.v6, packet, 0, &unix.SockaddrInet6{Addr: client.Addr().As16()})
+		err = unix.Sendto(r.v6, packet, 0, &unix.SockaddrInet6{Addr: to.Addr().As16()})
 	}
 	if err != nil {
-		return fmt.Errorf("send a reset to %s: %w", client, err)
+		return fmt.Errorf("send a reset to %s: %w", to, err)
 	}
 	return nil
 }

@@ -93,7 +93,7 @@ func (g *Collector) endSockets(w *walk, over, all map[uint64]bool, strays bool) 
 			if !over[cookie] && !(strays && g.isStray(s)) {
 				continue
 			}
-			switch errEnd := destroy(s); {
+			switch errEnd := DestroySocket(s); {
 			case errEnd == nil:
 				w.ended++
 			case errors.Is(errEnd, unix.EOPNOTSUPP):
@@ -113,8 +113,10 @@ type destroyRequest []byte
 func (r destroyRequest) Len() int          { return len(r) }
 func (r destroyRequest) Serialize() []byte { return r }
 
-// destroy aborts a TCP connection (SOCK_DESTROY of sock_diag(7)). The netlink package does so for IPv4 only.
-func destroy(s *netlink.Socket) error {
+// DestroySocket aborts a TCP connection of this network namespace (SOCK_DESTROY of sock_diag(7)). It returns EOPNOTSUPP
+// on a kernel without CONFIG_INET_DIAG_DESTROY, and ENOENT if there is no such socket. The netlink package does so for
+// IPv4 only.
+func DestroySocket(s *netlink.Socket) error {
 	r := destroyRequest{s.Family, unix.IPPROTO_TCP, 0, 0}
 	r = binary.NativeEndian.AppendUint32(r, 1<<s.State)
 	r = binary.BigEndian.AppendUint16(r, s.ID.SourcePort)

@@ -70,7 +70,7 @@ func (a *Hooks) blocked(nic netlink.Link, hook string, frame []byte) error {
 
 // ahead returns the programs of other software that run before ours.
 func (a *Hooks) ahead(nic netlink.Link, hook string) (xdp, tc []ebpf.ProgramID, err error) {
-	ours, err := a.ids.of(a.Objects.SyXdp)
+	ours, err := a.ids.of(a.programs.XDP)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -80,7 +80,7 @@ func (a *Hooks) ahead(nic netlink.Link, hook string) (xdp, tc []ebpf.ProgramID, 
 	if hook != "tcx" {
 		return xdp, nil, nil
 	}
-	if ours, err = a.ids.of(a.Objects.SyTcIn); err != nil {
+	if ours, err = a.ids.of(a.programs.In); err != nil {
 		return nil, nil, err
 	}
 	list, err := link.QueryPrograms(link.QueryOptions{Target: nic.Attrs().Index, Attach: ebpf.AttachTCXIngress})

@@ -19,6 +19,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/datapath/internal/flow"
 	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
+	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
 	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 )
@@ -60,13 +61,17 @@ type Hooks struct {
 	repairs repairs
 	probes  probes
 	open    *pin.Transaction // nil after Commit
+	// complete is the state of the pins when RepairPins last found none missing. Only RepairPins uses it.
+	complete pin.Stamp
+	kernel   route.Kernel // for the requests of each round
 
-	Mu     sync.Mutex // guards all below
-	names  []string   // interfaces that should have the programs
-	status map[string]InterfaceStatus
-	index  map[string]int    // current index by name, or 0 if the interface does not exist
-	links  map[int]LinkState // all interfaces by index, as of the last change
-	onLo   bool              // lo has the program for health checks
+	Mu       sync.Mutex // guards all below
+	programs Programs   // that should be on the interfaces
+	names    []string   // interfaces that should have the programs
+	status   map[string]InterfaceStatus
+	index    map[string]int    // current index by name, or 0 if the interface does not exist
+	links    map[int]LinkState // all interfaces by index, as of the last change
+	onLo     bool              // lo has the program for health checks
 	// sockets says that this machine's own connections should be balanced, and socketsFault why they are not.
 	sockets      bool
 	socketsFault error
@@ -83,7 +88,7 @@ type Hooks struct {
 // New returns the hooks of an agent that is starting. t undoes what Attach does.
 func New(d Deps, o Options, t *pin.Transaction) *Hooks {
 	return &Hooks{
-		Deps: d, o: o, open: t, probes: probes{marks: map[probeKey]uint32{}},
+		Deps: d, o: o, open: t, programs: Plain(d.Objects), probes: probes{marks: map[probeKey]uint32{}},
 		repairs: repairs{n: map[string]uint64{"programs": 0, "pins": 0, "forwarding": 0}},
 		status:  map[string]InterfaceStatus{}, index: map[string]int{}, ids: programIDs{},
 		Foreign: map[string]Foreign{}, notFollowed: map[string]string{},

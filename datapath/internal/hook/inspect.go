@@ -142,7 +142,7 @@ func (a *Hooks) inspect(nic netlink.Link, s InterfaceStatus) error {
 	if err := a.inspectTC(nic, s.Hook, Inward, Outward); err != nil || s.Mode == ModeTC {
 		return err
 	}
-	if err := a.runs(PinName(s.Name, string(s.Mode)), nic.Attrs().Index, a.Objects.SyXdp); err != nil {
+	if err := a.runs(PinName(s.Name, string(s.Mode)), nic.Attrs().Index, a.programs.XDP); err != nil {
 		return fmt.Errorf("XDP: %w", err)
 	}
 	up, err := a.uplink(nic.Attrs().Index)
@@ -157,7 +157,7 @@ func (a *Hooks) inspect(nic netlink.Link, s InterfaceStatus) error {
 
 func (a *Hooks) inspectTC(nic netlink.Link, hook string, directions ...Direction) error {
 	for _, d := range directions {
-		prog := d.prog(a.Objects)
+		prog := d.prog(a.programs)
 		if hook == "tcx" {
 			if err := a.runs(PinName(nic.Attrs().Name, d.Pin), nic.Attrs().Index, prog); err != nil {
 				return fmt.Errorf("tc: %w", err)

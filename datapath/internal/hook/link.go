@@ -229,6 +229,7 @@ func (a *Hooks) Close() (err error) {
 	for name := range a.Held {
 		err = errors.Join(err, a.drop(name))
 	}
+	a.kernel.Close()
 	return err
 }
 

@@ -147,7 +147,7 @@ func (a *Hooks) flowsFrom(ctx context.Context, name string) (bool, error) {
 // existing returns an interface that should have the programs. It finds a renamed one by its index. Its programs stay
 // attached, so no packet is lost, and existing renames their pins, the state and the options.
 func (a *Hooks) existing(name string) (netlink.Link, error) {
-	nic, err := netlink.LinkByName(name)
+	nic, err := a.kernel.Handle().LinkByName(name)
 	if !errors.As(err, new(netlink.LinkNotFoundError)) || a.index[name] == 0 {
 		return nic, err
 	}

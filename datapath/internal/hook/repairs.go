@@ -16,6 +16,11 @@ import (
 // RepairPins restores pins of maps and links that were removed or are hidden by another mount. Without them, the next
 // agent would start without flows and could not replace the programs.
 func (a *Hooks) RepairPins() error {
+	now, settled := a.Pins.Stamp()
+	if settled && now == a.complete {
+		return nil
+	}
+	a.complete = pin.Stamp{}
 	missing, pinned := map[string]*ebpf.Map{}, a.Pins.List()
 	note := func(path string, m *ebpf.Map) {
 		if !pinned[path] && errors.Is(unix.Access(path, unix.F_OK), unix.ENOENT) {
@@ -41,6 +46,8 @@ func (a *Hooks) RepairPins() error {
 	links, err := a.repin()
 	if len(missing) > 0 || links > 0 {
 		a.repaired("pins", "maps and links pinned again", "maps", len(missing), "links", links, "path", a.Pins.Dir)
+	} else if err == nil && settled {
+		a.complete = now
 	}
 	return err
 }
@@ -55,7 +62,12 @@ func (a *Hooks) chain() error {
 	case !errors.Is(err, ebpf.ErrKeyNotExist):
 		return fmt.Errorf("read the chained program: %w", err)
 	}
-	if err := a.Objects.SyProgs.Put(uint32(0), a.Objects.SyTcDecap); err != nil {
+	return a.putChain()
+}
+
+// putChain makes sy_tc_decap the target of the tail call.
+func (a *Hooks) putChain() error {
+	if err := a.Objects.SyProgs.Put(uint32(0), a.programs.Decap); err != nil {
 		return fmt.Errorf("chain the programs: %w", err)
 	}
 	return nil
@@ -64,8 +76,8 @@ func (a *Hooks) chain() error {
 // RepairChain restores the target of the tail call, without which decapsulated packets are lost.
 func (a *Hooks) RepairChain() error {
 	a.Mu.Lock()
-	want, err := a.ids.of(a.Objects.SyTcDecap)
-	a.Mu.Unlock()
+	defer a.Mu.Unlock()
+	want, err := a.ids.of(a.programs.Decap)
 	if err != nil {
 		return err
 	}
@@ -73,8 +85,8 @@ func (a *Hooks) RepairChain() error {
 	if err := a.Objects.SyProgs.Lookup(uint32(0), &now); err == nil && now == uint32(want) {
 		return nil
 	}
-	if err := a.Objects.SyProgs.Put(uint32(0), a.Objects.SyTcDecap); err != nil {
-		return fmt.Errorf("chain the programs: %w", err)
+	if err := a.putChain(); err != nil {
+		return err
 	}
 	a.repaired("programs", "programs chained again", "earlier", now)
 	return nil

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"syscall"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -72,24 +73,24 @@ func (a *Hooks) RepairSockets() {
 		return
 	}
 	if attached {
-		a.repaired("programs", "programs attached again", "cgroup", rootCgroup, "reason", missing)
+		path, _, _ := Cgroup()
+		a.repaired("programs", "programs attached again", "cgroup", path, "reason", missing)
 	}
 	a.Flows.EndStrays()
 }
 
 func (a *Hooks) inspectSockets() error {
-	_, id, err := cgroup()
 	for _, s := range sockets {
-		if err == nil {
-			err = a.runs(socketPin(s.name), id, s.prog(a.Objects))
+		if err := a.runs(socketPin(s.name), rootInode, s.prog(a.Objects)); err != nil {
+			return err
 		}
 	}
-	return err
+	return nil
 }
 
 // attachSockets ignores links without a pin: they may belong to an agent in another network namespace.
 func (a *Hooks) attachSockets() error {
-	path, id, err := cgroup()
+	path, id, err := Cgroup()
 	if err == nil {
 		_, err = NetworkNamespace()
 	}
@@ -128,31 +129,29 @@ func NetworkNamespace() (cookie uint64, err error) {
 	return cookie, nil
 }
 
-// Mount points of the root cgroup of version 2: alone, or beside version 1.
-const (
-	rootCgroup   = "/sys/fs/cgroup"
-	hybridCgroup = rootCgroup + "/unified"
-)
-
-// rootInode is the inode and the id of the cgroup that has all processes of the machine. In a container, the mount may
-// begin at the container's cgroup.
+// rootInode is the inode and the id of the cgroup that has all processes of the machine. In a container, a mount may
+// begin at the container's cgroup; the manifest mounts the machine's as well.
 const rootInode = 1
 
-// cgroup returns the path and id of the cgroup of all processes.
-func cgroup() (path string, id int, err error) {
-	for _, path := range []string{rootCgroup, hybridCgroup} {
-		var fs unix.Statfs_t
-		if err := unix.Statfs(path, &fs); err != nil || fs.Type != unix.CGROUP2_SUPER_MAGIC {
+// Cgroup returns the path and id of the cgroup of all processes. It is of version 2, alone or beside version 1.
+func Cgroup() (path string, id int, err error) {
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return "", 0, fmt.Errorf("find the cgroup of all processes: %w", err)
+	}
+	for line := range strings.Lines(string(mounts)) { // proc_pid_mountinfo(5)
+		mount, source, _ := strings.Cut(line, " - ")
+		fields := strings.Fields(mount)
+		if !strings.HasPrefix(source, "cgroup2 ") || len(fields) < 5 {
 			continue
 		}
-		var file unix.Stat_t
-		if err := unix.Stat(path, &file); err != nil {
-			return "", 0, &os.PathError{Op: "stat", Path: path, Err: err}
+		path = fields[4]
+		if file, err := os.Stat(path); err == nil && file.Sys().(*syscall.Stat_t).Ino == rootInode {
+			return path, rootInode, nil
 		}
-		if file.Ino != rootInode {
-			return "", 0, fmt.Errorf("%s is not the cgroup of all processes; the agent runs in a container", path)
-		}
-		return path, rootInode, nil
 	}
-	return "", 0, errors.New("cgroup version 2 is not mounted on " + rootCgroup + " or " + hybridCgroup)
+	if path == "" {
+		return "", 0, errors.New("cgroup version 2 is not mounted")
+	}
+	return "", 0, fmt.Errorf("%s is not the cgroup of all processes; the agent runs in a container", path)
 }

@@ -10,8 +10,6 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-
-	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 // Name and handle of our clsact filters.
@@ -44,7 +42,7 @@ func (a *Hooks) attachClsact(nic netlink.Link, d Direction) error {
 		id := ebpf.ProgramID(earlier.Id)
 		a.open.KeepProgram(id, func(prog *ebpf.Program) error { return setFilter(nic, d, prog) })
 	}
-	return setFilter(nic, d, d.prog(a.Objects))
+	return setFilter(nic, d, d.prog(a.programs))
 }
 
 func setFilter(nic netlink.Link, d Direction, prog *ebpf.Program) error {
@@ -112,14 +110,14 @@ type Direction struct {
 	Pin    string
 	Attach ebpf.AttachType
 	parent uint32 // parent of a clsact filter
-	prog   func(*bpf.Objects) *ebpf.Program
+	prog   func(Programs) *ebpf.Program
 }
 
 var (
 	Inward = Direction{"tcx", ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS,
-		func(o *bpf.Objects) *ebpf.Program { return o.SyTcIn }}
+		func(p Programs) *ebpf.Program { return p.In }}
 	Outward = Direction{"tcx-out", ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS,
-		func(o *bpf.Objects) *ebpf.Program { return o.SyTcOut }}
+		func(p Programs) *ebpf.Program { return p.Out }}
 )
 
 // attachTC uses tcx links if the kernel supports them, and clsact filters otherwise.
@@ -144,7 +142,7 @@ func (a *Hooks) attachTC(nic netlink.Link, directions ...Direction) (hook string
 func (a *Hooks) attachTCX(nic netlink.Link, directions []Direction) (hook string, err error) {
 	name, index := nic.Attrs().Name, nic.Attrs().Index
 	for _, d := range directions {
-		prog := d.prog(a.Objects)
+		prog := d.prog(a.programs)
 		err := a.pinned(place{
 			pin: PinName(name, d.Pin), index: index, prog: prog,
 			attach: func() (link.Link, error) {

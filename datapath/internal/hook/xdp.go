@@ -25,9 +25,9 @@ func (a *Hooks) attachXDP(nic netlink.Link) (Mode, error) {
 			return err
 		}
 		return a.pinned(place{
-			pin: PinName(name, string(mode)), index: index, prog: a.Objects.SyXdp,
+			pin: PinName(name, string(mode)), index: index, prog: a.programs.XDP,
 			attach: func() (link.Link, error) {
-				return link.AttachXDP(link.XDPOptions{Program: a.Objects.SyXdp, Interface: index, Flags: flags})
+				return link.AttachXDP(link.XDPOptions{Program: a.programs.XDP, Interface: index, Flags: flags})
 			},
 			links: func() ([]link.ID, error) { return XDPLinks(nic) },
 		})

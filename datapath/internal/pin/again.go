@@ -3,8 +3,10 @@ package pin
 import (
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 )
 
 // List returns the paths of the pinned maps. Listing is cheaper than checking each map, because large configurations
@@ -23,6 +25,27 @@ func (p *Pins) List() map[string]bool {
 		}
 	}
 	return all
+}
+
+// Stamp changes when a pin is added, removed, or hidden by another mount. Comparing it is cheaper than List.
+type Stamp [4]struct {
+	dev, ino uint64
+	changed  unix.Timespec
+}
+
+// Stamp returns the current stamp. It is not settled, and another change may leave it as it is, for as long as the
+// timestamps of files may take to advance.
+func (p *Pins) Stamp() (s Stamp, settled bool) {
+	settled = true
+	for i, dir := range []string{p.path, p.Dir, p.Link(""), p.Chunk("")} {
+		var st unix.Stat_t
+		if unix.Stat(dir, &st) != nil {
+			return Stamp{}, false
+		}
+		s[i].dev, s[i].ino, s[i].changed = st.Dev, st.Ino, st.Mtim
+		settled = settled && time.Since(time.Unix(st.Mtim.Unix())) > 100*time.Millisecond
+	}
+	return s, settled
 }
 
 // Again pins a map whose pin was removed behind m's back.

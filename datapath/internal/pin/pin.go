@@ -19,7 +19,7 @@ import (
 const DefaultPath = "/sys/fs/bpf/steelyard"
 
 // Schema is the version of the pinned state. It changes with the layout or meaning of any map.
-const Schema = "v9"
+const Schema = "v10"
 
 // Unpublished is the directory beside the final one in which a first start pins. Nothing reads it. Its name has no dot,
 // because bpffs refuses dots.
@@ -83,7 +83,7 @@ func Open(path string) (_ *Pins, err error) {
 }
 
 func (p *Pins) makeDirs() error {
-	for _, sub := range []string{"links", "chunks"} {
+	for _, sub := range []string{"links", "chunks", programsDir} {
 		if err := os.MkdirAll(filepath.Join(p.Dir, sub), 0o700); err != nil {
 			return fmt.Errorf("create the directory for pinned maps: %w", err)
 		}

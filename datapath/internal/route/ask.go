@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/mdlayher/arp"
 	"github.com/mdlayher/ethernet"
@@ -25,10 +26,15 @@ import (
 type requester struct {
 	socket int // AF_PACKET, or 0 if not open yet; kept open because closing it waits for an RCU grace period
 	macs   map[int]net.HardwareAddr
+	since  time.Time // Cache.Since when macs was emptied
 }
 
-// begin makes r reread the MAC addresses of interfaces.
-func (r *requester) begin() { r.macs = map[int]net.HardwareAddr{} }
+// begin makes r reread the MAC addresses of interfaces if they may have changed, which changes the routes as well.
+func (r *requester) begin(routes *Cache) {
+	if r.macs == nil || r.since != routes.Since {
+		r.macs, r.since = map[int]net.HardwareAddr{}, routes.Since
+	}
+}
 
 func (r *requester) close() {
 	if r.socket != 0 {

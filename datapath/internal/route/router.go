@@ -80,7 +80,7 @@ func (r *Routers) Look(now time.Time, routes *Cache, clients []netip.Addr, towar
 	for _, client := range slices.Concat(Far4.All(), Far6.All(), clients) {
 		hops = append(hops, routes.NextHops(client)...)
 	}
-	entries := Neighbours{}
+	entries := NewNeighbours(routes.Kernel)
 	var ask []Router
 	for _, x := range hops {
 		if _, seen := r.Known[x]; seen {
@@ -104,7 +104,7 @@ func (r *Routers) Look(now time.Time, routes *Cache, clients []netip.Addr, towar
 
 // ask sends requests to up to maxAsked of the routers.
 func (r *Routers) ask(all []Router, entries Neighbours, routes *Cache) {
-	r.requester.begin()
+	r.requester.begin(routes)
 	for _, x := range r.first(all) {
 		n, _ := entries.Of(x)
 		a, now, err := r.Known[x], time.Now(), error(nil)
@@ -209,17 +209,25 @@ type neighbour struct {
 const configured = unix.NUD_PERMANENT | unix.NUD_NOARP
 
 // Neighbours caches the neighbour entries by interface and family, each read once.
-type Neighbours map[nicFamily]map[netip.Addr]neighbour
+type Neighbours struct {
+	handle *netlink.Handle
+	read   map[nicFamily]map[netip.Addr]neighbour
+}
+
+// NewNeighbours returns an empty cache.
+func NewNeighbours(k *Kernel) Neighbours {
+	return Neighbours{k.Handle(), map[nicFamily]map[netip.Addr]neighbour{}}
+}
 
 type nicFamily struct{ nic, family int }
 
 // Of returns a router's entry. read is false if the kernel's entries could not be read.
 func (all Neighbours) Of(x Router) (n neighbour, read bool) {
 	at := nicFamily{x.NIC, x.family()}
-	entries, ok := all[at]
+	entries, ok := all.read[at]
 	if !ok {
-		entries = at.neighbours()
-		all[at] = entries
+		entries = at.neighbours(all.handle)
+		all.read[at] = entries
 	}
 	return entries[x.Addr], entries != nil
 }
@@ -227,8 +235,8 @@ func (all Neighbours) Of(x Router) (n neighbour, read bool) {
 // clockTick is the time unit of neighbour entries (USER_HZ).
 const clockTick = time.Second / 100
 
-func (at nicFamily) neighbours() map[netip.Addr]neighbour {
-	list, err := netlink.NeighList(at.nic, at.family)
+func (at nicFamily) neighbours(h *netlink.Handle) map[netip.Addr]neighbour {
+	list, err := h.NeighList(at.nic, at.family)
 	if err != nil {
 		return nil
 	}

@@ -14,14 +14,14 @@ import (
 
 // How long answers about routes stay valid.
 const (
-	routesFor = 10 * time.Second
+	routesFor = 30 * time.Second
 	// AfterChange is shorter because the kernel reports that an interface is down before it removes the routes.
 	AfterChange = time.Second
 )
 
-// Cache caches the kernel's answers to route queries. The verification repeats the same queries, and each needs its own
-// socket. The zero value is empty.
+// Cache caches the kernel's answers to route queries, which the verification repeats. The zero value is empty.
 type Cache struct {
+	Kernel *Kernel   // which is asked; may be nil
 	Since  time.Time // when the cache was last emptied
 	Until  time.Time // when to empty it next, because not every route change is reported
 	Routes map[Question][]netlink.Route
@@ -49,7 +49,7 @@ func (k *Cache) Expire(now time.Time) {
 
 // Forget empties the cache. New answers stay valid for use at most.
 func (k *Cache) Forget(now time.Time, use time.Duration) {
-	*k = Cache{Since: now, Until: now.Add(use)}
+	*k = Cache{Kernel: k.Kernel, Since: now, Until: now.Add(use)}
 }
 
 // Ask returns the cached answer, or asks the kernel. The answer is empty if there is no route.
@@ -57,7 +57,7 @@ func (k *Cache) Ask(q Question) ([]netlink.Route, error) {
 	if routes, ok := k.Routes[q]; ok {
 		return routes, nil
 	}
-	routes, err := netlink.RouteGetWithOptions(q.To.AsSlice(),
+	routes, err := k.Kernel.Handle().RouteGetWithOptions(q.To.AsSlice(),
 		&netlink.RouteGetOptions{OifIndex: q.nic, FIBMatch: q.Entry})
 	if err != nil && !slices.ContainsFunc(noRouteErrors, func(no error) bool { return errors.Is(err, no) }) {
 		return nil, err

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/google/renameio/v2"
+	"golang.org/x/sys/unix"
 )
 
 // Settings changes kernel settings. It stores the previous values in a file, so that Cleanup can restore them when the
@@ -109,11 +110,23 @@ func (s *Settings) Forwards(name string) (missing string) {
 		settings = append(settings, Path("ipv4", name, "accept_local"))
 	}
 	for _, path := range settings {
-		if text, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(text)) != "1" {
+		if value, err := readFlag(path); err == nil && value != '1' {
 			return path
 		}
 	}
 	return ""
+}
+
+// readFlag returns the first character of a setting. It takes three system calls, and os.ReadFile nine.
+func readFlag(path string) (value byte, err error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd)
+	var text [1]byte
+	_, err = unix.Read(fd, text[:])
+	return text[0], err
 }
 
 // Path returns the file of an interface setting.

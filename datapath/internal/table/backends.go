@@ -19,6 +19,7 @@ type backends struct {
 	objects  *bpf.Objects
 	entries  *Chunked
 	counters *Chunked // traffic of backends
+	times    *Chunked // handshake times of backends
 	filter   *Filter
 	log      *slog.Logger
 	// members is Options.TunnelSources. Servers with these addresses also run this datapath.
@@ -54,9 +55,9 @@ func openBackends(o *bpf.Objects, c *Chunks, filter *Filter, log *slog.Logger) (
 	if err != nil {
 		return nil, err
 	}
-	s := &backends{objects: o, entries: c.Backends, counters: c.BackendCounters, filter: filter, log: log,
-		ByAddr: map[netip.AddrPort]*backend{}, ByID: map[uint32]*backend{}, hosts: map[netip.Addr]int{},
-		servers: servers, finder: &route.SourceFinder{}}
+	s := &backends{objects: o, entries: c.Backends, counters: c.BackendCounters, times: c.Handshakes,
+		filter: filter, log: log, ByAddr: map[netip.AddrPort]*backend{}, ByID: map[uint32]*backend{},
+		hosts: map[netip.Addr]int{}, servers: servers, finder: &route.SourceFinder{}}
 	for id := range c.Backends.Len() {
 		var value bpf.Backend
 		if err := c.Backends.lookup(id, &value); err != nil {
@@ -156,7 +157,8 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 	if len(b.ours) == 0 {
 		s.log.Warn("no route to backend", "backend", at.Addr())
 	}
-	if err := resetCounts(s.counters, id); err != nil {
+	err := errors.Join(resetCounts(s.counters, id, noTraffic()), resetCounts(s.times, id, bpf.Handshakes{}))
+	if err != nil {
 		return nil, err
 	}
 	if err := s.objects.SyBackendLoad.Put(id, uint32(0)); err != nil {

@@ -30,7 +30,7 @@ type Chunked struct {
 }
 
 // Chunks holds the arrays that grow with the configuration.
-type Chunks struct{ Slots, Backends, FrontendCounters, BackendCounters *Chunked }
+type Chunks struct{ Slots, Backends, FrontendCounters, BackendCounters, Handshakes *Chunked }
 
 // OpenChunks opens the growing arrays. inner holds the specs of their chunks by the name of the outer map.
 func OpenChunks(o *bpf.Objects, inner map[string]*ebpf.MapSpec, pins *pin.Pins) (c *Chunks, err error) {
@@ -42,6 +42,7 @@ func OpenChunks(o *bpf.Objects, inner map[string]*ebpf.MapSpec, pins *pin.Pins) 
 	}{
 		{&c.Slots, o.SySlots, "sy_slots"}, {&c.Backends, o.SyBackends, "sy_backends"},
 		{&c.FrontendCounters, o.SyFeCounters, "sy_fe_counters"}, {&c.BackendCounters, o.SyBeCounters, "sy_be_counters"},
+		{&c.Handshakes, o.SyBeHandshakes, "sy_be_handshakes"},
 	} {
 		if *x.to, err = openChunked(x.outer, inner[x.name], pins); err != nil {
 			return c, err
@@ -51,7 +52,7 @@ func OpenChunks(o *bpf.Objects, inner map[string]*ebpf.MapSpec, pins *pin.Pins) 
 }
 
 func (c *Chunks) All() []*Chunked {
-	return []*Chunked{c.Slots, c.Backends, c.FrontendCounters, c.BackendCounters}
+	return []*Chunked{c.Slots, c.Backends, c.FrontendCounters, c.BackendCounters, c.Handshakes}
 }
 
 // Close closes the descriptors of all chunks.
@@ -75,12 +76,24 @@ func openChunked(outer *ebpf.Map, spec *ebpf.MapSpec, pins *pin.Pins) (*Chunked,
 			break
 		}
 		c.Chunks = append(c.Chunks, m)
-		// The previous agent may have been killed before it did this.
-		if err := c.outer.Put(uint32(len(c.Chunks)-1), m); err != nil {
+		if err := c.complete(uint32(len(c.Chunks)-1), m); err != nil {
 			return nil, fmt.Errorf("add a chunk to %s: %w", c.Name(), err)
 		}
 	}
 	return c, nil
+}
+
+// complete adds a previous agent's chunk if that agent was killed before it did. Each addition takes a grace period.
+func (c *Chunked) complete(i uint32, m *ebpf.Map) error {
+	info, err := m.Info()
+	if err != nil {
+		return err
+	}
+	var now uint32 // lookups return the map's id
+	if id, ok := info.ID(); ok && c.outer.Lookup(i, &now) == nil && now == uint32(id) {
+		return nil
+	}
+	return c.outer.Put(i, m)
 }
 
 func (c *Chunked) Name() string { return c.Spec.Name }

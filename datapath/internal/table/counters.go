@@ -3,6 +3,7 @@ package table
 import (
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -41,17 +42,33 @@ func ReadTraffic(c *Chunked, id uint32) (sum Traffic, err error) {
 	return sum, nil
 }
 
+// ReadHandshakes returns the handshake times of a backend.
+func ReadHandshakes(c *Chunked, id uint32) (out lb.Handshakes, err error) {
+	var h bpf.Handshakes
+	if err := c.lookup(id, &h); err != nil {
+		return out, fmt.Errorf("read handshake times: %w", err)
+	}
+	out.Sum = (time.Duration(h.Sum) * bpf.HandshakeUnit).Seconds()
+	for i, n := range h.N {
+		out.Counts[i] = float64(n)
+	}
+	return out, nil
+}
+
 // resetCounts resets the counters of an id that is about to be reused.
-func resetCounts(c *Chunked, id uint32) error {
+func resetCounts(c *Chunked, id uint32, zero any) error {
 	err := c.grow(id + 1)
 	if err == nil {
-		err = c.put(id, make([]bpf.Traffic, ebpf.MustPossibleCPU()))
+		err = c.put(id, zero)
 	}
 	if err != nil {
 		return fmt.Errorf("reset counters: %w", err)
 	}
 	return nil
 }
+
+// noTraffic returns a zero for each CPU.
+func noTraffic() []bpf.Traffic { return make([]bpf.Traffic, ebpf.MustPossibleCPU()) }
 
 // Names returns the frontend and the service of each frontend id, and the address of each backend id. Callers share the
 // maps and must not change them. So frequent callers do not block the engine with Mu.

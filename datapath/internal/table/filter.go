@@ -26,10 +26,13 @@ type Filter struct {
 // OpenFilter opens the filter, and keeps a previous agent's bits until Sync.
 func OpenFilter(bits *ebpf.Map, keys [10]uint32) (*Filter, error) {
 	f := &Filter{Bits: bits, keys: keys, counts: map[uint32]int{}, words: make([]uint64, bits.MaxEntries())}
-	for i := range f.words {
-		if err := bits.Lookup(uint32(i), &f.words[i]); err != nil {
-			return nil, fmt.Errorf("read the filter of addresses: %w", err)
-		}
+	at, words := make([]uint32, len(f.words)), make([]uint64, len(f.words))
+	var cursor ebpf.MapBatchCursor
+	if n, err := bits.BatchLookup(&cursor, at, words, nil); n != len(words) {
+		return nil, fmt.Errorf("read the filter of addresses: %w", err)
+	}
+	for i, word := range at {
+		f.words[word] = words[i]
 	}
 	return f, nil
 }

@@ -31,7 +31,7 @@ func (s *Services) reserve(updates []*Update, later int) {
 	}
 	backends := size(len(servers), s.Backends.free)
 	err := errors.Join(s.Slots.Reserve(uint32(all(words, int(s.Slots.Space.size)))),
-		s.Backends.entries.grow(backends), s.Backends.counters.grow(backends),
+		s.Backends.entries.grow(backends), s.Backends.counters.grow(backends), s.Backends.times.grow(backends),
 		s.counters.grow(size(frontends, s.Free)))
 	if err != nil {
 		s.log.Warn("could not reserve map space for all services", "err", err)

@@ -292,7 +292,7 @@ func (s *Services) frontend(f lb.Frontend) (_ *frontend, isNew bool, err error) 
 		return nil, false, fmt.Errorf("%w: map of port ranges full (%d entries)", lb.ErrRefused, MaxFrontends)
 	}
 	id := s.Free[len(s.Free)-1]
-	if err := resetCounts(s.counters, id); err != nil {
+	if err := resetCounts(s.counters, id, noTraffic()); err != nil {
 		return nil, false, err
 	}
 	s.Free, s.prefixes = s.Free[:len(s.Free)-1], s.prefixes+prefixes

@@ -45,13 +45,14 @@ type sourceRules struct {
 }
 
 // FollowRules reads the routing rules again. Replies of backends on this node to a VIP in the source prefix of a rule
-// take the route from the VIP. If the rules cannot be read, the programs use the previous ones.
-func (s *Services) FollowRules() {
+// take the route from the VIP. If it returns false, the rules cannot be read or not be followed, and the programs use
+// previous ones.
+func (s *Services) FollowRules() bool {
 	from, err := route.SourceRules()
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	if err == nil && s.rules.problem == "" && slices.Equal(from, s.rules.from) {
-		return
+		return true
 	}
 	if err == nil {
 		s.rules.from = from
@@ -65,4 +66,5 @@ func (s *Services) FollowRules() {
 	} else if err == nil {
 		s.rules.problem = ""
 	}
+	return err == nil
 }

@@ -22,7 +22,9 @@ import (
 // Explain returns the programs' decision for the first packet of a flow, and whether the client receives the reply. It
 // runs the programs' own code (bpf/explain.h), sends no packets and changes no map.
 func (v *Verifier) Explain(q lb.Question) (lb.Explanation, error) {
-	e := lb.Explanation{Client: q.Client, Address: q.To.Addr(), Port: q.To.Port(), Protocol: q.Protocol}
+	e := lb.Explanation{
+		Scope: lb.ScopeOutside, Client: q.Client, Address: q.To.Addr(), Port: q.To.Port(), Protocol: q.Protocol,
+	}
 	x, err := v.ExplainFrame(opening(q))
 	if err != nil {
 		return e, err

@@ -41,7 +41,7 @@ func (v *Verifier) noReplyWay(client netip.Addr) string {
 
 // configuredHop reports whether the MAC address of a router towards a client is configured statically.
 func (v *Verifier) configuredHop(client netip.Addr) bool {
-	entries := route.Neighbours{}
+	entries := route.NewNeighbours(v.Routes.Kernel)
 	return slices.ContainsFunc(v.Routes.NextHops(client), func(x route.Router) bool {
 		n, _ := entries.Of(x)
 		return n.State&unix.NUD_PERMANENT != 0

@@ -60,6 +60,7 @@ type Verifier struct {
 	missed   route.Changes // postponed changes
 	sample   lb.Frontend   // frontend of the packet that made returns
 	Routes   route.Cache
+	ruled    time.Time   // route.Cache.Since when the routing rules were read
 	backends *toBackends // nil if they must be reread
 	Clients  Clients
 	Routers  route.Routers
@@ -99,7 +100,8 @@ type Deps struct {
 // New returns a Verifier, which does nothing before Run or Applied.
 func New(d Deps, o Options) *Verifier {
 	return &Verifier{
-		Deps: d, o: o, bad: conditions{}, inbound: conditions{}, looked: map[netip.Addr]bool{},
+		Deps: d, o: o, Routes: route.Cache{Kernel: new(route.Kernel)},
+		bad: conditions{}, inbound: conditions{}, looked: map[netip.Addr]bool{},
 		reported: map[netip.Addr]string{}, unreached: map[uint32]*unreached{}, Clients: Clients{nics: map[bool]int{}},
 	}
 }
@@ -109,6 +111,7 @@ func (v *Verifier) Close() {
 	v.Mu.Lock()
 	defer v.Mu.Unlock()
 	v.Routers.Close()
+	v.Routes.Kernel.Close()
 }
 
 // Changed verifies all frontends after a network change.
@@ -230,8 +233,10 @@ func (v *Verifier) repair(found route.Changes, rare bool) (faults []string) {
 	if err := v.Hooks.RepairChain(); err != nil {
 		faults = append(faults, err.Error())
 	}
+	if v.ruled != v.Routes.Since && v.Services.FollowRules() {
+		v.ruled = v.Routes.Since
+	}
 	if rare {
-		v.Services.FollowRules()
 		v.Hooks.Follow(v.o.Needed(&v.Routes, v.toBackends().interfaces))
 		v.Hooks.RepairForwarding()
 		v.Hooks.RepairSockets()

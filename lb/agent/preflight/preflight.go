@@ -20,12 +20,13 @@ func Load(name string, rules ...config.Rule) (*config.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return Parse(name, text, rules...)
+	return ParseAfter(nil, name, text, rules...)
 }
 
-// Parse is like Load, for the text of a file. Names of secret files in it are relative to the directory of name.
-func Parse(name string, text []byte, rules ...config.Rule) (*config.Config, error) {
-	return config.Parse(name, text, append([]config.Rule{Addresses}, rules...)...)
+// ParseAfter is like Load, for the text of a file. Names of secret files in it are relative to the directory of name.
+// before is an earlier version or nil (config.ParseAfter).
+func ParseAfter(before *config.Config, name string, text []byte, rules ...config.Rule) (*config.Config, error) {
+	return config.ParseAfter(before, name, text, append([]config.Rule{Addresses}, rules...)...)
 }
 
 // LoadElsewhere is like Load, for another machine's configuration.
