@@ -2,7 +2,7 @@
 # Installs what the tests need beyond Go: routing daemons, the compiler of the BPF objects and some tools. With the
 # argument "bpf", only that compiler; with "kubernetes", also a container runtime and the programs of pods; with
 # "kernels", a virtual machine; with "bench", the peers of make bench; with "fresh", debootstrap; with "race", a C
-# compiler. Programs of Debian's essential packages are not listed.
+# compiler; with "browser", a browser. Programs of Debian's essential packages are not listed.
 # It installs only what is missing, and neither starts nor enables the services of these packages.
 set -eu
 missing= services= enough=
@@ -30,10 +30,14 @@ need vtysh frr frr
 need ip iproute2
 need ss iproute2
 need tc iproute2
+# tcpdump reads the captures of "steelyard trace".
+need tcpdump tcpdump
 # setpriv drops capabilities.
 need setpriv util-linux
 # nft drops packets of a host; kube-proxy writes its rules.
 need nft nftables
+# curl is a client in the demo's shell, and in the image of pods.
+need curl curl
 # umount uncovers what was mounted over pins.
 need mount mount
 if [ "${1-}" = kubernetes ]; then
@@ -47,9 +51,10 @@ if [ "${1-}" = kubernetes ]; then
 	need nc.openbsd netcat-openbsd
 	need dash dash
 	need wget wget
-	need curl curl
 	need ldd libc-bin
 fi
+# Ubuntu has Chromium only as a snap, which does not run in a namespace.
+[ "${1-}" != browser ] || command -v google-chrome >/dev/null 2>&1 || need chromium chromium
 if [ "${1-}" = bench ]; then
 	need wrk wrk
 	need nginx nginx-light nginx

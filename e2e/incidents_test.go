@@ -103,16 +103,15 @@ func run(t *testing.T, h *lab.Host, command string) {
 	must.Get(h.Run(t.Context(), words[0], words[1:]...))(t)
 }
 
-// nft makes a host drop the packets that it sends to TCP ports.
-func nft(t *testing.T, h *lab.Host, ports string) {
-	t.Helper()
-	for _, line := range []string{
-		"add table inet incident",
-		"add chain inet incident out { type filter hook output priority 0 ; }",
-		fmt.Sprintf("add rule inet incident out tcp dport { %s } drop", ports),
-	} {
-		run(t, h, "nft "+line)
-	}
+// dropBGP makes the load balancer and the router drop the BGP packets that they send.
+func (s *incidents) dropBGP(t *testing.T) error {
+	const port = "tcp dport 179"
+	return errors.Join(
+		s.Balancers[0].Drop(t.Context(), "output", port), s.Topology.Router.Drop(t.Context(), "output", port))
+}
+
+func (s *incidents) acceptBGP(t *testing.T) error {
+	return errors.Join(s.Balancers[0].StopDropping(t.Context()), s.Topology.Router.StopDropping(t.Context()))
 }
 
 // configure replaces text in the agent's configuration and reloads it. The file may be invalid.
@@ -259,13 +258,9 @@ func TestIncidents(t *testing.T) {
 	}
 	for _, x := range []incident{
 		{name: "the router drops the answers", symptom: "Times out",
-			begin: func() {
-				run(t, router, "nft add table inet incident")
-				run(t, router, "nft add chain inet incident on { type filter hook forward priority 0 ; }")
-				run(t, router, fmt.Sprintf("nft add rule inet incident on ip saddr %s drop", s.lan))
-			},
-			end:  func() { run(t, router, "nft delete table inet incident") },
-			code: "unanswered", command: "status", words: []string{s.lan.String() + ":80/tcp of lan"}},
+			begin: func() { do(router.Drop(t.Context(), "forward", "ip saddr "+s.lan.String())) },
+			end:   func() { do(router.StopDropping(t.Context())) },
+			code:  "unanswered", command: "status", words: []string{s.lan.String() + ":80/tcp of lan"}},
 		{name: "a server's process is killed", begin: func() { do(s.site.web[0].Stop()) },
 			end:  func() { do(s.site.web[0].Start()) },
 			code: "backend-down", command: "backends", words: []string{server.V4.String(), "connection refused"}},
@@ -300,16 +295,13 @@ func TestIncidents(t *testing.T) {
 			end:  func() { do(s.rival.DeleteAddress("eth0", labtest.HostRoute(s.lan))) },
 			code: "address-conflict", command: "status", words: []string{s.lan.String(), rivalMAC}},
 		{name: "nftables drops what the checks send", symptom: "Times out",
-			begin: func() { nft(t, b.Host, "80, 8080, 8443") },
-			end:   func() { run(t, b.Host, "nft delete table inet incident") },
+			begin: func() { do(b.Drop(t.Context(), "output", "tcp dport { 80, 8080, 8443 }")) },
+			end:   func() { do(b.StopDropping(t.Context())) },
 			code:  "all-backends-down", command: "status", words: []string{"failed within", "nft list ruleset"}},
 		{name: "nftables drops BGP", symptom: "Times out",
-			begin: func() { nft(t, b.Host, "179"); nft(t, router, "179") },
-			end: func() {
-				run(t, b.Host, "nft delete table inet incident")
-				run(t, router, "nft delete table inet incident")
-			},
-			code: "no-session", command: "status", words: []string{"check filters for that port"}},
+			begin: func() { do(s.dropBGP(t)) },
+			end:   func() { do(s.acceptBGP(t)) },
+			code:  "no-session", command: "status", words: []string{"check filters for that port"}},
 		{name: "the router expects another AS", symptom: "Times out",
 			begin: func() { s.bird(t, fmt.Sprintf(" as %d;", labtest.ASN), " as 64999;") },
 			end:   func() { s.bird(t, " as 64999;", fmt.Sprintf(" as %d;", labtest.ASN)) },

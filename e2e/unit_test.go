@@ -19,7 +19,7 @@ import (
 )
 
 // TestUnitCapabilitiesSuffice checks that with the unit's capabilities the agent starts, runs exec checks, announces
-// over BGP and L2, reuses its pinned maps, stops and cleans up.
+// over BGP and L2, traces packets, reuses its pinned maps, stops and cleans up.
 func TestUnitCapabilitiesSuffice(t *testing.T) {
 	t.Parallel()
 	labtest.Root(t)
@@ -30,6 +30,10 @@ func TestUnitCapabilitiesSuffice(t *testing.T) {
 			agent := labtest.Agent(t, s.Balancers[0].Host, confined, config)
 			s.waitRoutes(t, s.Balancers[0])
 			s.checkAnswered(t, 100)
+			traced := s.traced(t)
+			s.checkAnswered(t, 10)
+			lines := ended(t, traced)
+			must.True(t, len(lines) > 100, "only %d lines of a trace: %s", len(lines), traced.Log.Tail(3))
 			checkReload(t, agent, config)
 			s.checkAnswered(t, 100)
 			agent.Kill()

@@ -244,7 +244,8 @@ func (s *site) neverDead(t *testing.T, withdrawn bool, within time.Duration) {
 		t.Logf("withdrawn after %s", time.Since(start).Round(time.Millisecond))
 	}
 	out, err := s.Agents[0].CLI(t.Context(), "explain", s.Clients[0].V4.String(), vip4.String()+":80")
-	must.True(t, err == nil && strings.Contains(out, "no answer:") == withdrawn, "explain: %v\n%s", err, out)
+	must.True(t, (err != nil) == withdrawn && strings.Contains(out, "no answer:") == withdrawn,
+		"explain: %v\n%s", err, out)
 }
 
 // oneNotReached checks that the address stays announced, and that the status is a warning as long as clients of one

@@ -107,6 +107,7 @@ allocate = false
 kubeconfig = %q
 forward = %q
 proxy = %q
+external_ips = "any"
 [probe]
 interval = %q
 timeout = %q

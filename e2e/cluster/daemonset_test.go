@@ -241,8 +241,12 @@ func (c *cluster) editConfiguration(t *testing.T, config string) {
 	const lines = "[[pool]]\nname = \"other\"\nauto_assign = false\n" +
 		"addresses = [\"198.51.100.0/28\", \"2001:db8:51::/124\"]\n"
 	before := c.containers(t)
+	pods := map[string]bool{} // an agent's has two containers
+	for _, id := range before {
+		pods[strings.Fields(id)[0]] = true
+	}
 	c.configure(t, strings.Replace(config, `interval = "200ms"`, `interval = "250ms"`, 1)+lines)
-	c.waitEvent(t, "ConfigurationReloaded", "is active", len(before))
+	c.waitEvent(t, "ConfigurationReloaded", "is active", len(pods))
 	s := c.createService(t, "other-pool", func(s *core.Service) {
 		s.Annotations = map[string]string{"steelyard.dev/pool": "other"}
 	})
@@ -251,7 +255,7 @@ func (c *cluster) editConfiguration(t *testing.T, config string) {
 	must.True(t, want.Contains(vips[0]), "addresses %v; want one of %s", vips, want)
 	c.deleteService(t, s.Name)
 	c.configure(t, strings.Replace(config, "[probe]", "[prob]", 1))
-	c.waitEvent(t, "ConfigurationRejected", "prob: no such section", len(before))
+	c.waitEvent(t, "ConfigurationRejected", "prob: no such section", len(pods))
 	c.configure(t, config)
 	after := c.containers(t)
 	must.True(t, slices.Equal(before, after), "containers %v; want those before, %v", after, before)

@@ -218,7 +218,7 @@ func TestControlPlaneAddress(t *testing.T) {
 			return errors.Join(err, labtest.ErrorIf(!strings.Contains(text, "apiserver"), "the service is not in it"))
 		})
 		must.Do(t, a.Terminate(t.Context(), 20*time.Second))
-		must.Get(a.CLI(t.Context(), "cleanup"))(t) // as after a reboot
+		must.Get(a.CLI(t.Context(), "cleanup", "--without-proxy"))(t) // as after a reboot
 		text := strings.ReplaceAll(c.control.Kubeconfig(), old, through)
 		must.Do(t, c.Balancers[i].WriteFile(kube.KubeconfigPath, text, 0o600))
 		must.Do(t, a.Configure(strings.Replace(c.Config[i].TOML(), "allocate = false\n", "", 1)))

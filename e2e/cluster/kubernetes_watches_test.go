@@ -338,6 +338,7 @@ func TestKubernetes(t *testing.T) {
 		{"from pods, and from a pod to itself", fromPods},
 		{"recreated under its name", recreated},
 		{"the same rules as kube-proxy", sameRules},
+		{"taking over from kube-proxy, and giving back", takesOver},
 		{"externalIPs", externalIPs},
 		{"externalIPs with the address of another Service", stolenAddress},
 		{"another controller writes the status", foreignStatus},

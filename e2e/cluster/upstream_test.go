@@ -42,6 +42,17 @@ var upstreamSubset = []string{
 	"should only target nodes with endpoints",
 }
 
+// withoutProxySubset are those that "make test-kubernetes" runs without kube-proxy.
+var withoutProxySubset = []string{
+	"Services should be able to change the type from ExternalName to NodePort",
+	"Services should have session affinity work for NodePort service [LinuxOnly]",
+	"Services should be rejected when no endpoints exist",
+	"Services should allow pods to hairpin back to themselves through services",
+	"server pod cycles for a ClusterIP service and client is hostNetwork",
+	"Networking Granular Checks: Services should function for node-Service: udp",
+	"should work from pods",
+}
+
 // parallel is how many tests run concurrently; most of them wait most of the time.
 const parallel = 6
 
@@ -50,9 +61,21 @@ const upstreamDir = "../../.cache/conformance"
 
 // TestUpstream runs Kubernetes' own tests ([sig-network]) from behind the router, against real kubelets with the agent
 // as a DaemonSet. CONFORMANCE selects tests with a regular expression. With CONFORMANCE_WITHOUT_AGENT, the nodes have
-// only kube-proxy.
+// only kube-proxy. With CONFORMANCE_PROXY=replace they have only the agent.
 func TestUpstream(t *testing.T) {
 	t.Parallel()
+	runUpstream(t, upstreamSubset, os.Getenv("CONFORMANCE"), os.Getenv("CONFORMANCE_PROXY") == "replace")
+}
+
+// TestUpstreamWithoutKubeProxy runs Kubernetes' own tests on nodes whose only service proxy is the agent.
+func TestUpstreamWithoutKubeProxy(t *testing.T) {
+	t.Parallel()
+	runUpstream(t, withoutProxySubset, "", true)
+}
+
+// runUpstream runs the tests that focus selects, or the subset. With replace, the agent is the service proxy.
+func runUpstream(t *testing.T, names []string, focus string, replace bool) {
+	t.Helper()
 	programs := must.Get(filepath.Abs(upstreamDir))(t)
 	if _, err := os.Stat(filepath.Join(programs, "e2e.test")); err != nil {
 		err = fmt.Errorf("%w; build it with: make conformance-programs", err)
@@ -61,19 +84,17 @@ func TestUpstream(t *testing.T) {
 		}
 		t.Skip(err)
 	}
-	focus, nodes := os.Getenv("CONFORMANCE"), 3
-	subset := focus == ""
+	nodes, subset := 3, focus == ""
 	if subset {
-		var names []string
-		for _, name := range upstreamSubset {
-			names = append(names, regexp.QuoteMeta(name))
+		var quoted []string
+		for _, name := range names {
+			quoted = append(quoted, regexp.QuoteMeta(name))
 		}
-		focus, nodes = strings.Join(names, "|"), 2
+		focus, nodes = strings.Join(quoted, "|"), 2
 	}
-	u := startUpstream(t, programs, nodes, os.Getenv("CONFORMANCE_WITHOUT_AGENT") == "")
+	u := startUpstream(t, programs, nodes, os.Getenv("CONFORMANCE_WITHOUT_AGENT") == "", replace)
 	specs := u.run(t, "--ginkgo.dry-run", "--ginkgo.focus="+focus)
-	must.Need(t, !subset || len(specs) == len(upstreamSubset),
-		"%d tests are selected; want %d", len(specs), len(upstreamSubset))
+	must.Need(t, !subset || len(specs) == len(names), "%d tests are selected; want %d", len(specs), len(names))
 	alone := func(s spec) bool {
 		return strings.Contains(s.name(), "[Serial]") || strings.Contains(s.name(), "[Disruptive]")
 	}
@@ -127,8 +148,9 @@ func (s spec) name() string {
 	return strings.Join(append(s.ContainerHierarchyTexts, s.LeafNodeText), " ")
 }
 
-// startUpstream starts a cluster whose pods have a network and a DNS server. With agent, it installs the DaemonSet.
-func startUpstream(t *testing.T, programs string, nodes int, agent bool) *upstream {
+// startUpstream starts a cluster whose pods have a network and a DNS server. With agent, it installs the DaemonSet, as
+// the service proxy with replace.
+func startUpstream(t *testing.T, programs string, nodes int, agent, replace bool) *upstream {
 	t.Helper()
 	must.Do(t, kube.RuntimeAvailable())
 	u := &upstream{cluster: startCluster(t, nodes, "tunnel"), programs: programs, dir: t.TempDir()}
@@ -141,7 +163,9 @@ func startUpstream(t *testing.T, programs string, nodes int, agent bool) *upstre
 	}}
 	for i, n := range u.Balancers {
 		u.join(t, i)
-		u.startProxy(t, n)
+		if !replace {
+			u.startProxy(t, n)
+		}
 		v4, v6 := podPrefixes(i)
 		// The API server and the tests must also reach pods.
 		router := u.Topology.Router
@@ -161,7 +185,14 @@ func startUpstream(t *testing.T, programs string, nodes int, agent bool) *upstre
 	labtest.Until(t, "the nodes are ready", u.nodesReady)
 	if agent {
 		gw := u.Balancers[0]
-		u.install(t, daemonConfig(gw))
+		config := daemonConfig(gw)
+		if replace {
+			server := netip.AddrPortFrom(u.control.Address, 6443)
+			config = strings.Replace(config, "[kubernetes]\n",
+				fmt.Sprintf("[kubernetes]\nproxy = \"replace\"\napi_servers = [%q]\n", server.String()), 1)
+			config += "external_ips = true\n" // a test uses one that is in the pool
+		}
+		u.install(t, config)
 		labtest.Until(t, "the DaemonSet is ready", u.daemonsReady(t))
 	}
 	return u

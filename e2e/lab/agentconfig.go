@@ -14,6 +14,7 @@ type AgentConfig struct {
 	Address    netip.Addr // the node's address and router ID
 	Interfaces []string
 	Mode       string // auto, xdp, xdp-generic, tc
+	MaxFlows   int
 	// TunnelSources are the addresses from which the agent accepts and decapsulates tunnel packets.
 	TunnelSources []netip.Addr
 	TunnelKeyFile string
@@ -101,6 +102,7 @@ func (c AgentConfig) TOML() string {
 	t.table("[datapath]")
 	t.strs("interfaces", c.Interfaces)
 	t.str("mode", c.Mode)
+	t.num("max_flows", c.MaxFlows)
 	t.addrs("tunnel_sources", c.TunnelSources)
 	t.str("tunnel_key_file", c.TunnelKeyFile)
 	if c.ASN != 0 {
@@ -133,6 +135,15 @@ func (c AgentConfig) TOML() string {
 		t.str("level", c.LogLevel)
 	}
 	t.raw(c.Extra)
+	return t.b.String()
+}
+
+// AgentServices returns the text of more services for a configuration file.
+func AgentServices(services ...AgentService) string {
+	t := &tomlText{}
+	for _, s := range services {
+		s.write(t)
+	}
 	return t.b.String()
 }
 

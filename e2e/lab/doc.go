@@ -11,7 +11,8 @@
 //
 // Guarantees:
 //
-//   - It needs root and no other program: it sets links, routes and offloads through netlink and ioctl.
+//   - It needs root, and no other program except for Enter and Drop: it sets links, routes and offloads through netlink
+//     and ioctl.
 //   - A Host has its own network and mount namespaces. In the mount namespace, /sys shows the host's interfaces, /run
 //     is an empty tmpfs and /sys/fs/bpf is a new bpffs, so agents on one kernel share neither pins nor sockets. Hosts
 //     share the rest of the file system and the control groups.

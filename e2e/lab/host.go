@@ -102,6 +102,13 @@ func (h *Host) Do(f func() error) error {
 	})
 }
 
+// Enter returns the start of a command line that runs a program on the host, with nsenter(1). It is valid for processes
+// that see the same /proc, until the host is closed.
+func (h *Host) Enter() string {
+	return fmt.Sprintf("nsenter --net=/proc/%[1]d/fd/%[2]d --mount=/proc/%[1]d/fd/%[3]d", os.Getpid(), h.ns.net.Fd(),
+		h.ns.mnt.Fd())
+}
+
 // Sysctl sets kernel parameters in the host's network namespace by their sysctl(8) names.
 func (h *Host) Sysctl(values map[string]string) error {
 	return h.Do(func() error {

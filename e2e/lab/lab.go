@@ -15,10 +15,13 @@ type Lab struct {
 	closed bool
 }
 
+// ErrNotRoot is New's error without root.
+var ErrNotRoot = errors.New("network namespaces need root; run it with sudo")
+
 // New returns an empty Lab. It fails unless run as root.
 func New() (*Lab, error) {
 	if os.Geteuid() != 0 {
-		return nil, errors.New("network namespaces need root; run it with sudo")
+		return nil, ErrNotRoot
 	}
 	return &Lab{}, nil
 }

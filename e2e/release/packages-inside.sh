@@ -52,6 +52,9 @@ cycle() {
 	[ "$(stat -c '%a %U' /etc/steelyard /etc/steelyard/steelyard.toml | tr '\n' ' ')" = "750 root 640 root " ] ||
 		fail "modes: $(stat -c '%n %a %U' /etc/steelyard /etc/steelyard/steelyard.toml)"
 	grep -q '^ExecStart=/usr/bin/steelyard run$' /usr/lib/systemd/system/steelyard.service || fail "the unit"
+	grep -q '^ExecStart=/usr/bin/steelyard proxy watch$' /usr/lib/systemd/system/steelyard-watch.service ||
+		fail "the unit of the watcher"
+	gzip -dc /usr/share/man/man8/steelyard.8.gz | grep -q '^\.SH explain$' || fail "the manual page"
 	steelyard check --elsewhere >/dev/null || fail "the example is refused"
 	[ "$(steelyard version | head -n 1)" = 0.1.0 ] || fail "version $(steelyard version)"
 	cat >/etc/steelyard/steelyard.toml <<-END

@@ -2,10 +2,13 @@ package main
 
 import (
 	"bytes"
+	"compress/gzip"
 	"embed"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 
 	"github.com/goreleaser/nfpm/v2"
 	_ "github.com/goreleaser/nfpm/v2/deb"
@@ -38,25 +41,35 @@ func (r *release) writePackages() error {
 
 // "steelyard install" writes a unit with paths in /usr/local; a package's unit uses /usr.
 const (
-	unitFile    = "systemd/steelyard.service"
 	exampleFile = "systemd/steelyard.toml"
+	manualFile  = "steelyard.8.gz"
 	ownBinary   = "/usr/local/bin/steelyard"
 	binaryPath  = "/usr/bin/steelyard"
 )
 
+// unitNames are the units, in the tree's directory systemd.
+var unitNames = []string{"steelyard.service", "steelyard-watch.service"}
+
 // stage copies the files that all packages have to dir.
 func (r *release) stage(dir string) error {
-	unit, err := os.ReadFile(filepath.Join(r.tree, unitFile))
-	if err != nil {
-		return err
-	}
 	example, err := os.ReadFile(filepath.Join(r.tree, exampleFile))
 	if err != nil {
 		return err
 	}
+	manual, err := r.manual()
+	if err != nil {
+		return err
+	}
 	staged := map[string][]byte{
-		"steelyard.service": bytes.ReplaceAll(unit, []byte(ownBinary), []byte(binaryPath)),
-		"steelyard.toml":    example,
+		manualFile:       manual,
+		"steelyard.toml": example,
+	}
+	for _, name := range unitNames {
+		unit, err := os.ReadFile(filepath.Join(r.tree, "systemd", name))
+		if err != nil {
+			return err
+		}
+		staged[name] = bytes.ReplaceAll(unit, []byte(ownBinary), []byte(binaryPath))
 	}
 	for _, name := range []string{"postinstall.sh", "preremove.sh", "postremove.sh"} {
 		if staged[name], err = scripts.ReadFile("scripts/" + name); err != nil {
@@ -69,6 +82,20 @@ func (r *release) stage(dir string) error {
 		}
 	}
 	return nil
+}
+
+// manual returns the compressed manual page, which the program prints itself. This machine cannot run the programs for
+// other architectures.
+func (r *release) manual() ([]byte, error) {
+	page, err := r.goCommand(runtime.GOARCH, "run", "-trimpath", ".", "man").Output()
+	if err != nil {
+		return nil, fmt.Errorf("print the manual page: %w", err)
+	}
+	var out bytes.Buffer
+	to := gzip.NewWriter(&out)
+	_, err = to.Write(page)
+	err = errors.Join(err, to.Close())
+	return out.Bytes(), err
 }
 
 func (r *release) writePackage(format, arch, dir string) error {
@@ -110,11 +137,17 @@ func (r *release) contents(arch, dir string) files.Contents {
 	of := func(mode os.FileMode) *files.ContentFileInfo {
 		return &files.ContentFileInfo{Owner: "root", Group: "root", Mode: mode, MTime: r.time}
 	}
-	return files.Contents{
+	var units files.Contents
+	for _, name := range unitNames {
+		units = append(units, &files.Content{
+			Source: filepath.Join(dir, name), Destination: "/usr/lib/systemd/system/" + name, FileInfo: of(0o644),
+		})
+	}
+	return append(units, files.Contents{
 		{Source: r.binary(arch), Destination: binaryPath, FileInfo: of(0o755)},
 		{
-			Source:      filepath.Join(dir, "steelyard.service"),
-			Destination: "/usr/lib/systemd/system/steelyard.service", FileInfo: of(0o644),
+			Source: filepath.Join(dir, manualFile), Destination: "/usr/share/man/man8/" + manualFile,
+			FileInfo: of(0o644),
 		},
 		{Destination: "/etc/steelyard", Type: files.TypeDir, FileInfo: of(0o750)},
 		{
@@ -126,5 +159,5 @@ func (r *release) contents(arch, dir string) files.Contents {
 			Source: r.licences(), Destination: "/usr/share/licenses/steelyard/licences.txt", FileInfo: of(0o644),
 			Packager: "rpm",
 		},
-	}
+	}...)
 }

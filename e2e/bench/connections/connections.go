@@ -79,7 +79,7 @@ func Run(o Options) (_ []Result, err error) {
 			fmt.Fprintf(o.Log, "skipping %s: %v\n", w.name, err)
 			continue
 		}
-		if err := kube.Available(o.ControlPlane); w.name == kubeProxy && err != nil {
+		if err := kube.Available(o.ControlPlane); (w.name == kubeProxy || w.name == serviceProxy) && err != nil {
 			fmt.Fprintf(o.Log, "skipping %s: %v\n", w.name, err)
 			continue
 		}

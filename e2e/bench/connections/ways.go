@@ -30,7 +30,7 @@ type way struct {
 	prepare func(*site, Options) error
 }
 
-const plain, kubeProxy = "plain routing", "kube-proxy, nftables"
+const plain, kubeProxy, serviceProxy = "plain routing", "kube-proxy, nftables", "Steelyard, pods"
 
 var ways = []way{
 	{name: plain, to: firstServer, prepare: func(*site, Options) error { return nil }},
@@ -39,6 +39,7 @@ var ways = []way{
 	{name: "HAProxy", needs: "haproxy", to: vip, one: vipOne, prepare: prepareHAProxy},
 	{name: "nginx stream", needs: "nginx", to: vip, prepare: prepareNginx},
 	{name: "Steelyard nat, tc", to: vip, one: vipOne, prepare: prepareSteelyard("tc")},
+	{name: serviceProxy, to: vip, one: vipOne, prepare: prepareServiceProxy},
 	{name: "Steelyard nat, XDP", to: vip, xdp: true, prepare: prepareSteelyard("xdp")},
 }
 
@@ -212,7 +213,8 @@ stream {
 func prepareSteelyard(mode string) func(*site, Options) error {
 	return func(s *site, o Options) error {
 		c := lab.AgentConfig{Name: "node", Address: netip.MustParseAddr(serverSide),
-			Interfaces: []string{"clients", "servers"}, Mode: mode}
+			Interfaces: []string{"clients", "servers"}, Mode: mode,
+			MaxFlows: 1_000_000} // the servers close first, so entries stay for 65 s
 		for addr, n := range map[string]int{vip: servers, vipOne: 1} {
 			svc := lab.AgentService{Name: addr, Addresses: []netip.Addr{netip.MustParseAddr(addr)},
 				Ports: []string{"80"}, Forward: "nat", Check: lab.AgentCheck{Type: "none"}}

@@ -32,7 +32,10 @@ type way struct {
 }
 
 // Ways with which others are compared.
-const wayTX, wayPodsNFT = "XDP_TX", "nftables DNAT to pods"
+const (
+	wayTX, wayPodsNFT = "XDP_TX", "nftables DNAT to pods"
+	wayNAT, wayNATTC  = "Steelyard nat", "Steelyard nat, tc"
+)
 
 func ways() []*way {
 	return []*way{
@@ -42,8 +45,12 @@ func ways() []*way {
 		{name: "Steelyard ipip", base: wayTX, vip: vipIPIP, to: onLink, prepare: prepareSteelyard(datapath.ModeXDP)},
 		{name: "Steelyard gue", base: wayTX, vip: vipGUE, to: onLink, prepare: prepareSteelyard(datapath.ModeXDP)},
 		{name: "Steelyard dsr", base: wayTX, vip: vipDSR, to: vips, prepare: prepareSteelyard(datapath.ModeXDP)},
-		{name: "Steelyard nat", base: wayTX, vip: vipNAT, to: onLink, prepare: prepareSteelyard(datapath.ModeXDP)},
-		{name: "Steelyard nat, tc", base: wayTX, vip: vipNAT, to: onLink, prepare: prepareSteelyard(datapath.ModeTC)},
+		{name: wayNAT, base: wayTX, vip: vipNAT, to: onLink, prepare: prepareSteelyard(datapath.ModeXDP)},
+		{name: wayNATTC, base: wayTX, vip: vipNAT, to: onLink, prepare: prepareSteelyard(datapath.ModeTC)},
+		{name: "Steelyard nat, another client traced", base: wayNAT, vip: vipNAT, to: onLink,
+			prepare: prepareTraced(datapath.ModeXDP)},
+		{name: "Steelyard nat, tc, another client traced", base: wayNATTC, vip: vipNAT, to: onLink,
+			prepare: prepareTraced(datapath.ModeTC)},
 		{name: wayPodsNFT, base: wayPodsNFT, vip: vipLocal, to: pods, pods: true, prepare: prepareNFT},
 		{name: "Steelyard to pods, XDP and tc", base: wayPodsNFT, vip: vipLocal, to: pods, pods: true,
 			prepare: prepareDelivery(datapath.ModeXDP)},
@@ -186,6 +193,34 @@ func prepareSteelyard(mode datapath.Mode) func(*bench, *way) error {
 		}
 		in := hooked{hookTC, n.tcIn}
 		return b.open(w.name, opening{n: n, there: in, back: in, client: toVIP(w.vip, dptest.TCP), flows: flows32k})
+	}
+}
+
+// prepareTraced is prepareSteelyard while the packets of another client are traced.
+func prepareTraced(mode datapath.Mode) func(*bench, *way) error {
+	return func(b *bench, w *way) error {
+		if err := prepareSteelyard(mode)(b, w); err != nil {
+			return err
+		}
+		began, ended := make(chan struct{}, 1), make(chan error, 1)
+		go func() { // until the node is closed
+			ended <- w.node.host.Do(func() error {
+				f := lb.TraceFilter{Client: server4(99), VIP: vipNAT}
+				return w.node.dp.Trace(context.Background(), f, nil, func([]lb.TraceEvent) error {
+					select {
+					case began <- struct{}{}:
+					default:
+					}
+					return nil
+				})
+			})
+		}()
+		select {
+		case <-began:
+			return nil
+		case err := <-ended:
+			return err
+		}
 	}
 }
 

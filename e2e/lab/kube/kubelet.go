@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -101,9 +102,13 @@ for image in *.tar; do ctr -a containerd.sock -n k8s.io images import "$image"; 
 wait
 `
 
+// kubelets is how many kubelets the process has started.
+var kubelets atomic.Int32
+
 // StartKubelet starts a kubelet with its own container runtime on a node and imports the images.
 func (c *ControlPlane) StartKubelet(n lab.Node, k Kubelet) (*lab.Process, error) {
-	group := fmt.Sprintf("steelyard-lab-%d-%s", os.Getpid(), n.Name())
+	// Several labs of a process may have a host of this name.
+	group := fmt.Sprintf("steelyard-lab-%d-%d", os.Getpid(), kubelets.Add(1))
 	if err := n.Own(cgroup(group)); err != nil {
 		return nil, err
 	}

@@ -4,11 +4,8 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
-	"io"
 	"net"
 	"net/netip"
-	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -30,7 +27,7 @@ func DisownVIP(h *lab.Host, vip netip.Addr) error {
 // EndIPIP makes h decapsulate IPIP in both families from any source until the host is closed. It replaces the kernel's
 // tunnel devices, which some kernels lack.
 func EndIPIP(ctx context.Context, h *lab.Host) error {
-	tun, err := openTun(h, "ipip")
+	tun, err := h.Tun("ipip", unix.IFF_TUN)
 	if err != nil {
 		return err
 	}
@@ -44,15 +41,15 @@ func EndIPIP(ctx context.Context, h *lab.Host) error {
 			return err
 		}
 		go func() {
-			b := make([]byte, virtioHeader+64<<10)
+			b := make([]byte, lab.TunHeader+64<<10)
 			for {
-				n, _, err := c.ReadFrom(b[virtioHeader:])
+				n, _, err := c.ReadFrom(b[lab.TunHeader:])
 				if errors.Is(err, net.ErrClosed) {
 					return
 				}
 				if err == nil {
-					copy(b, checksumOf(b[virtioHeader:virtioHeader+n]))
-					tun.Write(b[:virtioHeader+n]) // the kernel rejects anything that is not a packet
+					copy(b, checksumOf(b[lab.TunHeader:lab.TunHeader+n]))
+					tun.Write(b[:lab.TunHeader+n]) // the kernel rejects anything that is not a packet
 				}
 			}
 		}()
@@ -60,12 +57,10 @@ func EndIPIP(ctx context.Context, h *lab.Host) error {
 	return nil
 }
 
-const virtioHeader = 10
-
 // checksumOf returns the struct virtio_net_hdr for a packet. It marks the TCP or UDP checksum as partial
 // (CHECKSUM_PARTIAL), because packets from a veth pair or GRO have no complete checksum.
 func checksumOf(packet []byte) []byte {
-	h := make([]byte, virtioHeader)
+	h := make([]byte, lab.TunHeader)
 	var l4 int
 	var proto byte
 	switch {
@@ -81,31 +76,4 @@ func checksumOf(packet []byte) []byte {
 		binary.NativeEndian.PutUint16(h[8:], offset)
 	}
 	return h
-}
-
-// openTun creates a TUN interface that receives the packets written to the file. It is closed with the host.
-func openTun(h *lab.Host, name string) (tun io.WriteCloser, err error) {
-	err = h.Do(func() error {
-		fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		tun = os.NewFile(uintptr(fd), name)
-		req, err := unix.NewIfreq(name)
-		if err != nil {
-			return err
-		}
-		req.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
-		return unix.IoctlIfreq(fd, unix.TUNSETIFF, req)
-	})
-	if err == nil {
-		err = h.Own(tun)
-	}
-	if err == nil {
-		err = h.SetUp(name)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("host %s: interface %s: %w", h, name, err)
-	}
-	return tun, nil
 }

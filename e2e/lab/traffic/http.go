@@ -28,8 +28,9 @@ type HTTPServer struct {
 	Name string
 	l    listeners
 
-	mu      sync.Mutex // guards the following fields
-	failing bool       // /healthz responds with 503
+	mu      sync.Mutex    // guards the following fields
+	failing bool          // /healthz responds with 503
+	delay   time.Duration // before each response
 	clients map[netip.Addr]int
 	probes  int
 }
@@ -58,6 +59,13 @@ func (w *HTTPServer) SetHealthy(ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.failing = !ok
+}
+
+// SetDelay makes the server wait before each response.
+func (w *HTTPServer) SetDelay(d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.delay = d
 }
 
 // Requests returns the number of answered requests, except for /healthz.
@@ -90,6 +98,10 @@ func (w *HTTPServer) Connections() int { return w.l.open() }
 func (w *HTTPServer) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 	out.Header().Set(serverHeader, w.Name)
 	out.Header().Set(clientHeader, r.RemoteAddr)
+	w.mu.Lock()
+	delay := w.delay
+	w.mu.Unlock()
+	time.Sleep(delay)
 	w.mu.Lock()
 	if r.URL.Path == "/healthz" {
 		w.probes++

@@ -4,6 +4,9 @@
 # the old agent running, and does not fail the upgrade.
 set -e
 [ ! -d /run/systemd/system ] || systemctl daemon-reload
+if [ -d /run/systemd/system ] && systemctl -q is-active steelyard.service; then
+	systemctl restart steelyard-watch.service
+fi
 if /usr/bin/steelyard status >/dev/null 2>&1; then
 	/usr/bin/steelyard restart || echo "steelyard: the agent of the earlier version still runs; see above" >&2
 fi

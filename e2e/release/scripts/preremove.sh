@@ -5,4 +5,5 @@
 set -e
 case "$1" in remove | 0) ;; *) exit 0 ;; esac
 [ ! -d /run/systemd/system ] || systemctl disable --now steelyard.service
+[ ! -d /run/systemd/system ] || systemctl stop steelyard-watch.service
 /usr/bin/steelyard cleanup
