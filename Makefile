@@ -12,7 +12,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 GOLANGCI_VERSION := v2.12.2
 
 .PHONY: build help install demo unit race test test-tools test-kubernetes test-kernels test-all test-release try fresh
-.PHONY: attack bfd conformance bench gobench fuzz mutants lint generate bpf clean controlplane conformance-programs deps root
+.PHONY: attack bfd conformance bench gobench fuzz mutants mutants-bpf lint generate bpf clean controlplane conformance-programs deps root
 .PHONY: pictures test-browser go-version release release-tool test-packages compile bpf-compiler
 
 build: go-version ## build ./steelyard (the default)
@@ -135,6 +135,11 @@ PKGS ?= ./lb $(addprefix ./lb/,admin/... agent/... cli/... file/... httplimit/..
 N ?= 60
 mutants: go-version ## change single tokens and list the changes that the unit tests miss; PKGS="..." N=60 SEED=...
 	go run ./e2e/mutants -n $(N) $(if $(SEED),-seed $(SEED)) $(PKGS)
+
+# Rows, model and malformed frames; N=100 takes hours.
+mutants-bpf: root bpf-compiler ## change single tokens of the BPF programs, as "make mutants" (root); N=60 SEED=...
+	go run ./e2e/mutants -n $(N) $(if $(SEED),-seed $(SEED)) -bpf datapath/bpf/steelyard.bpf.c \
+		-object datapath/internal/bpf/sy_bpfel.o -run '^Test(Rows|Model|MalformedFrames|RandomFrames)$$' ./datapath
 
 # golangci-lint runs go vet, staticcheck and others, listed in .golangci.yml. Its first build takes minutes.
 GOLANGCI := .cache/tools/golangci-lint-$(GOLANGCI_VERSION)

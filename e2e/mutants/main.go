@@ -8,6 +8,8 @@
 // Calls of loggers are not mutated, because nothing depends on them. A survivor does not always indicate a missing
 // test, because some mutants behave like the original.
 //
+// With -bpf, it mutates the C source of BPF programs.
+//
 // Existing tools do not suffice: gremlins (v0.6) runs every mutant of a package, without a sample or fixed budget, and
 // does not change constants, nil errors or calls; go-mutesting is no longer maintained.
 package main
@@ -35,20 +37,36 @@ func main() {
 	n := flag.Int("n", 60, "mutants per package")
 	seed := flag.Uint64("seed", uint64(time.Now().UnixNano())%1_000_000, "seed of the sample")
 	limit := flag.Duration("limit", 0, "time for the tests of one mutant (default: 5 times the time without a change)")
+	tests := flag.String("run", "", "run these tests, also those that need root (default: as make unit)")
+	source := flag.String("bpf", "", "mutate this C file and what it includes instead of Go files")
+	file := flag.String("object", "", "the BPF object of -bpf that the package embeds")
 	flag.Parse()
-	r := runner{n: *n, seed: *seed, limit: *limit, out: os.Stdout}
+	r := runner{n: *n, seed: *seed, limit: *limit, tests: *tests, out: os.Stdout}
+	if *source != "" {
+		r.object = &object{source: absolute(*source), file: absolute(*file)}
+	}
 	if err := r.run(context.Background(), flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
 		os.Exit(1)
 	}
 }
 
+func absolute(file string) string {
+	file, err := filepath.Abs(file)
+	if err != nil {
+		panic(err) // there is no working directory
+	}
+	return file
+}
+
 type runner struct {
-	n     int
-	seed  uint64
-	limit time.Duration
-	dir   string // where the go command runs; empty for here
-	out   io.Writer
+	n      int
+	seed   uint64
+	limit  time.Duration
+	tests  string
+	object *object // nil to mutate Go files
+	dir    string  // where the go command runs; empty for here
+	out    io.Writer
 }
 
 // pkg is the output of "go list" for a package.
@@ -95,15 +113,32 @@ func (r *runner) list(ctx context.Context, patterns []string) (all []pkg, err er
 	}
 }
 
-// sample runs the tests of p unchanged, then against the mutants that it draws.
-func (r *runner) sample(ctx context.Context, p pkg) error {
-	var all []mutant
+func (r *runner) mutants(p pkg) (all []mutant, err error) {
+	if r.object != nil {
+		return r.object.mutants()
+	}
 	for _, f := range p.GoFiles {
 		found, err := mutantsOf(filepath.Join(p.Dir, f))
 		if err != nil {
-			return err
+			return nil, err
 		}
 		all = append(all, found...)
+	}
+	return all, nil
+}
+
+func (r *runner) overlay(m *mutant, dir string) (string, error) {
+	if r.object != nil {
+		return r.object.overlay(*m, dir)
+	}
+	return m.overlay(dir)
+}
+
+// sample runs the tests of p unchanged, then against the mutants that it draws.
+func (r *runner) sample(ctx context.Context, p pkg) error {
+	all, err := r.mutants(p)
+	if err != nil {
+		return err
 	}
 	began := time.Now()
 	if how, out := r.test(ctx, p, nil, 10*time.Minute); how != survived {
@@ -164,7 +199,7 @@ func (r *runner) testAll(ctx context.Context, p pkg, all []mutant, results []res
 type result int
 
 const (
-	invalid  result = iota // it does not compile
+	invalid  result = iota // it does not compile, or to the same program
 	killed                 // a test fails
 	timedOut               // the mutant does not end, or the machine is busy
 	survived               // the tests pass
@@ -177,14 +212,19 @@ const buildTime = 2 * time.Minute
 func (r *runner) test(ctx context.Context, p pkg, m *mutant, limit time.Duration) (result, string) {
 	ctx, cancel := context.WithTimeout(ctx, limit+buildTime)
 	defer cancel()
-	args := []string{"test", "-short", "-count=1", "-vet=off", "-failfast", "-timeout", limit.String()}
+	args := []string{"test", "-count=1", "-vet=off", "-failfast", "-timeout", limit.String()}
+	if r.tests != "" {
+		args = append(args, "-run", r.tests)
+	} else {
+		args = append(args, "-short")
+	}
 	if m != nil {
 		dir, err := os.MkdirTemp("", "mutant-")
 		if err != nil {
 			return invalid, err.Error()
 		}
 		defer os.RemoveAll(dir)
-		overlay, err := m.overlay(dir)
+		overlay, err := r.overlay(m, dir)
 		if err != nil {
 			return invalid, err.Error()
 		}

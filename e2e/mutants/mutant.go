@@ -51,14 +51,19 @@ func (m mutant) mutated() []byte {
 
 // overlay writes the changed file and the list for "go test -overlay" to dir, and returns the list's name.
 func (m mutant) overlay(dir string) (string, error) {
-	changed, list := filepath.Join(dir, "mutant.go"), filepath.Join(dir, "overlay.json")
-	text, err := json.Marshal(map[string]any{"Replace": map[string]string{m.pos.Filename: changed}})
-	if err != nil {
-		return "", err
-	}
+	changed := filepath.Join(dir, "mutant.go")
 	if err := os.WriteFile(changed, m.mutated(), 0o644); err != nil {
 		return "", err
 	}
+	return writeOverlay(dir, m.pos.Filename, changed)
+}
+
+func writeOverlay(dir, file, by string) (string, error) {
+	text, err := json.Marshal(map[string]any{"Replace": map[string]string{file: by}})
+	if err != nil {
+		return "", err
+	}
+	list := filepath.Join(dir, "overlay.json")
 	return list, os.WriteFile(list, text, 0o644)
 }
 
