@@ -67,7 +67,7 @@ func (d *decoder) kubernetes(t *table) *Kubernetes {
 	k.HealthAddresses = distinct(t.list("health_addresses", "192.0.2.0/24"), item.prefix)
 	k.NodePortAddresses = distinct(t.list("node_port_addresses", "192.0.2.0/24"), item.prefix)
 	k.NoSocketLB = word(t, "socket_lb", "value", "host", []string{"host", "off"}) == "off"
-	if i, ok := t.get("node_port_forward"); ok && i.value != "nat" { // the name is reserved for tunnels, too
+	if i, ok := t.get("node_port_forward"); ok && i.value != "nat" {
 		i.errorf(`write "nat"`, "node ports are forwarded to pods on other nodes only by nat")
 	}
 	k.AnyExternalIP = word(t, "external_ips", "value", "pools", []string{"pools", "any"}) == "any"

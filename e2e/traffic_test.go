@@ -165,7 +165,7 @@ func (s *site) allServersFail(t *testing.T) {
 		must.Do(t, w.Stop())
 	}
 	s.waitRoutes(t)
-	// A busy machine delays the router and its answer, too. "make bench BENCH=convergence" measures.
+	// A busy machine also delays the router. "make bench BENCH=convergence" measures.
 	took := time.Since(start)
 	must.True(t, took <= 10*time.Second, "withdrawn after %s; want about %s", took, detection)
 	for _, w := range s.web {

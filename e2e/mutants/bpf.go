@@ -111,7 +111,8 @@ func mutantsOfC(file string, source []byte) (all []mutant) {
 			now = []string{"&"}
 		}
 		for _, to := range now {
-			all = append(all, mutant{token.Position{Filename: file, Offset: start, Line: line, Column: column}, was, to, source})
+			pos := token.Position{Filename: file, Offset: start, Line: line, Column: column}
+			all = append(all, mutant{pos, was, to, source})
 		}
 	}
 	return all
