@@ -48,13 +48,18 @@ func (t DrainTarget) changedBy(c Change) bool {
 // drained is the reason given for VIPs that are not announced because of Drains.
 const drained = "drained by the operator"
 
-// With returns d with a target drained or not.
+// With returns d with a target drained or not. A service that is not drained has no drained servers.
 func (d Drains) With(t DrainTarget, on bool) Drains {
 	switch {
 	case t.Address.IsValid():
 		d.Backends = with(d.Backends, t, on)
 	case t.Service != "":
 		d.Services = with(d.Services, t.Service, on)
+		if !on {
+			d.Backends = slices.DeleteFunc(slices.Clone(d.Backends), func(b DrainTarget) bool {
+				return b.Service == t.Service
+			})
+		}
 	default:
 		d.Node = on
 	}

@@ -38,6 +38,7 @@ func TestDrainedBackends(t *testing.T) {
 		{Drains{}.With(server, true).With(other, true),
 			"192.0.2.2:8080 192.0.2.2:9000 192.0.2.2:8443 192.0.2.2:9000 "},
 		{Drains{}.With(server, true).With(other, true).With(server, false), ""},
+		{Drains{}.With(server, true).With(other, true).With(DrainTarget{Service: "web"}, false), ""},
 	} {
 		got := ""
 		for _, p := range tt.d.applied(s).Ports {

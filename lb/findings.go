@@ -116,7 +116,8 @@ var (
 		"The Kubernetes API server does not answer. The agent continues with the last known state.",
 		"Restore the API server; the agent then recovers by itself.")
 	FoundDrained = kind("drained", SeverityDegraded,
-		"An operator has drained this node, services or backends.", "`steelyard undrain` ends the drain.")
+		"An operator has drained this node, services or backends.", 
+		"End it with the names in the finding: `steelyard undrain SERVICE [ADDRESS]`, or `steelyard undrain --node`.")
 	FoundReloadRejected = kind("reload-rejected", SeverityDegraded,
 		"The configuration file has errors. The previous configuration stays active.",
 		"`steelyard check` lists the errors.")
@@ -195,8 +196,8 @@ var (
 var (
 	FoundMTU = kind("mtu", SeverityDegraded,
 		"Large packets to a server or router are lost, and no ICMP error says so. Connections open, and then hang.",
-		"Permit ICMP *fragmentation needed* and ICMPv6 *packet too big* on the path, or lower the MTU here: `ip route "+
-			"replace ADDRESS dev INTERFACE mtu BYTES`.")
+		"Permit ICMP *fragmentation needed* and ICMPv6 *packet too big* on the path, or lower the MTU of this node's "+
+			"interface towards it: `ip link set INTERFACE mtu BYTES`.")
 	FoundFiltered = kind("filtered", SeverityDegraded,
 		"A filter on this node drops what health checks, BGP or members of `[l2]` send.",
 		"`nft list ruleset` shows the rule, unless a BPF program of a cgroup is the filter.")

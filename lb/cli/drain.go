@@ -16,10 +16,13 @@ import (
 
 // drain returns the commands drain and undrain.
 func (e *env) drain(name, usage string) *ucli.Command {
+	description := "With ADDRESS, the server of the [[service]] at this address gets no new connections, until " +
+		"undrain, a reboot, or a reload with a changed entry of the server. Other balancers are not drained."
+	if name == "undrain" {
+		description = "Without ADDRESS, it also ends the drains of the service's servers."
+	}
 	cmd := &ucli.Command{
-		Name: name, Usage: usage, ArgsUsage: "[SERVICE] [ADDRESS]",
-		Description: "With ADDRESS, the server of the [[service]] at this address gets no new connections, until " +
-			"undrain, a reboot, or a reload with a changed entry of the server.",
+		Name: name, Usage: usage, ArgsUsage: "[SERVICE] [ADDRESS]", Description: description,
 		Flags: []ucli.Flag{
 			&ucli.BoolFlag{Name: "node", Usage: "drain or undrain this node instead of a service"}, socketFlag(),
 		},
@@ -58,7 +61,7 @@ func (e *env) drain(name, usage string) *ucli.Command {
 	}
 	if name == "drain" {
 		cmd.Flags = append(cmd.Flags, &ucli.BoolFlag{
-			Name: "wait", Usage: "wait until `steelyard flows` lists no connection of the service to ADDRESS",
+			Name: "wait", Usage: "wait until the service has no connection to ADDRESS",
 		})
 	}
 	return cmd

@@ -145,7 +145,7 @@ func (e *env) routes() *ucli.Command {
 
 // explain returns the command that shows how a packet is processed.
 func (e *env) explain() *ucli.Command {
-	const usage = "print how the datapath processes a packet, step by step; fail if the client is not served"
+	const usage = "print how the datapath processes a packet, step by step; fail if it does not forward the packet"
 	cmd := e.list("explain", usage, "", nil)
 	cmd.ArgsUsage = "CLIENT VIP:PORT[/tcp|udp|sctp]"
 	cmd.Action = func(c *ucli.Context) error {
@@ -254,16 +254,6 @@ func statusTable(w io.Writer, answer []byte) error {
 	line := func(name, format string, args ...any) {
 		writeRow(tw, name, fmt.Sprintf(format, args...))
 	}
-	line("node", "%s", i.Node)
-	line("version", "%s, up %s", i.Version, ago(i.Started))
-	line("config", "%s, loaded %s ago", i.Config, ago(i.Loaded))
-	if i.LoadError != "" {
-		name := "last reload"
-		for text := range strings.SplitSeq("rejected: "+i.LoadError, "\n") {
-			line(name, "%s", text)
-			name = ""
-		}
-	}
 	findings := func(warnings bool, name string) {
 		for n, f := range i.Findings {
 			if (f.Severity == lb.SeverityWarning) != warnings {
@@ -278,6 +268,16 @@ func statusTable(w io.Writer, answer []byte) error {
 		}
 	}
 	findings(false, "also")
+	line("node", "%s", i.Node)
+	line("version", "%s, up %s", i.Version, ago(i.Started))
+	line("config", "%s, loaded %s ago", i.Config, ago(i.Loaded))
+	if i.LoadError != "" {
+		name := "last reload"
+		for text := range strings.SplitSeq("rejected: "+i.LoadError, "\n") {
+			line(name, "%s", text)
+			name = ""
+		}
+	}
 	if c := i.Cluster; c != nil {
 		state := "connected"
 		if !c.Away.IsZero() {

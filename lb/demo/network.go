@@ -20,10 +20,10 @@ const (
 )
 
 // The service's check. A server that refuses connections is unhealthy after two failures in a row, so within interval ×
-// fall + timeout = 550 ms.
+// fall + timeout = 900 ms. The timeout allows for a busy machine: a false alarm resets connections.
 const (
 	checkInterval    = 200 * time.Millisecond
-	checkTimeout     = 150 * time.Millisecond
+	checkTimeout     = 500 * time.Millisecond
 	checkFall        = 2
 	unhealthyTimeout = checkFall*checkInterval + checkTimeout
 )

@@ -110,8 +110,8 @@ const welcome = `
    Both clients send ten requests a second. The names of the hosts are commands:
      client1 curl http://%s/        lb1 steelyard status    router ip route
      client2 curl 'http://[%s]/'  lb2 steelyard doctor    lb1 (opens a shell there)
-   The configuration of lb1 and lb2 is %s. This shell is on a host
-   without a network. Everything is removed when it ends.`
+   Both balancers have the configuration lb1:%s. This shell
+   is on a host without a network. Everything is removed when it ends.`
 
 // commands makes the hosts' names commands on all hosts, and returns the host of the shell, which has no network.
 func (s *show) commands() (*lab.Host, error) {
