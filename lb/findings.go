@@ -116,7 +116,7 @@ var (
 		"The Kubernetes API server does not answer. The agent continues with the last known state.",
 		"Restore the API server; the agent then recovers by itself.")
 	FoundDrained = kind("drained", SeverityDegraded,
-		"An operator has drained this node, services or backends.", 
+		"An operator has drained this node, services or backends.",
 		"End it with the names in the finding: `steelyard undrain SERVICE [ADDRESS]`, or `steelyard undrain --node`.")
 	FoundReloadRejected = kind("reload-rejected", SeverityDegraded,
 		"The configuration file has errors. The previous configuration stays active.",
