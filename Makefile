@@ -136,10 +136,10 @@ N ?= 60
 mutants: go-version ## change single tokens and list the changes that the unit tests miss; PKGS="..." N=60 SEED=...
 	go run ./e2e/mutants -n $(N) $(if $(SEED),-seed $(SEED)) $(PKGS)
 
-# Rows, model and malformed frames; N=100 takes hours.
+# Against rows, model, malformed frames and figures; N=100 takes hours.
 mutants-bpf: root bpf-compiler ## change single tokens of the BPF programs, as "make mutants" (root); N=60 SEED=...
 	go run ./e2e/mutants -n $(N) $(if $(SEED),-seed $(SEED)) -bpf datapath/bpf/steelyard.bpf.c \
-		-object datapath/internal/bpf/sy_bpfel.o -run '^Test(Rows|Model|MalformedFrames|RandomFrames)$$' ./datapath
+		-object datapath/internal/bpf/sy_bpfel.o -run '^Test(Rows|Model|MalformedFrames|RandomFrames|FiguresOf.*)$$' ./datapath
 
 # golangci-lint runs go vet, staticcheck and others, listed in .golangci.yml. Its first build takes minutes.
 GOLANGCI := .cache/tools/golangci-lint-$(GOLANGCI_VERSION)
