@@ -190,6 +190,13 @@ func TestRunAttachesNewDevices(t *testing.T) {
 	n.sh("ip link add cni0 type bridge")
 	changed := make(chan struct{}, 1000)
 	d := n.devices(func() { changed <- struct{}{} })
+	begins, first := 0, time.Time{}
+	d.o.begin = func() (func(), error) { // fails for half a second from the first notice, which follows a Sync
+		if begins++; begins == 2 {
+			first = time.Now()
+		}
+		return func() {}, labtest.ErrorIf(begins > 1 && time.Since(first) < time.Second/2, "injected")
+	}
 	must.Run(t, func(ctx context.Context) error { return n.Do(func() error { return d.Run(ctx) }) })
 	<-changed // the first Sync
 	becomes := func(what string, is func() bool) time.Duration {

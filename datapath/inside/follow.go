@@ -54,8 +54,11 @@ func (d *devices) Run(ctx context.Context) error {
 		case err := <-ended:
 			return err
 		case n := <-notices:
-			err = d.handle(n)
+			if err = d.handle(n); err != nil {
+				repair.Reset(time.Second)
+			}
 		case <-repair.C:
+			repair.Reset(repairEvery)
 			err = d.Sync()
 		}
 	}

@@ -4,9 +4,12 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cilium/ebpf"
 
 	"github.com/steelyard-lb/steelyard/datapath/inside/internal/prog"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
@@ -179,4 +182,20 @@ func TestIdle(t *testing.T) {
 			t.Errorf("%s, flags %d and %d: %s, not %s", c.proto, c.a, c.b, got, c.want)
 		}
 	}
+}
+
+// Maps of another layout are replaced, but not their directory, on which another process may have a lock.
+func TestOtherLayout(t *testing.T) {
+	t.Parallel()
+	newNode(t).do(func() error {
+		must.Do(t, os.MkdirAll(pins, 0o700))
+		other := must.Get(ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 1, ValueSize: 1, MaxEntries: 1}))(t)
+		defer other.Close()
+		must.Do(t, other.Pin(filepath.Join(pins, "sy_in_services")))
+		was := must.Get(os.Stat(pins))(t)
+		o := must.Get(load(pins, must.Get(constants(1))(t), false))(t)
+		defer o.Close()
+		must.True(t, os.SameFile(was, must.Get(os.Stat(pins))(t)), "the directory is another one")
+		return nil
+	})
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -32,8 +33,8 @@ func hasConntrack() bool {
 func constants(device int) (map[string]any, error) {
 	netns, err := hook.NetworkNamespace()
 	return map[string]any{
-		"in_device_index": uint32(device), "host_netns": netns, "in_conntrack": truth(hasConntrack()),
-		"sock_refuses": truth(features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) == nil),
+		"in_device_index": uint32(device), "host_netns": netns, "in_conntrack": bpf.Truth(hasConntrack()),
+		"sock_refuses": bpf.Truth(features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) == nil),
 	}, err
 }
 
@@ -46,11 +47,10 @@ func load(dir string, constants map[string]any, noSocketLB bool) (*prog.Objects,
 	if err != nil {
 		return nil, fmt.Errorf("read the embedded programs: %w", err)
 	}
-	if err := bpf.SetVariables(spec, constants); err != nil {
+	err = errors.Join(bpf.SetVariables(spec, constants),
+		bpf.SetVariables(spec, map[string]any{"sock_tcp": bpf.Truth(!noSocketLB)}))
+	if err != nil {
 		return nil, err
-	}
-	if err := spec.Variables["sock_tcp"].Set(truth(!noSocketLB)); err != nil {
-		return nil, fmt.Errorf("set sock_tcp: %w", err)
 	}
 	for name, m := range spec.Maps {
 		if strings.HasPrefix(name, "sy_in_") {
@@ -69,7 +69,11 @@ func load(dir string, constants map[string]any, noSocketLB bool) (*prog.Objects,
 		if !errors.Is(err, ebpf.ErrMapIncompatible) || attempt > 0 {
 			return nil, fmt.Errorf("load the programs: %w", err)
 		}
-		if err := os.RemoveAll(dir); err != nil {
+		files, err := os.ReadDir(dir) // not dir itself, on which another process may have a lock
+		for _, f := range files {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, f.Name())))
+		}
+		if err != nil {
 			return nil, fmt.Errorf("remove the maps of another version: %w", err)
 		}
 	}
