@@ -76,7 +76,7 @@ func (d *decoder) read(whole string, values map[string]any, rules ...Rule) (*Con
 // root reads each section after the sections that it refers to.
 func (d *decoder) root(t *table) {
 	c := d.config
-	c.Force = t.str("force", "", "7f3a51c0")
+	c.Force = t.str("force", "7f3a51c0")
 	t.section("node", d.node)
 	t.section("datapath", d.datapath)
 	c.BGP = optional(t, "bgp", d.bgp)

@@ -29,14 +29,7 @@ func (d *decoder) admin(t *table) {
 	if i, ok := t.get("listen"); ok && i.value != "" {
 		a.Listen = d.listen(i)
 	}
-	a.Hosts = distinct(t.list("hosts", "lb1.example.net"), func(i item) (string, bool) {
-		s, ok := i.str("lb1.example.net")
-		if ok && !hostName.MatchString(s) {
-			i.errorf(`write one like "lb1.example.net"`, "%q is not a host name", s)
-			return "", false
-		}
-		return s, ok
-	})
+	a.Hosts = t.matching("hosts", "lb1.example.net", hostName, `write one like "lb1.example.net"`, "host name")
 	if i, ok := t.get("token_file"); ok && i.value != "" {
 		a.Token = t.secret("token_file", "/etc/steelyard/token", tokenMin, tokenMax)
 	}
@@ -67,10 +60,10 @@ func onLoopback(listen string) bool {
 
 // adminTLS reads the names of the certificate and key files and checks that the two match.
 func (d *decoder) adminTLS(t *table, a *Admin) {
-	if a.TLSCert = t.str("tls_cert_file", "", "/etc/steelyard/tls.crt"); a.TLSCert != "" {
+	if a.TLSCert = t.str("tls_cert_file", "/etc/steelyard/tls.crt"); a.TLSCert != "" {
 		a.TLSCert = d.inDir(a.TLSCert)
 	}
-	if a.TLSKey = t.str("tls_key_file", "", "/etc/steelyard/tls.key"); a.TLSKey != "" {
+	if a.TLSKey = t.str("tls_key_file", "/etc/steelyard/tls.key"); a.TLSKey != "" {
 		a.TLSKey = d.inDir(a.TLSKey)
 	}
 	switch {

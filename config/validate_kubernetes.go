@@ -47,7 +47,7 @@ func (i item) hostPort() (string, bool) {
 
 func (d *decoder) kubernetes(t *table) *Kubernetes {
 	k := defaultKubernetes()
-	k.Kubeconfig = t.str("kubeconfig", "", "/etc/steelyard/kubeconfig")
+	k.Kubeconfig = t.str("kubeconfig", "/etc/steelyard/kubeconfig")
 	if k.Kubeconfig != "" {
 		k.Kubeconfig = d.inDir(k.Kubeconfig)
 	}

@@ -69,14 +69,8 @@ func (d *decoder) pool(t *table) {
 			i.errorf("add it there", "kubernetes.load_balancer_class has no %q", p.Class)
 		}
 	}
-	p.Namespaces = distinct(t.list("namespaces", "default"), func(i item) (string, bool) {
-		s, ok := i.str("default")
-		if ok && !namespaceName.MatchString(s) {
-			i.errorf(`write lower-case letters, digits and "-"`, "%q is not a namespace", s)
-			return "", false
-		}
-		return s, ok
-	})
+	p.Namespaces = t.matching("namespaces", "default", namespaceName, `write lower-case letters, digits and "-"`,
+		"namespace")
 	p.ServiceSelector = t.selector("service_selector")
 	p.ExternalIPs = t.boolean("external_ips", p.ExternalIPs)
 	p.ShareAcross = t.boolean("share_across_namespaces", p.ShareAcross)

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,15 +49,10 @@ func (i item) digits(like string) (string, bool) {
 	return i.str(like)
 }
 
-// str reads the string of a key, or returns def.
-func (t *table) str(key, def, like string) string {
-	i, ok := t.get(key)
-	if !ok {
-		return def
-	}
-	s, ok := i.str(like)
-	if !ok {
-		return def
+// str reads the string of a key, or returns "".
+func (t *table) str(key, like string) (s string) {
+	if i, ok := t.get(key); ok {
+		s, _ = i.str(like)
 	}
 	return s
 }
@@ -208,6 +204,18 @@ func distinct[T comparable](items []item, read func(item) (T, bool)) []T {
 		list = append(list, v)
 	}
 	return list
+}
+
+// matching reads a list of distinct strings that match a pattern. what names their kind in errors.
+func (t *table) matching(key, like string, pattern *regexp.Regexp, hint, what string) []string {
+	return distinct(t.list(key, like), func(i item) (string, bool) {
+		s, ok := i.str(like)
+		if ok && !pattern.MatchString(s) {
+			i.errorf(hint, "%q is not a %s", s, what)
+			return "", false
+		}
+		return s, ok
+	})
 }
 
 // word reads one of the allowed words. what names their kind in errors.

@@ -191,7 +191,7 @@ func (o Options) withDefaults() (Options, error) {
 	seen := map[string]bool{}
 	for i, p := range o.Peers {
 		var err error
-		if peers[i], err = p.withDefaults(o.ASN); err != nil {
+		if peers[i], err = p.withDefaults(); err != nil {
 			errs = append(errs, err)
 		}
 		if seen[p.name()] {
@@ -206,7 +206,7 @@ func (o Options) withDefaults() (Options, error) {
 	return o, errors.Join(errs...)
 }
 
-func (p Peer) withDefaults(asn uint32) (Peer, error) {
+func (p Peer) withDefaults() (Peer, error) {
 	var errs []error
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf("peer %v: %w", p.name(), fmt.Errorf(format, args...)))

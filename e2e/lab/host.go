@@ -144,25 +144,22 @@ func (h *Host) ReadFile(path string) (text string, err error) {
 }
 
 // Listen is like net.Listen on the host. The listener is closed with the host, if not before.
-func (h *Host) Listen(ctx context.Context, network, address string) (l net.Listener, err error) {
-	err = h.Do(func() error {
-		l, err = new(net.ListenConfig).Listen(ctx, network, address)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("host %s: %w", h.name, err)
-	}
-	return l, h.Own(l)
+func (h *Host) Listen(ctx context.Context, network, address string) (net.Listener, error) {
+	return open(h, func() (net.Listener, error) { return new(net.ListenConfig).Listen(ctx, network, address) })
 }
 
 // ListenPacket is like net.ListenPacket on the host. The socket is closed with the host, if not before.
-func (h *Host) ListenPacket(ctx context.Context, network, address string) (c net.PacketConn, err error) {
+func (h *Host) ListenPacket(ctx context.Context, network, address string) (net.PacketConn, error) {
+	return open(h, func() (net.PacketConn, error) { return new(net.ListenConfig).ListenPacket(ctx, network, address) })
+}
+
+func open[C io.Closer](h *Host, f func() (C, error)) (c C, err error) {
 	err = h.Do(func() error {
-		c, err = new(net.ListenConfig).ListenPacket(ctx, network, address)
+		c, err = f()
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("host %s: %w", h.name, err)
+		return c, fmt.Errorf("host %s: %w", h.name, err)
 	}
 	return c, h.Own(c)
 }

@@ -78,10 +78,5 @@ func (l *Log) FailureTail(n int) string {
 
 // Contains reports whether a line contains text.
 func (l *Log) Contains(text string) bool {
-	for _, line := range l.Lines() {
-		if strings.Contains(line, text) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(l.Lines(), func(line string) bool { return strings.Contains(line, text) })
 }

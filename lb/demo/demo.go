@@ -91,9 +91,9 @@ func pause(ctx context.Context, d time.Duration) {
 }
 
 // until waits until f returns nil, and shows the condition while it waits.
-func (s *show) until(ctx context.Context, within time.Duration, what string, f func() error) (time.Duration, error) {
+func (s *show) until(ctx context.Context, what string, f func() error) (time.Duration, error) {
 	start := time.Now()
-	took, err := lab.Until(ctx, within, what, func() error {
+	took, err := lab.Until(ctx, stepTimeout, what, func() error {
 		err := f()
 		if err != nil {
 			s.waiting(fmt.Sprintf("%s (%s): %v", what, short(time.Since(start)), err))
@@ -102,7 +102,7 @@ func (s *show) until(ctx context.Context, within time.Duration, what string, f f
 	})
 	s.clear()
 	if err != nil {
-		err = fmt.Errorf("expected that %s within %v; observed: %w", what, within, err)
+		err = fmt.Errorf("expected that %s within %v; observed: %w", what, stepTimeout, err)
 	}
 	return took, err
 }

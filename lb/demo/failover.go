@@ -46,7 +46,7 @@ func (s *show) agentKilled(ctx context.Context) (string, error) {
 		return "", err
 	}
 	again := time.Now()
-	_, err = s.until(ctx, stepTimeout, "requests are answered", func() error { return traffic.settled(again) })
+	_, err = s.until(ctx, "requests are answered", func() error { return traffic.settled(again) })
 	if err != nil {
 		return "", err
 	}
@@ -70,7 +70,7 @@ func (s *show) returned(ctx context.Context, a *lab.Agent) error {
 		return err
 	}
 	what := "the router has sessions with " + a.Name() + " again"
-	_, err := s.until(ctx, stepTimeout, what, func() error { return sessions(ctx, a) })
+	_, err := s.until(ctx, what, func() error { return sessions(ctx, a) })
 	if err != nil {
 		return err
 	}
@@ -150,7 +150,7 @@ func (s *show) powerOn(ctx context.Context) (string, error) {
 	s.observed("the router has routes over both balancers again, %s after power on", short(took))
 	before := s.forwarded()
 	var r traffic.Result
-	_, err := s.until(ctx, stepTimeout, "all requests are answered", func() error {
+	_, err := s.until(ctx, "all requests are answered", func() error {
 		r = s.request(ctx, 150)
 		return r.Err()
 	})

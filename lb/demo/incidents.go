@@ -126,7 +126,7 @@ func find(name string) *incident {
 // compared waits until the balancers know how many connections clients usually continue. They count for half a minute.
 func (s *show) compared(ctx context.Context) error {
 	start := time.Now()
-	_, err := s.until(ctx, stepTimeout, "the usual share of continued connections is known", func() error {
+	_, err := s.until(ctx, "the usual share of continued connections is known", func() error {
 		if time.Since(start) < 40*time.Second {
 			return errors.New("the balancers count them for half a minute")
 		}

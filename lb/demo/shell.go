@@ -133,7 +133,7 @@ func (s *show) commands() (*lab.Host, error) {
 
 // connected waits until both balancers have all sessions and backends.
 func (s *show) connected(ctx context.Context) error {
-	_, err := s.until(ctx, stepTimeout, "all sessions are up and all backends healthy", func() error {
+	_, err := s.until(ctx, "all sessions are up and all backends healthy", func() error {
 		return errors.Join(s.healthy(ctx), sessions(ctx, s.agents[0]), sessions(ctx, s.agents[1]))
 	})
 	return err
@@ -141,7 +141,7 @@ func (s *show) connected(ctx context.Context) error {
 
 // used waits until both balancers know the rate of packets, because some findings compare with an earlier rate.
 func (s *show) used(ctx context.Context) error {
-	_, err := s.until(ctx, stepTimeout, "the rate of packets is known", func() error {
+	_, err := s.until(ctx, "the rate of packets is known", func() error {
 		for _, a := range s.agents {
 			var all []lb.ServiceStatus
 			if err := a.Get(ctx, "/v1/services", &all); err != nil {

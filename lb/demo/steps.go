@@ -40,7 +40,7 @@ func (s *show) announce(ctx context.Context) (string, error) {
 	}
 	for _, vip := range vips {
 		ping := func() error { return s.clients[0].Ping(ctx, vip) }
-		if _, err := s.until(ctx, stepTimeout, vip.String()+" answers ping", ping); err != nil {
+		if _, err := s.until(ctx, vip.String()+" answers ping", ping); err != nil {
 			return "", err
 		}
 	}
@@ -54,7 +54,7 @@ func (s *show) routed(ctx context.Context, balancers ...lab.Node) (time.Duration
 	if len(balancers) == 0 {
 		what = "the router has no route to either address"
 	}
-	return s.until(ctx, stepTimeout, what, func() error {
+	return s.until(ctx, what, func() error {
 		var all error
 		for _, vip := range vips {
 			got, err := s.Router.NextHops(host(vip))
@@ -120,7 +120,7 @@ func (s *show) balance(ctx context.Context) (string, error) {
 func (s *show) disturbed(ctx context.Context, fault func() error) (stream, time.Time, error) {
 	start := time.Now()
 	traffic := s.stream(ctx, requestInterval)
-	_, err := s.until(ctx, stepTimeout, "all requests are answered", func() error {
+	_, err := s.until(ctx, "all requests are answered", func() error {
 		if r := traffic.since(start); r.Answered() < 100 {
 			return errors.New(r.String())
 		}
@@ -131,7 +131,7 @@ func (s *show) disturbed(ctx context.Context, fault func() error) (stream, time.
 		err = fault()
 	}
 	if err == nil {
-		_, err = s.until(ctx, stepTimeout, "requests are answered again", func() error { return traffic.settled(at) })
+		_, err = s.until(ctx, "requests are answered again", func() error { return traffic.settled(at) })
 	}
 	return traffic, at, err
 }
@@ -166,7 +166,7 @@ func (s *show) unhealthy(ctx context.Context, server lab.Node) error {
 	for _, a := range s.agents {
 		reason := ""
 		what := fmt.Sprintf("%s reports %s as unhealthy", a.Name(), server.Name())
-		_, err := s.until(ctx, stepTimeout, what, func() error {
+		_, err := s.until(ctx, what, func() error {
 			var backends []lb.BackendStatus
 			if err := a.Get(ctx, "/v1/backends", &backends); err != nil {
 				return err
@@ -225,7 +225,7 @@ func (s *show) recovery(ctx context.Context) (string, error) {
 	back := time.Since(start)
 	s.observed("the router has its routes again, %s after the servers started", short(back))
 	var r traffic.Result
-	_, err := s.until(ctx, stepTimeout, "all three servers respond", func() error {
+	_, err := s.until(ctx, "all three servers respond", func() error {
 		if r = s.request(ctx, 60); r.Err() != nil {
 			return lab.Permanent(fmt.Errorf("a route is installed before its servers respond: %w", r.Err()))
 		}
@@ -237,7 +237,7 @@ func (s *show) recovery(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	_, err = s.until(ctx, stepTimeout, "all backends are healthy", func() error { return s.healthy(ctx) })
+	_, err = s.until(ctx, "all backends are healthy", func() error { return s.healthy(ctx) })
 	if err != nil {
 		return "", err
 	}

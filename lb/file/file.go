@@ -74,9 +74,9 @@ func (s *Source) Plan(cfg *config.Config) (*Plan, error) {
 		earlier[old.Name] = old
 	}
 	for i, next := range services {
-		if old := earlier[next.Name]; old != nil && (sameText(old, next) || reflect.DeepEqual(old, next)) {
+		if old := earlier[next.Name]; old != nil && reflect.DeepEqual(old, next) {
 			services[i] = old
-			if len(old.Ports) > 0 { // keep one copy, which sameText recognises
+			if len(old.Ports) > 0 { // keep one copy; comparing it with itself is fast
 				cfg.Services[i].Backends = old.Ports[0].Backends
 			}
 		}
@@ -94,16 +94,6 @@ func (s *Source) Plan(cfg *config.Config) (*Plan, error) {
 		p.alloc = s.alloc
 	}
 	return p, nil
-}
-
-// sameText reports whether config.ParseAfter took next from the configuration of old, because they share a list of
-// backends. Addresses from a pool may differ nevertheless.
-func sameText(old, next *lb.Service) bool {
-	if len(old.Ports) == 0 || len(next.Ports) == 0 || !slices.Equal(old.VIPs, next.VIPs) {
-		return false
-	}
-	a, b := old.Ports[0].Backends, next.Ports[0].Backends
-	return len(a) > 0 && len(b) > 0 && &a[0] == &b[0]
 }
 
 // Apply activates a plan. p must be the newest plan.

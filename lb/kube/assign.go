@@ -83,8 +83,6 @@ func (a *assigner) unreserve(name string) { a.alloc.Reserve(lb.Holder{Service: n
 
 func (a *assigner) release(name string) { a.alloc.Release(name) }
 
-func (a *assigner) holds(name string) bool { return len(a.alloc.Given(name)) > 0 }
-
 // assign assigns and returns the addresses of a Service: one per family, or one per family and node. Its error tells
 // the user what to do; the Service then keeps its addresses.
 func (a *assigner) assign(s *core.Service) ([]netip.Addr, error) {

@@ -194,7 +194,7 @@ func TestReconcileStatus(t *testing.T) {
 		term.assigner.adopt(s, pending{})
 		must.Row(t, tt.name, nil, term.reconcile(t.Context(), webName))
 		event := strings.Join(drained(events), "; ")
-		got, holds := patches(client), term.assigner.holds(webName)
+		got, holds := patches(client), len(term.assigner.alloc.Given(webName)) > 0
 		for i := range got {
 			got[i] = transition.ReplaceAllString(got[i], "T")
 		}
@@ -246,7 +246,7 @@ func TestRequestsFail(t *testing.T) {
 			return true, nil, errTest
 		})
 		err := term.reconcile(t.Context(), webName)
-		got, said, holds := patches(client), len(events.Events), term.assigner.holds(webName)
+		got, said, holds := patches(client), len(events.Events), len(term.assigner.alloc.Given(webName)) > 0
 		must.True(t, err != nil && slices.Equal(got, []string{tt.want}) && said == 0 && holds,
 			"%s: %v, patches %q, %d events, holds %t; want an error, %q, none, true", tt.name, err, got, said, holds,
 			tt.want)

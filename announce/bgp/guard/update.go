@@ -144,29 +144,20 @@ func (u *Update) unreach(b []byte, alone bool) (ok bool) {
 
 // appendPrefixes parses prefixes, each a length in bits followed by the necessary bytes (RFC 4271, section 4.3).
 func appendPrefixes(list []netip.Prefix, b []byte, afi uint16) ([]netip.Prefix, bool) {
+	size := 16
+	if afi == afiIPv4 {
+		size = 4
+	}
 	for len(b) > 0 {
 		bits := int(b[0])
 		n := (bits + 7) / 8
-		if len(b) < 1+n {
+		if len(b) < 1+n || bits > 8*size {
 			return list, false
 		}
-		var p netip.Prefix
-		if afi == afiIPv4 {
-			var a [4]byte
-			if bits > 32 {
-				return list, false
-			}
-			copy(a[:], b[1:1+n])
-			p = netip.PrefixFrom(netip.AddrFrom4(a), bits)
-		} else {
-			var a [16]byte
-			if bits > 128 {
-				return list, false
-			}
-			copy(a[:], b[1:1+n])
-			p = netip.PrefixFrom(netip.AddrFrom16(a), bits)
-		}
-		list = append(list, p.Masked())
+		var a [16]byte
+		copy(a[:], b[1:1+n])
+		addr, _ := netip.AddrFromSlice(a[:size])
+		list = append(list, netip.PrefixFrom(addr, bits).Masked())
 		b = b[1+n:]
 	}
 	return list, true

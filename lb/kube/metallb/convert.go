@@ -106,27 +106,28 @@ type ways struct {
 	bgp []named[bgpAdvertisement]
 }
 
-func (o *objects) waysOf(p named[pool]) (*ways, error) {
-	found := &ways{}
-	for _, a := range o.l2 {
+func (o *objects) waysOf(p named[pool]) (w *ways, err error) {
+	w = &ways{}
+	if w.l2, err = selecting("L2Advertisement", o.l2, p); err == nil {
+		w.bgp, err = selecting("BGPAdvertisement", o.bgp, p)
+	}
+	return w, err
+}
+
+// selecting returns those of all that select a pool.
+func selecting[T interface {
+	selects(named[pool]) (bool, error)
+}](kind string, all []named[T], p named[pool]) (some []named[T], err error) {
+	for _, a := range all {
 		ok, err := a.spec.selects(p)
 		if err != nil {
-			return nil, fmt.Errorf("L2Advertisement %s: %w", a.name, err)
+			return nil, fmt.Errorf("%s %s: %w", kind, a.name, err)
 		}
 		if ok {
-			found.l2 = append(found.l2, a)
+			some = append(some, a)
 		}
 	}
-	for _, a := range o.bgp {
-		ok, err := a.spec.selects(p)
-		if err != nil {
-			return nil, fmt.Errorf("BGPAdvertisement %s: %w", a.name, err)
-		}
-		if ok {
-			found.bgp = append(found.bgp, a)
-		}
-	}
-	return found, nil
+	return some, nil
 }
 
 // l2 writes [l2] with the interfaces of all advertisements, or without interfaces if one advertisement names none.
