@@ -24,11 +24,16 @@ func Check(configFile string, elsewhere bool) (*config.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return preflight.Load(configFile, startable((*config.Report).Errorf),
-		links(network, (*config.Report).Errorf, (*config.Report).Errorf),
-		preflight.Taken(network, (*config.Report).Errorf), preflight.NoPeers(network, (*config.Report).Errorf),
-		preflight.Warnings(network), preflight.Programs((*config.Report).Errorf),
-		memberFamily(thisHost{}, (*config.Report).Errorf))
+	found := (*config.Report).Errorf
+	return preflight.Load(configFile, append(rules(network, found, found, found), startable(found))...)
+}
+
+// rules are the rules about a machine. links calls missing and wrong, and the others call found.
+func rules(network *machine.Network, missing, wrong, found fail) []config.Rule {
+	return []config.Rule{
+		links(network, missing, wrong), preflight.Taken(network, found), preflight.NoPeers(network, found),
+		preflight.Warnings(network), preflight.Programs(found), memberFamily(thisHost{}, found),
+	}
 }
 
 // load is Check at startup of the agent. An address that now belongs to the machine is only a warning, because it must
@@ -38,11 +43,9 @@ func load(configFile string) (*config.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return preflight.Load(configFile, startable((*config.Report).Warnf),
-		links(network, (*config.Report).Warnf, (*config.Report).Errorf),
-		preflight.Taken(network, (*config.Report).Warnf), preflight.NoPeers(network, (*config.Report).Warnf),
-		preflight.Warnings(network), preflight.Programs((*config.Report).Warnf),
-		memberFamily(thisHost{}, (*config.Report).Warnf))
+	found := (*config.Report).Warnf
+	return preflight.Load(configFile,
+		append(rules(network, found, (*config.Report).Errorf, found), startable(found))...)
 }
 
 // reload checks the text of a file like Check, but for a running agent. Settings that are read only at startup are
@@ -52,10 +55,8 @@ func reload(before *config.Config, name string, text []byte) (*config.Config, er
 	if err != nil {
 		return nil, err
 	}
-	return preflight.ParseAfter(before, name, text, links(network, (*config.Report).Warnf, (*config.Report).Warnf),
-		preflight.Taken(network, (*config.Report).Errorf), preflight.NoPeers(network, (*config.Report).Errorf),
-		preflight.Warnings(network), preflight.Programs((*config.Report).Errorf),
-		memberFamily(thisHost{}, (*config.Report).Errorf))
+	return preflight.ParseAfter(before, name, text,
+		rules(network, (*config.Report).Warnf, (*config.Report).Warnf, (*config.Report).Errorf)...)
 }
 
 // startable is the rule that refuses what New would refuse, and calls found for what the agent would have to wait for.

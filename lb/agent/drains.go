@@ -72,11 +72,7 @@ func (d *drainStore) set(ctx context.Context, t lb.DrainTarget, on bool) (lb.Dra
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if t.Service != "" && !d.current.Has(t) {
-		st, err := d.engine.Status(ctx)
-		if err != nil {
-			return d.current, err
-		}
-		if err := d.drainable(t, st); err != nil {
+		if err := d.drainable(ctx, t); err != nil {
 			return d.current, err
 		}
 	}
@@ -89,11 +85,7 @@ func (d *drainStore) setWeight(ctx context.Context, t lb.DrainTarget, weight int
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if weight >= 0 {
-		st, err := d.engine.Status(ctx)
-		if err != nil {
-			return d.current, err
-		}
-		if err := d.drainable(t, st); err != nil {
+		if err := d.drainable(ctx, t); err != nil {
 			return d.current, err
 		}
 	}
@@ -124,7 +116,11 @@ func (d *drainStore) after(changes []lb.Change) {
 }
 
 // drainable says why a target cannot be drained, or its weight cannot be set, or returns nil.
-func (d *drainStore) drainable(t lb.DrainTarget, st lb.Status) error {
+func (d *drainStore) drainable(ctx context.Context, t lb.DrainTarget) error {
+	st, err := d.engine.Status(ctx)
+	if err != nil {
+		return err
+	}
 	if t.Address.IsValid() && strings.Contains(t.Service, "/") {
 		return errors.New("Kubernetes decides which pods get connections; name a server of a [[service]]")
 	}
