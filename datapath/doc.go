@@ -29,9 +29,9 @@
 //
 // # Flows
 //
-// A NAT flow has an entry of three cache lines for each direction. Packets of an established flow need two of them; the
-// third has figures that few packets write. The number of packets is written with the sequence numbers, from which the
-// bytes of TCP follow. The key for the client's packets contains the frontend
+// A NAT flow has an entry for each direction. Once established, its entries take three cache lines each. Most packets
+// need two of them; the third has figures that few packets write (bpf/nat_types.h). The number of packets is written
+// with the sequence numbers, from which the bytes of TCP follow. The key for the client's packets contains the frontend
 // id instead of VIP and protocol; the key for the server's packets contains the id of the server's address. Each packet
 // is looked up once: as a reply if its source is a backend's address, and otherwise as a client's packet. Only fields
 // of an established entry that change are written.

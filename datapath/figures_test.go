@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
@@ -85,6 +86,62 @@ func TestFiguresOfAStream(t *testing.T) {
 		must.True(t, times.Total() == 1 && math.Abs(times.Sum-f.Handshake) < 1e-9 &&
 			p95 > f.Handshake/2 && p95 < 2*f.Handshake,
 			"%+v, p95 %f s; want one handshake of %f s", times, p95, f.Handshake)
+	})
+}
+
+// A flow's age is right beyond the range of the flow clock.
+func TestAgeOfAnOldFlow(t *testing.T) {
+	t.Parallel()
+	fx := shared(t, hookXDP, false, nil)
+	established(fx)
+	old := 300 * 24 * time.Hour
+	for k, s := range fx.flows().servers {
+		s.Figures.Opened -= bpf.AgeClock(old)
+		fx.put(fx.d.objects.SyStreamServers, k, s)
+	}
+	flows, _, err := fx.d.Flows(t.Context(), lb.FlowFilter{})
+	must.Need(t, err == nil && len(flows) == 1, "%v: %+v", err, flows)
+	must.True(t, math.Abs(flows[0].Age-old.Seconds()) < 60, "%f s old; want %f", flows[0].Age, old.Seconds())
+}
+
+// If two CPUs have a server's first answer at the same moment, only one measures the handshake.
+func TestHandshakeIsMeasuredOnce(t *testing.T) {
+	t.Parallel()
+	eachOf(t, nil, func(t *testing.T, fx *fixture) {
+		fx.service(lb.TCP, "b1")
+		before := must.Get(fx.d.Handshakes())(t)[fx.at("b1", 8080)]
+		fx.run(tcp(dptest.SYN)(fx).Frame())
+		answer := fx.reply(dptest.SYN | dptest.ACK)
+		fx.run(answer.Frame())
+		table := fx.d.objects.FlowTables()[bpf.GCHalfOpen]
+		for k, s := range fx.flowsIn(table).servers {
+			s.F.Answered = 0 // as the other CPU read it before
+			fx.put(table.Servers, k, s)
+		}
+		fx.run(answer.Frame())
+		after := must.Get(fx.d.Handshakes())(t)[fx.at("b1", 8080)]
+		must.Row(t, "handshakes", before.Total()+1, after.Total())
+	})
+}
+
+// A packet that changes nothing in its flow's state counts as well: a SYN of an established flow, and a later fragment.
+func TestFiguresCountPacketsWithoutEffect(t *testing.T) {
+	t.Parallel()
+	eachOf(t, nil, func(t *testing.T, fx *fixture) {
+		established(fx)
+		before := fx.onlyFlow().FromClient.Packets
+		must.Row(t, "reason", forwarded, fx.run(tcp(dptest.SYN)(fx).Frame()).reason)
+		must.Row(t, "packets", before+1, fx.onlyFlow().FromClient.Packets)
+
+		fx.reset()
+		fx.service(lb.UDP, "b1")
+		p := fx.fromClient(dptest.UDP, 0)
+		p.Payload = make([]byte, 1000)
+		frames := p.Fragments(7, 400)
+		for _, frame := range frames {
+			must.Row(t, "reason", forwarded, fx.run(frame).reason)
+		}
+		must.Row(t, "fragments", lb.FlowFigures{Packets: uint64(len(frames)), Bytes: 1000}, fx.onlyFlow().FromClient)
 	})
 }
 

@@ -82,7 +82,7 @@ static __always_inline int act_xdp(struct xdp_md *ctx, struct scratch *s, struct
 
 		if (r == ROUTE_NO_NEIGHBOUR || r == ROUTE_FRAGMENT || (r == ROUTE_OK && !xdp_can_forward(ctx, s)))
 			return XDP_TO_TC;
-		if (r == ROUTE_OK && (v->commit != COMMIT_NONE || p->fragment == FRAG_FIRST))
+		if (r == ROUTE_OK && (f || v->commit != COMMIT_NONE || p->fragment == FRAG_FIRST))
 			commit((struct flow_side *)f);
 	}
 	if (v->action > ACTION_FORWARD && v->action < ACTION_DECAP && !xdp_can_answer(ctx, p))

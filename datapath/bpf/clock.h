@@ -12,6 +12,15 @@ static __always_inline __u32 flow_clock(void)
 	return bpf_ktime_get_coarse_ns() >> FLOW_CLOCK_SHIFT;
 }
 
+/* age_clock converts the time of CLOCK_MONOTONIC_COARSE to the unit in which flows store when they opened. Established
+ * flows may be much older than the flow clock's range. This clock has a unit of 67 ms and wraps after 9 years. */
+#define AGE_CLOCK_SHIFT 26
+
+static __always_inline __u32 age_clock(__u64 now)
+{
+	return now >> AGE_CLOCK_SHIFT;
+}
+
 /* flow_elapsed returns the time since then in units of flow_clock. */
 static __always_inline __u32 flow_elapsed(__u32 then, __u32 now)
 {

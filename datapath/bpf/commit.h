@@ -76,7 +76,7 @@ __noinline int commit(struct flow_side *side)
 	if (v->commit >= COMMIT_DSR_MARK)
 		dsr_write(p, v, now);
 	if (v->commit == COMMIT_OPEN) {
-		nat_write_open(scratch);
+		nat_write_open(scratch, now);
 		if (local_delivery && !pkt_is_stream(p)) /* no previous node has the flow */
 			relay_forget(p, v);
 		if (v->commit == COMMIT_OPEN)

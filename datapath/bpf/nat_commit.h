@@ -99,14 +99,14 @@ static __always_inline void nat_open_datagram(struct scratch *scratch)
 /* nat_write_open claims the source that decide chose, and writes the new flow. For UDP it writes both entries.
  * Otherwise it writes the server's half-open entry, and the client's if the hash cannot find it. If another packet
  * claimed the source at the same moment, this one is dropped, and the client sends again. */
-static __always_inline void nat_write_open(struct scratch *scratch)
+static __always_inline void nat_write_open(struct scratch *scratch, __u64 now)
 {
 	const struct pkt *p = &scratch->p;
 	struct verdict *v = &scratch->v;
 	struct client_flow *c = &scratch->client;
 	struct server_flow *s = &scratch->server;
 	struct flow f = { .seen = v->now, .state = FLOW_HALF_OPEN, .generation = v->generation };
-	struct flow_figures figures = { .opened = v->now };
+	struct flow_figures figures = { .opened = age_clock(now) };
 	int stream = pkt_is_stream(p);
 
 	*c = (struct client_flow){
@@ -263,9 +263,12 @@ static __always_inline int nat_refuses(const struct pkt *p, const struct server_
 	return p->flags & TCP_ACK && p->ack == s->client_end;
 }
 
-/* nat_answered measures the handshake of a server that answers for the first time. */
+/* nat_answered measures the handshake of a server that answers for the first time. If two CPUs have such an answer at
+ * the same moment, one of them measures. */
 static __always_inline void nat_answered(const struct verdict *v, struct flow_figures *figures)
 {
+	if (__sync_lock_test_and_set(&figures->first, 1))
+		return;
 	__u32 took = handshake_clock() - figures->handshake;
 
 	figures->handshake = took;

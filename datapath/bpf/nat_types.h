@@ -10,8 +10,10 @@ enum flow_state {
 };
 
 /* The NAT flow tables have two entries for each flow: one for the client's packets and one for the server's packets.
- * With the kernel's headers, an entry takes three cache lines. The first 48 bytes of the value end the second line.
- * Packets of an established flow need only these. The figures are in the third line. */
+ * Without preallocation, the kernel allocates an entry's 152 bytes, of which 56 precede the key, in a slab of 192.
+ * So an entry takes three cache lines, and the first 48 bytes of the value end the second one. An established flow's
+ * packet needs the third, with the figures, only for a FIN or retransmission, for a number that wraps, and once in 256
+ * packets. The entries of the LRU maps, for half-open flows, are preallocated, and not aligned to lines. */
 struct client_key {
 	struct addr client;
 	__u32 frontend; /* implies VIP and protocol; chained frontends: id of the entry for packets outside tunnels */
@@ -57,8 +59,9 @@ struct flow {
 
 /* Figures of one side of a flow, which few of its packets write. */
 struct flow_figures {
-	__u32 opened; /* flow_clock of the first packet */
-	__u32 first; /* TCP: sequence number of the first byte */
+	__u32 opened; /* age_clock of the first packet */
+	/* TCP: sequence number of the first byte. Half-open server: 1 once the handshake has been measured. */
+	__u32 first;
 	__u32 packets; /* in units of 256; struct flow has the rest */
 	/* TCP and SCTP server: time from the client's first SYN to the server's first answer, in units of handshake_clock.
 	 * Before the answer: handshake_clock of the SYN. */

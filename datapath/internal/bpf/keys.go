@@ -95,9 +95,28 @@ const flowClockShift = 22
 // FlowClock converts an uptime to the unit in which flows store times.
 func FlowClock(uptime time.Duration) uint32 { return uint32(uptime >> flowClockShift) }
 
-// Idle returns the time since a flow was last seen.
-func Idle(now time.Duration, seen uint32) time.Duration {
-	return time.Duration(int32(FlowClock(now)-seen)) << flowClockShift
+// clockAhead bounds how much later than now a packet may have come while the tables were read.
+const clockAhead = time.Hour
+
+// Idle returns the time since a flow was last seen, which is negative if a packet came after now. It is exact up to 208
+// days.
+func Idle(now time.Duration, seen uint32) time.Duration { return since(now, seen, flowClockShift) }
+
+// ageClockShift is AGE_CLOCK_SHIFT in bpf/clock.h.
+const ageClockShift = 26
+
+// AgeClock converts an uptime to the unit in which flows store when they opened.
+func AgeClock(uptime time.Duration) uint32 { return uint32(uptime >> ageClockShift) }
+
+// Age returns the time since a flow opened, as Idle does. It is exact up to 9 years.
+func Age(now time.Duration, opened uint32) time.Duration { return since(now, opened, ageClockShift) }
+
+// since returns the time from then to now, given then in units of 1<<shift ns.
+func since(now time.Duration, then uint32, shift int) time.Duration {
+	if ahead := then - uint32(now>>shift); ahead < uint32(clockAhead>>shift) {
+		return -time.Duration(ahead) << shift
+	}
+	return time.Duration(uint32(now>>shift)-then) << shift
 }
 
 // HashKeys derives the keys of flow_hash (bpf/frontend.h) from a seed.

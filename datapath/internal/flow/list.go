@@ -71,7 +71,7 @@ func natStatus(now time.Duration, k bpf.ServerKey, f bpf.ServerFlow) lb.FlowStat
 	s := status(bpf.FlowKey{Proto: k.Proto(), T: bpf.Tuple{Src: f.Client.Client, Sport: f.Client.Sport,
 		Dport: f.Client.Dport}}, f.F.State, bpf.Idle(now, f.F.Seen))
 	s.Forward, s.Source = lb.MethodNAT, netip.AddrPortFrom(bpf.FromAddr(k.To), bpf.Swap(k.Dport))
-	s.Age = max(0, bpf.Idle(now, f.Figures.Opened).Seconds())
+	s.Age = max(0, bpf.Age(now, f.Figures.Opened).Seconds())
 	s.Handshake = (time.Duration(f.Figures.Handshake) * bpf.HandshakeUnit).Seconds()
 	s.FromServer = figures(s.Protocol, f.F, f.Figures)
 	return s
