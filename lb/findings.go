@@ -209,10 +209,16 @@ var (
 		"A member's clock differs by more than five seconds, so times in logs and events of both cannot be compared.",
 		"`timedatectl` on both: NTP should be active.")
 	FoundNotPermitted = kind("not-permitted", SeverityDegraded,
-		"The API server does not grant the agent the permissions it needs, so it misses Services, endpoints or Events.",
-		"`steelyard manifest --image IMAGE | kubectl apply -f -` as a DaemonSet; otherwise bind its ClusterRole: "+
-			"`kubectl create clusterrolebinding NODE --clusterrole=steelyard --user=USER`, or `steelyard-allocator` "+
-			"to write the status of Services.")
+		"The API server does not grant the agent the permissions it needs, so it misses Services, endpoints, keys or "+
+			"Events.",
+		"`steelyard manifest --image IMAGE | kubectl apply -f -` as a DaemonSet; otherwise bind its roles: "+
+			"`kubectl create clusterrolebinding NODE --clusterrole=steelyard --user=USER` and `kubectl -n steelyard "+
+			"create rolebinding NODE --role=steelyard --user=USER`, or those named `steelyard-allocator` to assign "+
+			"addresses.")
+	FoundNetworkPolicy = kind("network-policy", SeverityWarning,
+		"A NetworkPolicy does not admit the clients of a Service. It sees their addresses, under the traffic policy "+
+			"Cluster as well, where kube-proxy shows it a node's.",
+		"Add an `ipBlock` with the clients' addresses to the policy: `kubectl -n NAMESPACE edit networkpolicy NAME`.")
 	FoundRouterLacksRoute = kind("router-lacks-route", SeverityDegraded,
 		"A router answers that it has no route to an announced address: it filters or limits what it accepts.",
 		"On the router: `birdc show route filtered` (BIRD), `show bgp neighbors NODE filtered-routes` (FRR).")

@@ -268,7 +268,7 @@ func (a *Agent) connect(
 	var waiting func() []lb.ServiceStatus
 	var nodeProxy admin.Proxy
 	var rules func() []lb.NodeRule
-	var permissions func(context.Context) ([]lb.Finding, error)
+	var permissions, policies func(context.Context) ([]lb.Finding, error)
 	findings := []func() []lb.Finding{
 		a.keys.findings, a.problems.findings, prober.Findings, announcers.findings,
 		announcers.members.findings, announcers.conflicts.findings, // the latter may follow from the former
@@ -322,7 +322,12 @@ func (a *Agent) connect(
 		}
 		findings = append(findings, c.checks.Findings, c.findings)
 		permissions = func(ctx context.Context) ([]lb.Finding, error) {
-			return kube.Permissions(ctx, c.client, c.leader != nil)
+			return kube.Permissions(ctx, c.client, kube.Role{
+				Namespace: ownNamespace(), Assigns: c.leader != nil, Keys: a.keys != nil,
+			})
+		}
+		policies = func(ctx context.Context) ([]lb.Finding, error) {
+			return kube.Policies(ctx, c.client, o.Config.Kubernetes.LoadBalancerClasses)
 		}
 	}
 	all := scopes{dp, o.inside}
@@ -342,7 +347,7 @@ func (a *Agent) connect(
 		Reload: a.reloader.reload, Diff: a.reloader.diff, Text: a.reloader.text,
 		Apply: a.reloader.applyText, Confirm: a.reloader.confirm,
 		Proxy:   nodeProxy,
-		Examine: examiner{announcers, o.Config, permissions}.examine,
+		Examine: examiner{announcers, o.Config, permissions, policies}.examine,
 		Restart: a.restart, Info: info.info, Waiting: waiting, Events: o.history.After,
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}),
 		Log:     component(o.Log, "admin"), Boundary: o.boundary,

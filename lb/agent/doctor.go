@@ -13,13 +13,13 @@ import (
 type examiner struct {
 	announcers announcers
 	cfg        *config.Config // at the start
-	// permissions is nil without a cluster.
-	permissions func(context.Context) ([]lb.Finding, error)
+	// Both are nil without a cluster.
+	permissions, policies func(context.Context) ([]lb.Finding, error)
 }
 
 func (e examiner) examine(ctx context.Context, st lb.Status) []lb.Diagnosis {
 	n := &doctor.Node{Status: st, Away: e.announcers.members.away(), Links: e.announcers.l2Links,
-		Members: e.announcers.members.status(), Permissions: e.permissions}
+		Members: e.announcers.members.status(), Permissions: e.permissions, Policies: e.policies}
 	for _, p := range e.announcers.peers() {
 		peer := doctor.Peer{PeerStatus: p, Port: e.portOf(p)}
 		peer.External = p.Session != nil && p.Session.LocalASN != p.ASN

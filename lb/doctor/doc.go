@@ -10,5 +10,5 @@
 // with what arrives at a socket. No check uses an address that is not this node's, and none changes anything here.
 //
 // Omitted are checks that the agent performs all the time (kernel features, programs ahead of ours, the tunnel's port
-// between nodes, a server's address on lo), and those of NetworkPolicies, which the agent may not read.
+// between nodes, a server's address on lo).
 package doctor

@@ -25,6 +25,8 @@ type Node struct {
 	Members []lb.MemberStatus
 	// Permissions asks the API server what it does not permit the agent. It is nil without a cluster.
 	Permissions func(context.Context) ([]lb.Finding, error)
+	// Policies asks the API server for NetworkPolicies that do not admit clients. It is nil without a cluster.
+	Policies func(context.Context) ([]lb.Finding, error)
 }
 
 // Peer is a BGP peer.
@@ -52,6 +54,7 @@ var checks = []check{
 	{"speakers", "no other program on this node has a BGP session with a router", speakers},
 	{"clocks", "the members' clocks agree with this node's", clocks},
 	{"permissions", "the API server permits what the agent needs", permissions},
+	{"network-policies", "NetworkPolicies admit the clients of Services", networkPolicies},
 	{"server-routes", "answers of servers arrive through their routers", serverRoutes},
 	{"mtu", "large packets reach servers and routers", mtu},
 }
@@ -89,10 +92,25 @@ func ownAddresses(ctx context.Context, n *Node) ([]lb.Finding, string) {
 }
 
 func permissions(ctx context.Context, n *Node) ([]lb.Finding, string) {
-	if n.Permissions == nil {
+	return askCluster(ctx, n.Permissions)
+}
+
+// networkPolicies returns one finding, because a policy may concern many Services.
+func networkPolicies(ctx context.Context, n *Node) ([]lb.Finding, string) {
+	found, notAsked := askCluster(ctx, n.Policies)
+	var faults []fault
+	for _, f := range found {
+		faults = append(faults, fault{f.Object, f.Text})
+	}
+	return merged(lb.FoundNetworkPolicy, faults), notAsked
+}
+
+// askCluster asks the API server. ask is nil without a cluster.
+func askCluster(ctx context.Context, ask func(context.Context) ([]lb.Finding, error)) ([]lb.Finding, string) {
+	if ask == nil {
 		return nil, "there is no cluster"
 	}
-	found, err := n.Permissions(ctx)
+	found, err := ask(ctx)
 	if err != nil {
 		return nil, cannotAsk(err)
 	}

@@ -79,6 +79,18 @@ func TestPermissions(t *testing.T) {
 	must.Equal(t, "there is no cluster", not)
 }
 
+// One finding names the first Service and how many others its policies concern.
+func TestNetworkPolicies(t *testing.T) {
+	n := &Node{Policies: func(context.Context) ([]lb.Finding, error) {
+		kind := lb.FoundNetworkPolicy
+		return []lb.Finding{kind.About("default/a", "p refuses"), kind.About("default/b", "q refuses")}, nil
+	}}
+	found, not := networkPolicies(t.Context(), n)
+	want := lb.FoundNetworkPolicy.About("", "p refuses; and 1 more like this, such as default/b")
+	must.Equal(t, []lb.Finding{want}, found)
+	must.Equal(t, "", not)
+}
+
 // The examples are lines of /proc/net/tcp and /proc/net/tcp6 on amd64.
 func TestKernelAddr(t *testing.T) {
 	for text, want := range map[string]string{

@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 
 	authorization "k8s.io/api/authorization/v1"
@@ -14,7 +15,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-// The agent asks for what it needs, in all namespaces, and finds what is refused.
+// The agent asks for what it needs, in all namespaces or in its own, and finds what is refused.
 func TestPermissions(t *testing.T) {
 	for _, tt := range []struct {
 		assigns bool
@@ -22,13 +23,25 @@ func TestPermissions(t *testing.T) {
 		asked   int
 		want    []string
 	}{
-		{false, "", 8, nil},
-		{true, "", 9, nil},
-		{false, "endpointslices", 8, []string{
+		{false, "", 13, nil},
+		{true, "", 20, nil},
+		{false, "endpointslices", 13, []string{
 			"the API server does not permit this agent to list all endpointslices",
 			"the API server does not permit this agent to watch all endpointslices"}},
-		{true, "services/status", 9, []string{
+		{true, "services/status", 20, []string{
 			"the API server does not permit this agent to patch all services/status"}},
+		{true, "leases", 20, []string{
+			"the API server does not permit this agent to create all leases in the namespace lbs",
+			"the API server does not permit this agent to get all leases in the namespace lbs",
+			"the API server does not permit this agent to watch all leases in the namespace lbs",
+			"the API server does not permit this agent to update all leases in the namespace lbs"}},
+		{false, "configmaps", 13, []string{
+			"the API server does not permit this agent to list all configmaps in the namespace lbs",
+			"the API server does not permit this agent to watch all configmaps in the namespace lbs"}},
+		{false, "secrets", 13, []string{
+			"the API server does not permit this agent to get secrets/steelyard-tunnel-keys in the namespace lbs",
+			"the API server does not permit this agent to list secrets/steelyard-tunnel-keys in the namespace lbs",
+			"the API server does not permit this agent to watch secrets/steelyard-tunnel-keys in the namespace lbs"}},
 	} {
 		client, asked := fake.NewClientset(), 0
 		client.PrependReactor("create", "selfsubjectaccessreviews", func(a testclient.Action) (
@@ -37,7 +50,8 @@ func TestPermissions(t *testing.T) {
 			r := a.(testclient.CreateAction).GetObject().(*authorization.SelfSubjectAccessReview).DeepCopy()
 			at := r.Spec.ResourceAttributes
 			asked++
-			must.True(t, at.Namespace == "" && at.Verb != "", "%+v", at)
+			inside := slices.Contains([]string{"leases", "configmaps", "secrets"}, at.Resource)
+			must.True(t, (at.Namespace == "lbs") == inside && at.Verb != "", "%+v", at)
 			what := at.Resource
 			if at.Subresource != "" {
 				what += "/" + at.Subresource
@@ -45,7 +59,7 @@ func TestPermissions(t *testing.T) {
 			r.Status.Allowed = what != tt.refused
 			return true, r, nil
 		})
-		found, err := Permissions(t.Context(), client, tt.assigns)
+		found, err := Permissions(t.Context(), client, Role{Namespace: "lbs", Assigns: tt.assigns, Keys: true})
 		must.Do(t, err)
 		must.Equal(t, tt.want, lbtest.Texts(found))
 		must.Equal(t, tt.asked, asked)
@@ -53,6 +67,6 @@ func TestPermissions(t *testing.T) {
 	client := fake.NewClientset()
 	away := errors.New("the API server is away")
 	client.PrependReactor("*", "*", func(testclient.Action) (bool, runtime.Object, error) { return true, nil, away })
-	_, err := Permissions(context.Background(), client, false)
+	_, err := Permissions(context.Background(), client, Role{})
 	must.True(t, errors.Is(err, away), "%v", err)
 }
