@@ -210,7 +210,9 @@ func TestKubernetesWithoutProxy(t *testing.T) {
 	labtest.Until(t, "a node whose agent is the service proxy also responds", answers(2, 200, 1))
 	c.proxyHealth(t, 2, vips)
 	c.proxyMetrics(t, 2, 0)
-	c.proxyExplains(t, 2, must.Get(c.api.CoreV1().Services("default").Get(t.Context(), "web", meta.GetOptions{}))(t))
+	s = must.Get(c.api.CoreV1().Services("default").Get(t.Context(), "web", meta.GetOptions{}))(t)
+	c.proxyExplains(t, 2, s)
+	c.proxyTraces(t, 2, s, d, vips[0])
 	c.updateService(t, "web", func(s *core.Service) {
 		s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyCluster
 	})

@@ -3,12 +3,16 @@ package cluster
 import (
 	"fmt"
 	"net/netip"
+	"regexp"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	core "k8s.io/api/core/v1"
 
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
@@ -62,4 +66,38 @@ func (c *cluster) proxyExplains(t *testing.T, node int, s *core.Service) {
 	rules := must.Get(agent.CLI(t.Context(), "services", "--inside"))(t)
 	must.True(t, strings.Contains(rules, dns.String()+"/udp"), "the ClusterIP is not listed:\n%s", rules)
 	must.True(t, strings.Contains(flows, dns.String()+"/udp"), "the flow is not listed:\n%s", flows)
+}
+
+// proxyTraces checks that one trace of a node whose agent is its service proxy shows a connection of a pod to the
+// ClusterIP, and one of a client to a VIP.
+func (c *cluster) proxyTraces(t *testing.T, node int, s *core.Service, p *pod, vip netip.Addr) {
+	t.Helper()
+	trace := must.Get(c.Balancers[node].Host.Start(lab.Command{Path: binary, Args: []string{"trace"}}))(t)
+	labtest.Until(t, "the trace begins", func() error {
+		must.Need(t, trace.Running(), "the trace ended with %v:\n%s", trace.Ended(), trace.Log.Tail(10))
+		return labtest.ErrorIf(!trace.Log.Contains("tracing"), "%s", trace.Log.Tail(10))
+	})
+	ip := netip.MustParseAddr(s.Spec.ClusterIP)
+	line := func(hook string, from, to netip.Addr) *regexp.Regexp {
+		return regexp.MustCompile(fmt.Sprintf(` %s: forward: %s:\d+ > %s:80 tcp SYN => \S+ > \S+:8080 tcp SYN .*; `+
+			`service default/web, backend \S+, nat, request`, hook, from, to))
+	}
+	for _, x := range []struct {
+		from traffic.Client
+		to   netip.Addr
+		want *regexp.Regexp
+	}{
+		{traffic.From(p.Host), ip, line("proxy", p.v4, ip)},
+		{c.Client(), vip, line("(tc|xdp)", c.Clients[0].V4, vip)}, // routers choose the node by the port
+	} {
+		labtest.Until(t, "the trace shows "+x.want.String(), func() error {
+			if _, err := x.from.Get(t.Context(), "http://"+x.to.String()+"/"); err != nil {
+				return err
+			}
+			shown := slices.ContainsFunc(trace.Log.Lines(), x.want.MatchString)
+			return labtest.ErrorIf(!shown, "the trace shows\n%s", trace.Log.Tail(10))
+		})
+	}
+	must.Do(t, trace.Signal(syscall.SIGINT))
+	must.Do(t, trace.Wait(t.Context()))
 }
