@@ -66,6 +66,12 @@ func TestRepliesFollowSourceRules(t *testing.T) {
 			must.True(t, err == nil && strings.Contains(out, "sent to the client by eth1"), "%v\n%s", err, out)
 		}
 		labtest.Until(t, "status is OK", func() error { return shows(t, a, "OK", "status") })
+		run(b.Host, "ip link set eth1 mtu 1400") // the server is told by an ICMP error
+		for _, vip := range vips {
+			long := traffic.Load{URL: labtest.URL(vip) + "?size=20000", Requests: 20, Timeout: 4 * time.Second}
+			must.Do(t, s.Client().Load(t.Context(), long).Err())
+		}
+		run(b.Host, "ip link set eth1 mtu 1500")
 		ask := []string{"explain", s.Clients[0].V4.String(), netip.AddrPortFrom(vip4, 80).String()}
 		for _, rule := range []string{"from 203.0.113.0/24", "from 203.0.113.10"} {
 			run(b.Host, "ip rule del from 203.0.113.0/24 table 100")

@@ -69,9 +69,9 @@ static __always_inline int tc_deliver(struct __sk_buff *skb, struct scratch *s)
 	return tc_transform(skb) ? TC_ACT_UNSPEC : tc_internal_error();
 }
 
-/* tc_fragment hands a packet to the kernel as if it had arrived on lo, whose MAC address is all zeros. The kernel
- * forwards and fragments it like a router. */
-static __always_inline int tc_fragment(struct __sk_buff *skb)
+/* tc_as_from_lo hands a packet to the kernel as if it had arrived on lo, whose MAC address is all zeros. The kernel
+ * delivers it, or forwards and fragments it like a router. */
+static __always_inline int tc_as_from_lo(struct __sk_buff *skb)
 {
 	const __u8 macs[2 * ETH_ALEN] = {};
 
@@ -90,7 +90,7 @@ static __always_inline int tc_forward(struct __sk_buff *skb, const struct verdic
 	if (r == ROUTE_NO_NEIGHBOUR)
 		return tc_redirect_neigh(v, fib);
 	if (r == ROUTE_FRAGMENT)
-		return tc_fragment(skb);
+		return tc_as_from_lo(skb);
 
 	struct ethhdr *eth = (void *)(long)skb->data;
 

@@ -105,6 +105,20 @@ static __always_inline int egress_answers(const struct pkt *p, const struct verd
 	       p->flags & (TCP_SYN | TCP_RST) || !(addr_kinds(&p->key.t.src) & ADDR_OWN);
 }
 
+/* egress_refuse answers a reply that does not fit the route from the VIP with an ICMP error, as a router would, and
+ * drops one that has no route. */
+static __always_inline int egress_refuse(struct __sk_buff *skb, struct scratch *s)
+{
+	if (s->v.action == ACTION_TOO_BIG)
+		answer_ratelimit();
+	else
+		verdict_set(&s->v, ACTION_DROP, s->v.reason);
+	verdict_count(&s->p, &s->v);
+	if (s->v.action != ACTION_TOO_BIG)
+		return TC_ACT_SHOT;
+	return tc_answer(skb) ? tc_as_from_lo(skb) : tc_internal_error();
+}
+
 /* egress_reroute sends a reply by the route from the VIP. The stack has routed it as a packet from the backend. The
  * kernel sends it to the next hop, and so keeps the neighbour entry. */
 static __always_inline int egress_reroute(struct __sk_buff *skb, struct scratch *s, struct flow *f)
@@ -114,11 +128,8 @@ static __always_inline int egress_reroute(struct __sk_buff *skb, struct scratch 
 	s->v.hash = flow_hash(&s->p.key, ALGORITHM_FLOW_HASH);
 	enum route r = route_resolve(skb, len, &s->p, &s->v, s->v.hash % NEXT_HOP_PATHS, &s->fib);
 
-	if (r == ROUTE_NONE) {
-		verdict_set(&s->v, ACTION_DROP, s->v.reason); /* also a packet that is too big */
-		verdict_count(&s->p, &s->v);
-		return TC_ACT_SHOT;
-	}
+	if (r == ROUTE_NONE)
+		return egress_refuse(skb, s);
 	commit((struct flow_side *)f);
 	verdict_count(&s->p, &s->v);
 	egress_clamp_mss(skb, &s->p, &s->v.t.src);

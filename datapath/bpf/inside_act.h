@@ -75,7 +75,7 @@ static __always_inline int in_send(struct __sk_buff *skb, struct scratch *s, int
 		if (route_too_big(&s->p, &s->v, s->fib.mtu_result) == ROUTE_NONE)
 			return in_answer(skb, s, forwarded);
 		s->p.keep_ttl = 1;
-		return s->p.l3 && tc_transform(skb) ? tc_fragment(skb) : in_drop(REASON_TOO_BIG);
+		return s->p.l3 && tc_transform(skb) ? tc_as_from_lo(skb) : in_drop(REASON_TOO_BIG);
 	}
 	if (r != BPF_FIB_LKUP_RET_SUCCESS && r != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return in_drop(REASON_NO_ROUTE);

@@ -42,7 +42,7 @@ func Open(stateDir string, log *slog.Logger) (*Settings, error) {
 }
 
 // Forward makes the kernel forward packets that arrive on an interface. On lo this permits the programs' route lookups
-// (bpf/route.h), and lets the kernel forward the packets that the programs hand to it for fragmentation (tc_fragment).
+// (bpf/route.h), and lets the kernel forward the packets that the programs hand to it for fragmentation (tc_as_from_lo).
 // Most of these have one of this node's source addresses.
 func (s *Settings) Forward(name string) error {
 	if name == "lo" {
