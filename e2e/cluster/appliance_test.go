@@ -222,6 +222,7 @@ func TestKubernetesWithoutProxy(t *testing.T) {
 		return labtest.ErrorIf(err == nil, "it responds")
 	})
 	c.waitAnswered(t, vips...)
+	sourceRules(t, c, a, b, d)
 }
 
 // rights checks that an attacker who takes over a node can read Services and endpoints, but can change neither their

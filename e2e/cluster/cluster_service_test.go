@@ -188,9 +188,15 @@ func (c *cluster) allAnswered(t *testing.T, vip netip.Addr, n int) traffic.Resul
 // overrideRoutes makes the router send these addresses to one node, whatever routes are announced, until the test ends.
 func (c *cluster) overrideRoutes(t *testing.T, vips []netip.Addr, node int) {
 	t.Helper()
+	c.routeThrough(t, vips, c.Balancers[node])
+}
+
+// routeThrough is overrideRoutes with the addresses of a node, which need not be those in c.Balancers.
+func (c *cluster) routeThrough(t *testing.T, vips []netip.Addr, n lab.Node) {
+	t.Helper()
 	for _, vip := range vips {
 		// Announced routes are already host routes, so only a table that is looked up first overrides them.
-		via := labtest.Hops(vip, c.Balancers[node:node+1])[0].String()
+		via := labtest.Hops(vip, []lab.Node{n})[0].String()
 		family := "-4"
 		if vip.Is6() {
 			family = "-6"

@@ -319,6 +319,7 @@ func TestKubernetes(t *testing.T) {
 		{"the service proxies of all nodes fail", allProxiesFail},
 		{"a node is excluded", excludedNode},
 		{"source ranges", sourceRanges},
+		{"replies follow the routing rules of the VIPs", sourceRules},
 		{"forged tunnel packets", forgedTunnels},
 		{"the tunnel keys are rotated", keysRotate},
 		{"session affinity is changed", affinity},

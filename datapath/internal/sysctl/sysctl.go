@@ -42,8 +42,8 @@ func Open(stateDir string, log *slog.Logger) (*Settings, error) {
 }
 
 // Forward makes the kernel forward packets that arrive on an interface. On lo this permits the programs' route lookups
-// (bpf/route.h), and lets the kernel forward the packets that the programs hand to it for fragmentation (tc_as_from_lo).
-// Most of these have one of this node's source addresses.
+// (bpf/route.h), and the kernel forwards and fragments packets that the programs hand to it (tc_as_from_lo). Most
+// of these have one of this node's source addresses.
 func (s *Settings) Forward(name string) error {
 	if name == "lo" {
 		if err := s.set("ipv4", name, "accept_local", "1"); err != nil {
