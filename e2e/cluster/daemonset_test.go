@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -51,12 +50,7 @@ func daemonConfig(gw lab.Node) string {
 // TestDaemonSet runs the agent in the pods of a DaemonSet: a static binary in an image, run by real kubelets with the
 // manifest's rights, from "kubectl apply" to a rollout under load.
 func TestDaemonSet(t *testing.T) {
-	if err := kube.RuntimeAvailable(); err != nil {
-		if os.Getenv("STEELYARD_CI") != "" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
-	}
+	needRuntime(t)
 	c := startCluster(t, 2, "tunnel")
 	must.Do(t, c.control.StartControllers(kube.ManifestControllers))
 	for i, n := range c.Balancers {

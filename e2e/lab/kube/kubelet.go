@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,6 +28,10 @@ type Kubelet struct {
 	OnlyIPv4 bool
 	// DNS is the DNS server for pods. It may be zero.
 	DNS netip.Addr
+	// Kubeconfig is the administrator's by default.
+	Kubeconfig string
+	// LeaseSeconds is four times the interval at which the kubelet renews its Lease; 0 means the default of 40.
+	LeaseSeconds int
 }
 
 // kubeletDir is the directory of the kubelet's and the container runtime's files, on a tmpfs of the node.
@@ -87,6 +92,7 @@ evictionHard: {memory.available: 1Mi}
 resolvConf: ""
 clusterDomain: cluster.local
 clusterDNS: %s
+nodeLeaseDurationSeconds: %d
 `
 
 // kubeletScript runs containerd and the kubelet in one PID namespace. When the namespace ends, the kernel kills every
@@ -125,7 +131,8 @@ func (c *ControlPlane) StartKubelet(n lab.Node, k Kubelet) (*lab.Process, error)
 	}
 	for name, text := range map[string]string{
 		"containerd.toml": containerdTOML, "cni/lab.conflist": network,
-		"kubelet.yaml": fmt.Sprintf(kubeletYAML, group, dns), "kubeconfig": c.Kubeconfig(),
+		"kubelet.yaml": fmt.Sprintf(kubeletYAML, group, dns, k.LeaseSeconds),
+		"kubeconfig":   cmp.Or(k.Kubeconfig, c.Kubeconfig()),
 	} {
 		if err := n.WriteFile(filepath.Join(kubeletDir, name), text, 0o600); err != nil {
 			return nil, err
