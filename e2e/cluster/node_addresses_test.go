@@ -17,21 +17,15 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
 )
 
-const nodesTOML = `
-[kubernetes]
-allocate = false
-kubeconfig = %q
-proxy = "replace"
-[[pool]]
-name = "nodes"
-addresses = ["node"]
-`
-
 // newNodesCluster creates a cluster of two nodes without kube-proxy and announcers, whose Services get the addresses of
-// the nodes.
+// the nodes, with the configuration in the manifest.
 func newNodesCluster(t *testing.T) *cluster {
 	c := startCluster(t, 2, "tunnel")
-	c.install(t, "")
+	c.apply(t, "", "--pool", "node")
+	m := must.Get(c.api.CoreV1().ConfigMaps("steelyard").Get(t.Context(), "steelyard", meta.GetOptions{}))(t)
+	const section = "[kubernetes]\n"
+	config := strings.Replace(m.Data["steelyard.toml"], section,
+		section+fmt.Sprintf("kubeconfig = %q\n", kube.KubeconfigPath), 1)
 	kubeconfig := c.kubeconfigOf(t, "steelyard")
 	for i, b := range c.Balancers {
 		c.join(t, i)
@@ -39,7 +33,7 @@ func newNodesCluster(t *testing.T) *cluster {
 		c.setReady(t, i, core.ConditionTrue)
 		a := lab.AgentConfig{
 			Name: b.Name(), Address: b.V4, Interfaces: []string{"eth0"}, Mode: "tc", LogLevel: "debug",
-			Env: []string{"POD_NAMESPACE=steelyard"}, Extra: fmt.Sprintf(nodesTOML, kube.KubeconfigPath),
+			Env: []string{"POD_NAMESPACE=steelyard"}, Extra: config,
 		}
 		must.Do(t, b.WriteFile(kube.KubeconfigPath, kubeconfig, 0o600))
 		c.Config = append(c.Config, a)

@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -22,7 +23,8 @@ func (e *env) manifest() *ucli.Command {
 				Name: "bgp", Usage: "announce by BGP to `asn=OWN,peer=ADDRESS:ASN`; peer= may be repeated",
 			},
 			&ucli.StringSliceFlag{
-				Name: "pool", Usage: "assign addresses from `RANGE`, a prefix or FIRST-LAST; may be repeated",
+				Name:  "pool",
+				Usage: "assign addresses from `RANGE`: a prefix, FIRST-LAST, or node, the nodes' own; may be repeated",
 			},
 			&ucli.BoolFlag{
 				Name: "cleanup", Usage: "print the cleanup objects instead; apply them after deleting the others",
@@ -48,39 +50,67 @@ func (e *env) printManifest(c *ucli.Context) error {
 	return err
 }
 
+// poolOfNodes is the value of --pool for the nodes' own addresses.
+const poolOfNodes = "node"
+
+// nodesLines precede the pools if one has the nodes' own addresses. They belong to the section [kubernetes].
+const nodesLines = `proxy = "replace"
+# api_servers = ["192.0.2.1:6443"] # needed without kube-proxy
+
+`
+
 // firstConfiguration returns the configuration lines for a first try, which say how to announce addresses and which
-// ones, and the addresses. It refuses what the agent would refuse, and settings that would announce nothing.
+// ones, and the addresses: none if they include the nodes', which are not known. It refuses what the agent would
+// refuse, and settings that would announce nothing.
 func firstConfiguration(l2 bool, bgp string, pools []string) (lines string, addrs []netip.Prefix, err error) {
 	if !l2 && bgp == "" && len(pools) == 0 {
 		return "", nil, nil
 	}
-	if !l2 && bgp == "" || len(pools) == 0 {
-		return "", nil, fmt.Errorf("%w: announcing addresses needs --l2 or --bgp, and --pool", errUsage)
+	nodes := slices.Contains(pools, poolOfNodes)
+	ranges := slices.DeleteFunc(slices.Clone(pools), func(p string) bool { return p == poolOfNodes })
+	announced := l2 || bgp != ""
+	if announced != (len(ranges) > 0) {
+		return "", nil, fmt.Errorf("%w: announcing addresses needs --l2 or --bgp, and --pool with a range", errUsage)
 	}
-	var text strings.Builder
+	text := ""
+	if nodes {
+		text = nodesLines
+	}
 	if l2 {
-		text.WriteString("[l2]\n\n")
+		text += "[l2]\n\n"
 	}
 	if bgp != "" {
 		lines, err := bgpLines(bgp)
 		if err != nil {
 			return "", nil, fmt.Errorf("%w: --bgp %s: %w", errUsage, bgp, err)
 		}
-		text.WriteString(lines)
+		text += lines
 	}
-	var quoted []string
-	for _, p := range pools {
-		quoted = append(quoted, strconv.Quote(p))
+	if len(ranges) > 0 {
+		text += poolLines("public", ranges)
 	}
-	fmt.Fprintf(&text, "[[pool]]\nname = \"public\"\naddresses = [%s]\n", strings.Join(quoted, ", "))
-	c, err := config.Parse("manifest", []byte("[kubernetes]\nallocate = false\n\n"+text.String()))
+	if nodes {
+		text += poolLines("nodes", []string{poolOfNodes})
+	}
+	c, err := config.Parse("manifest", []byte("[kubernetes]\nallocate = false\n\n"+text))
 	if err != nil {
 		return "", nil, fmt.Errorf("%w: %w", errUsage, err)
 	}
 	for _, r := range c.Pools[0].Ranges {
 		addrs = append(addrs, r.Prefixes()...)
 	}
-	return text.String(), addrs, nil
+	if nodes {
+		addrs = nil
+	}
+	return text, addrs, nil
+}
+
+func poolLines(name string, addresses []string) string {
+	var quoted []string
+	for _, a := range addresses {
+		quoted = append(quoted, strconv.Quote(a))
+	}
+	return fmt.Sprintf("[[pool]]\nname = %q\naddresses = [%s]\n", name, strings.Join(quoted, ", "))
 }
 
 // bgpLines returns the section for "asn=64512,peer=192.0.2.1:64500,peer=[2001:db8::1]:64500".
