@@ -217,3 +217,33 @@ func TestSizing(t *testing.T) {
 	must.True(t, strings.Contains(read(t, "../datapath/bench_test.go"), "func BenchmarkMemory("),
 		"the benchmark that sizing.md names does not exist")
 }
+
+// Every key that migration.md names as the equivalent of another program's exists.
+func TestKeysOfMigrationExist(t *testing.T) {
+	header, assignment := regexp.MustCompile(`^\[+([\w.]+)\]+`), regexp.MustCompile(`^(\w+) *=`)
+	section, known := "", map[string]bool{}
+	for line := range strings.Lines(read(t, "../config/reference.toml")) {
+		if m := header.FindStringSubmatch(line); m != nil {
+			section = m[1]
+			known[section] = true
+		} else if m := assignment.FindStringSubmatch(line); m != nil {
+			known[section+"."+m[1]] = true
+		}
+	}
+	named := 0
+	for line := range strings.Lines(read(t, "migration.md")) {
+		cells := strings.Split(line, "|")
+		if len(cells) != 4 {
+			continue
+		}
+		for _, m := range code.FindAllStringSubmatch(cells[2], -1) {
+			key, _, _ := strings.Cut(m[1], " ")
+			if strings.Contains(key, "/") { // a label
+				continue
+			}
+			named++
+			must.True(t, known[key], "migration.md names %s, which is not in reference.toml", key)
+		}
+	}
+	must.True(t, named >= 40, "found only %d keys: the page or this test has changed", named)
+}
