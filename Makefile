@@ -12,7 +12,8 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 GOLANGCI_VERSION := v2.12.2
 
 .PHONY: build help install demo unit race test test-tools test-kubernetes test-kernels test-all test-release try fresh
-.PHONY: attack bfd conformance bench gobench fuzz mutants mutants-bpf lint generate bpf clean controlplane conformance-programs deps root
+.PHONY: attack bfd conformance environments bench gobench fuzz mutants mutants-bpf lint generate bpf clean controlplane
+.PHONY: conformance-programs deps root
 .PHONY: pictures test-browser go-version release release-tool test-packages compile bpf-compiler
 
 build: go-version ## build ./steelyard (the default)
@@ -61,6 +62,7 @@ test-release: ## what takes hours, before a release: all tests of Kubernetes, mu
 	$(MAKE) test-all ROWS=all
 	$(MAKE) test-browser
 	$(MAKE) conformance
+	$(MAKE) environments
 	$(MAKE) attack ATTACK_TIME=30m
 	$(MAKE) bfd BFD_TIME=30m
 	$(MAKE) fuzz FUZZTIME=10m
@@ -106,6 +108,7 @@ BFD_TIME ?= 10m
 bfd: root ## keep BFD sessions for ten minutes with all processors busy, and count false alarms (root); BFD_TIME=1h
 	BFD_TIME='$(BFD_TIME)' go test ./announce/bfd -run '^TestNoFalseAlarm$$' -v -count 1 -timeout 24h
 
+FLANNEL := .cache/flannel/flannel
 # CONFORMANCE=REGEXP selects tests; CONFORMANCE_WITHOUT_AGENT=1 runs them with kube-proxy alone,
 # PROXY=replace without kube-proxy.
 CONFORMANCE ?= \[sig-network\] (LoadBalancers|Services|Networking Granular|Conntrack|Traffic Distribution)
@@ -113,6 +116,12 @@ conformance: root build controlplane conformance-programs ## run Kubernetes' tes
 	sh e2e/deps.sh kubernetes
 	CONFORMANCE='$(CONFORMANCE)' CONFORMANCE_PROXY='$(PROXY)' STEELYARD_BINARY='$(CURDIR)/steelyard' \
 		go test ./e2e/cluster -run '^TestUpstream$$' -v -count 1 -timeout 6h
+
+# ENVIRONMENTS=REGEXP selects some, such as iptables/flannel.
+environments: root build controlplane conformance-programs $(FLANNEL) ## test the rows of docs/environments.md, an hour (root)
+	sh e2e/deps.sh kubernetes
+	STEELYARD_BINARY='$(CURDIR)/steelyard' \
+		go test -tags environments ./e2e/cluster -run '^TestEnvironments$$/$(ENVIRONMENTS)' -v -count 1 -timeout 3h
 
 BENCH_PARTS := cost,live,connections,scale,convergence
 BENCH ?= $(BENCH_PARTS)
@@ -201,6 +210,9 @@ $(UPSTREAM)/built: e2e/conformance/go.mod e2e/conformance/e2e_test.go
 	cd e2e/conformance && go test -c -ldflags '$(CONTROLPLANE_LDFLAGS)' -o $(CURDIR)/$(UPSTREAM)/e2e.test .
 	cd e2e/conformance && go build -ldflags '$(CONTROLPLANE_LDFLAGS)' -o $(CURDIR)/$(UPSTREAM)/ tool
 	touch $@
+
+$(FLANNEL): e2e/flannel/go.sum e2e/flannel/main.go
+	cd e2e/flannel && go build -ldflags '-s -w' -o $(CURDIR)/$@ .
 
 # An older go command with GOTOOLCHAIN=auto may have switched to the version in go.mod, and then reports that one.
 # Before GNU make 4.4, $(shell) does not have the PATH that is exported above.

@@ -48,6 +48,7 @@ if [ "${1-}" = kubernetes ]; then
 	need runc runc
 	# Pods: their network, and the programs in their image.
 	need /usr/lib/cni/ptp containernetworking-plugins
+	need iptables iptables
 	need nc.openbsd netcat-openbsd
 	need dash dash
 	need wget wget

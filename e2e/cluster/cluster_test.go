@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -34,9 +35,11 @@ import (
 type cluster struct {
 	*labtest.Site
 	control *kube.ControlPlane
-	rest    *rest.Config
-	api     kubernetes.Interface
-	proxies map[*lab.Host][]*lab.Process // each node's kube-proxy processes; only the last may run
+	// environment is the zero value if no pod has a network of its own.
+	environment kube.Environment
+	rest        *rest.Config
+	api         kubernetes.Interface
+	proxies     map[*lab.Host][]*lab.Process // each node's kube-proxy processes; only the last may run
 	// allocators are the allocator processes, which run beside the API server.
 	allocators []*lab.Process
 	pods       map[string]*pod
@@ -212,13 +215,14 @@ func (c *cluster) startAllocator(t *testing.T, name, config string) *lab.Process
 	return p
 }
 
-// join prepares a host as a node: it enables forwarding and adds routes to the pods of the other nodes.
+// join prepares a host as a node: it enables forwarding and, where flannel does not, adds routes to the pods of the
+// other nodes.
 func (c *cluster) join(t *testing.T, i int) {
 	t.Helper()
 	n := c.Balancers[i]
 	must.Do(t, n.Forward())
 	for k, other := range c.Balancers {
-		if k == i {
+		if k == i || c.environment.CNI == kube.Flannel {
 			continue
 		}
 		v4, v6 := podPrefixes(k)
@@ -245,7 +249,7 @@ func (c *cluster) register(t *testing.T, i int) {
 func (c *cluster) startProxy(t *testing.T, n lab.Node) {
 	t.Helper()
 	c.stopProxy(n)
-	p := must.Get(c.control.StartKubeProxy(n.Host))(t)
+	p := must.Get(c.control.StartKubeProxy(n.Host, cmp.Or(c.environment.Proxy, kube.NFTables)))(t)
 	if c.proxies[n.Host] == nil {
 		t.Cleanup(func() { c.showProxy(t, n) })
 	}

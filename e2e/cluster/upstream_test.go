@@ -2,11 +2,9 @@ package cluster
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -18,12 +16,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/miekg/dns"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb/lbtest/must"
-	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -56,25 +52,43 @@ var withoutProxySubset = []string{
 // parallel is how many tests run concurrently; most of them wait most of the time.
 const parallel = 6
 
-// upstreamDir has the programs of e2e/conformance.
-const upstreamDir = "../../.cache/conformance"
+// The directories of the programs of e2e/conformance and e2e/flannel.
+const (
+	upstreamDir = "../../.cache/conformance"
+	flannelDir  = "../../.cache/flannel"
+)
 
 // TestUpstream runs Kubernetes' own tests ([sig-network]) from behind the router, against real kubelets with the agent
 // as a DaemonSet. CONFORMANCE selects tests with a regular expression. With CONFORMANCE_WITHOUT_AGENT, the nodes have
 // only kube-proxy. With CONFORMANCE_PROXY=replace they have only the agent.
 func TestUpstream(t *testing.T) {
 	t.Parallel()
-	runUpstream(t, upstreamSubset, os.Getenv("CONFORMANCE"), os.Getenv("CONFORMANCE_PROXY") == "replace")
+	e := kube.Environment{Proxy: kube.NFTables}
+	if os.Getenv("CONFORMANCE_PROXY") == "replace" {
+		e.Proxy = ""
+	}
+	runUpstream(t, upstreamSubset, os.Getenv("CONFORMANCE"), e)
 }
 
 // TestUpstreamWithoutKubeProxy runs Kubernetes' own tests on nodes whose only service proxy is the agent.
 func TestUpstreamWithoutKubeProxy(t *testing.T) {
 	t.Parallel()
-	runUpstream(t, withoutProxySubset, "", true)
+	runUpstream(t, withoutProxySubset, "", kube.Environment{})
 }
 
-// runUpstream runs the tests that focus selects, or the subset. With replace, the agent is the service proxy.
-func runUpstream(t *testing.T, names []string, focus string, replace bool) {
+// runUpstream runs the tests that focus selects, or the subset.
+func runUpstream(t *testing.T, names []string, focus string, e kube.Environment) {
+	t.Helper()
+	nodes := 3
+	if focus == "" {
+		nodes = 2
+	}
+	u := startUpstream(t, nodes, os.Getenv("CONFORMANCE_WITHOUT_AGENT") == "", e)
+	u.runAll(t, names, focus)
+}
+
+// upstreamPrograms returns the directory of the programs. Without them, it skips the test.
+func upstreamPrograms(t *testing.T) string {
 	t.Helper()
 	programs := must.Get(filepath.Abs(upstreamDir))(t)
 	if _, err := os.Stat(filepath.Join(programs, "e2e.test")); err != nil {
@@ -84,15 +98,20 @@ func runUpstream(t *testing.T, names []string, focus string, replace bool) {
 		}
 		t.Skip(err)
 	}
-	nodes, subset := 3, focus == ""
+	return programs
+}
+
+// runAll runs the tests that focus selects or, without it, those with these names.
+func (u *upstream) runAll(t *testing.T, names []string, focus string) {
+	t.Helper()
+	subset := focus == ""
 	if subset {
 		var quoted []string
 		for _, name := range names {
 			quoted = append(quoted, regexp.QuoteMeta(name))
 		}
-		focus, nodes = strings.Join(quoted, "|"), 2
+		focus = strings.Join(quoted, "|")
 	}
-	u := startUpstream(t, programs, nodes, os.Getenv("CONFORMANCE_WITHOUT_AGENT") == "", replace)
 	specs := u.run(t, "--ginkgo.dry-run", "--ginkgo.focus="+focus)
 	must.Need(t, !subset || len(specs) == len(names), "%d tests are selected; want %d", len(specs), len(names))
 	alone := func(s spec) bool {
@@ -149,11 +168,13 @@ func (s spec) name() string {
 }
 
 // startUpstream starts a cluster whose pods have a network and a DNS server. With agent, it installs the DaemonSet, as
-// the service proxy with replace.
-func startUpstream(t *testing.T, programs string, nodes int, agent, replace bool) *upstream {
+// the service proxy if the environment has none.
+func startUpstream(t *testing.T, nodes int, agent bool, e kube.Environment) *upstream {
 	t.Helper()
+	programs := upstreamPrograms(t)
 	must.Do(t, kube.RuntimeAvailable())
 	u := &upstream{cluster: startCluster(t, nodes, "tunnel"), programs: programs, dir: t.TempDir()}
+	u.environment = e
 	must.Do(t, u.control.StartControllers("*"))
 	u.serveNames(t)
 	const conntrackServer = "regression-issue-74839"
@@ -161,32 +182,13 @@ func startUpstream(t *testing.T, programs string, nodes int, agent, replace bool
 		Names:    []string{"lab/" + conntrackServer + ":1.4"},
 		Programs: []string{filepath.Join(programs, conntrackServer)},
 	}}
-	for i, n := range u.Balancers {
-		u.join(t, i)
-		if !replace {
-			u.startProxy(t, n)
-		}
-		v4, v6 := podPrefixes(i)
-		// The API server and the tests must also reach pods.
-		router := u.Topology.Router
-		must.Do(t, errors.Join(router.AddRoute(v4, n.V4), router.AddRoute(v6, n.V6)))
-		kubelet := must.Get(u.control.StartKubelet(n, kube.Kubelet{
-			Images: images, Pods: []netip.Prefix{v4, v6}, DNS: u.Servers[0].V4,
-			// A test expects health check node ports on every address of a Node, whatever the Service's family.
-			OnlyIPv4: true,
-		}))(t)
-		t.Cleanup(func() {
-			if t.Failed() {
-				agent := u.daemonLog(n)
-				t.Logf("log of the kubelet on %s:\n%s\nlog of the agent:\n%s", n, kubelet.Log.Tail(40), agent)
-			}
-		})
+	for i := range u.Balancers {
+		u.startNode(t, i, images)
 	}
 	labtest.Until(t, "the nodes are ready", u.nodesReady)
 	if agent {
-		gw := u.Balancers[0]
-		config := daemonConfig(gw)
-		if replace {
+		config := daemonConfig(u.Balancers[0])
+		if e.Proxy == "" {
 			server := netip.AddrPortFrom(u.control.Address, 6443)
 			config = strings.Replace(config, "[kubernetes]\n",
 				fmt.Sprintf("[kubernetes]\nproxy = \"replace\"\napi_servers = [%q]\n", server.String()), 1)
@@ -196,6 +198,45 @@ func startUpstream(t *testing.T, programs string, nodes int, agent, replace bool
 		labtest.Until(t, "the DaemonSet is ready", u.daemonsReady(t))
 	}
 	return u
+}
+
+// startNode starts a node's kubelet, and its service proxy and flannel if the environment has them.
+func (u *upstream) startNode(t *testing.T, i int, images []kube.Image) {
+	t.Helper()
+	n := u.Balancers[i]
+	u.join(t, i)
+	if u.environment.Proxy != "" {
+		u.startProxy(t, n)
+	}
+	v4, v6 := podPrefixes(i)
+	// The API server and the tests must also reach pods.
+	router := u.Topology.Router
+	must.Do(t, errors.Join(router.AddRoute(v4, n.V4), router.AddRoute(v6, n.V6)))
+	kubelet := must.Get(u.control.StartKubelet(n, kube.Kubelet{
+		Images: images, Pods: []netip.Prefix{v4, v6}, CNI: u.environment.CNI, DNS: u.Servers[0].V4,
+		// A test expects health check node ports on every address of a Node, whatever the Service's family.
+		OnlyIPv4: true,
+	}))(t)
+	t.Cleanup(func() {
+		if t.Failed() {
+			agent := u.daemonLog(n)
+			t.Logf("log of the kubelet on %s:\n%s\nlog of the agent:\n%s", n, kubelet.Log.Tail(40), agent)
+		}
+	})
+	if u.environment.CNI != kube.Flannel {
+		return
+	}
+	labtest.Until(t, n.Name()+" is registered", func() error {
+		_, err := u.api.CoreV1().Nodes().Get(t.Context(), n.Name(), meta.GetOptions{})
+		return err
+	})
+	u.patchNode(t, i, fmt.Sprintf(`{"spec":{"podCIDR":%q,"podCIDRs":[%q,%q]}}`, v4, v4, v6))
+	flannel := must.Get(u.control.StartFlannel(t.Context(), n, must.Get(filepath.Abs(flannelDir))(t)))(t)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log of flannel on %s:\n%s", n, flannel.Log.Tail(40))
+		}
+	})
 }
 
 // serverImage returns the image of Kubernetes' test server, with the programs that the tests run in its pods.
@@ -311,54 +352,4 @@ func (u *upstream) report(t *testing.T, subset bool) {
 func tail(text string, n int) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
-}
-
-// serveNames resolves Services' names, SERVICE.NAMESPACE.svc.cluster.local, like a cluster's DNS server.
-func (u *upstream) serveNames(t *testing.T) {
-	t.Helper()
-	at := u.Servers[0]
-	conn := must.Get(at.ListenPacket(t.Context(), "udp", netip.AddrPortFrom(at.V4, 53).String()))(t)
-	server := &dns.Server{PacketConn: conn, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
-		r := new(dns.Msg)
-		r.SetReply(q)
-		r.Authoritative = true
-		if len(q.Question) != 1 || !u.resolve(r, q.Question[0].Name, q.Question[0].Qtype) {
-			r.Rcode = dns.RcodeNameError
-		}
-		w.WriteMsg(r)
-	})}
-	go server.ActivateAndServe()
-	t.Cleanup(func() { server.Shutdown() })
-}
-
-// resolve adds a name's records, and returns false if there is no such name.
-func (u *upstream) resolve(r *dns.Msg, name string, kind uint16) bool {
-	labels := strings.Split(strings.TrimSuffix(name, "."), ".")
-	if len(labels) != 5 || strings.Join(labels[2:], ".") != "svc.cluster.local" {
-		return false
-	}
-	s, err := u.api.CoreV1().Services(labels[1]).Get(context.Background(), labels[0], meta.GetOptions{})
-	if err != nil {
-		return false
-	}
-	head := func(kind uint16) dns.RR_Header {
-		return dns.RR_Header{Name: name, Rrtype: kind, Class: dns.ClassINET, Ttl: 1}
-	}
-	if s.Spec.Type == core.ServiceTypeExternalName {
-		target := dns.Fqdn(s.Spec.ExternalName)
-		r.Answer = append(r.Answer, &dns.CNAME{Hdr: head(dns.TypeCNAME), Target: target})
-		u.resolve(r, target, kind)
-		return true
-	}
-	for _, text := range s.Spec.ClusterIPs {
-		a, err := netip.ParseAddr(text)
-		switch {
-		case err != nil:
-		case a.Is4() && kind == dns.TypeA:
-			r.Answer = append(r.Answer, &dns.A{Hdr: head(kind), A: net.IP(a.AsSlice())})
-		case a.Is6() && kind == dns.TypeAAAA:
-			r.Answer = append(r.Answer, &dns.AAAA{Hdr: head(kind), AAAA: net.IP(a.AsSlice())})
-		}
-	}
-	return true
 }

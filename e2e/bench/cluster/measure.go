@@ -13,6 +13,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/bench/scale"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
 )
 
 // idleTime is how long the agent's CPU time is measured while only heartbeats are sent.
@@ -128,7 +129,7 @@ func (b *bench) restart(ctx context.Context, r *Result) error {
 			func() error { return b.agent.Terminate(ctx, 20*time.Second) },
 		},
 		{"kube-proxy", func() (err error) {
-			proxy, err = b.control.StartKubeProxy(node.Host)
+			proxy, err = b.control.StartKubeProxy(node.Host, kube.NFTables)
 			return err
 		}, func() error { return synced(ctx, node.Host) }, func() error {
 			proxy.Kill()

@@ -22,7 +22,7 @@ import (
 func prepareKubeProxy(s *site, o Options) error {
 	var proxy *lab.Process
 	err := withServices(s, o, func(control *kube.ControlPlane) (err error) {
-		proxy, err = control.StartKubeProxy(s.node)
+		proxy, err = control.StartKubeProxy(s.node, kube.NFTables)
 		return err
 	})
 	if proxy != nil {

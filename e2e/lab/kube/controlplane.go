@@ -167,13 +167,13 @@ const (
 // PodRanges are the prefixes of all pod addresses. kube-proxy does not masquerade traffic from them.
 const PodRanges = "10.244.0.0/16,fd00:244::/32"
 
-// StartKubeProxy starts kube-proxy on a node. It returns before kube-proxy has written its rules.
-func (c *ControlPlane) StartKubeProxy(node *lab.Host) (*lab.Process, error) {
+// StartKubeProxy starts kube-proxy on a node in this mode. It returns before kube-proxy has written its rules.
+func (c *ControlPlane) StartKubeProxy(node *lab.Host, mode string) (*lab.Process, error) {
 	if err := node.WriteFile(ProxyKubeconfigPath, c.Kubeconfig(), 0o600); err != nil {
 		return nil, err
 	}
 	return node.Start(lab.Command{Abrupt: true, Path: filepath.Join(c.dir, "kube-proxy"), Args: []string{
-		"--kubeconfig=" + ProxyKubeconfigPath, "--hostname-override=" + node.Name(), "--proxy-mode=nftables",
+		"--kubeconfig=" + ProxyKubeconfigPath, "--hostname-override=" + node.Name(), "--proxy-mode=" + mode,
 		"--conntrack-max-per-core=0", "--conntrack-min=0",
 		"--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
 		"--healthz-bind-address=0.0.0.0:10256", "--cluster-cidr=" + PodRanges, "--v=2",

@@ -3,7 +3,6 @@ package kube
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -24,6 +23,8 @@ type Kubelet struct {
 	Images []Image
 	// Pods are the prefixes of the pods' addresses, one per family. Without them, pods can only use the host network.
 	Pods []netip.Prefix
+	// CNI connects the pods; empty means PTP. With Flannel, the node is not ready until StartFlannel.
+	CNI CNI
 	// OnlyIPv4 means that the Node has no IPv6 address.
 	OnlyIPv4 bool
 	// DNS is the DNS server for pods. It may be zero.
@@ -37,7 +38,7 @@ type Kubelet struct {
 // kubeletDir is the directory of the kubelet's and the container runtime's files, on a tmpfs of the node.
 const kubeletDir = "/run/steelyard-lab/kubelet"
 
-// containerdTOML configures a CNI network, without which the node does not become ready.
+// containerdTOML names the directory of the CNI plugin's configuration, without which the node does not become ready.
 const containerdTOML = `version = 2
 root = "` + kubeletDir + `/containerd"
 state = "` + kubeletDir + `/containerd-state"
@@ -55,26 +56,6 @@ snapshotter = "native"
 conf_dir = "` + kubeletDir + `/cni"
 bin_dir = "/usr/lib/cni"
 `
-
-// cniConf connects each pod to the node with its own pair of interfaces, because routing within a node needs no
-// br_netfilter. Without a prefix the plugin is never called, because all pods use the host network.
-func (k Kubelet) cniConf() (string, error) {
-	ipam := map[string]any{"type": "host-local", "dataDir": kubeletDir + "/cni-addresses"}
-	var ranges, routes []any
-	for _, p := range k.Pods {
-		ranges = append(ranges, []any{map[string]any{"subnet": p}})
-		all := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-		if p.Addr().Is6() {
-			all = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-		}
-		routes = append(routes, map[string]any{"dst": all})
-	}
-	ipam["ranges"], ipam["routes"] = ranges, routes
-	b, err := json.Marshal(map[string]any{"cniVersion": "0.4.0", "name": "lab", "plugins": []any{
-		map[string]any{"type": "ptp", "ipMasq": false, "ipam": ipam},
-	}})
-	return string(b), err
-}
 
 const kubeletYAML = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -121,7 +102,7 @@ func (c *ControlPlane) StartKubelet(n lab.Node, k Kubelet) (*lab.Process, error)
 	if err := n.Do(func() error { return makeCgroup(group) }); err != nil {
 		return nil, err
 	}
-	network, err := k.cniConf()
+	network, err := k.CNI.conf(k.Pods, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -129,12 +110,16 @@ func (c *ControlPlane) StartKubelet(n lab.Node, k Kubelet) (*lab.Process, error)
 	if k.DNS.IsValid() {
 		dns = fmt.Sprintf("[%q]", k.DNS)
 	}
-	for name, text := range map[string]string{
-		"containerd.toml": containerdTOML, "cni/lab.conflist": network,
-		"kubelet.yaml": fmt.Sprintf(kubeletYAML, group, dns, k.LeaseSeconds),
-		"kubeconfig":   cmp.Or(k.Kubeconfig, c.Kubeconfig()),
-	} {
-		if err := n.WriteFile(filepath.Join(kubeletDir, name), text, 0o600); err != nil {
+	files := map[string]string{
+		kubeletDir + "/containerd.toml": containerdTOML, cniConf: network,
+		kubeletDir + "/kubelet.yaml": fmt.Sprintf(kubeletYAML, group, dns, k.LeaseSeconds),
+		kubeletDir + "/kubeconfig":   cmp.Or(k.Kubeconfig, c.Kubeconfig()),
+	}
+	if k.CNI == Flannel {
+		delete(files, cniConf)
+	}
+	for path, text := range files {
+		if err := n.WriteFile(path, text, 0o600); err != nil {
 			return nil, err
 		}
 	}
