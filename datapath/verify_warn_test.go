@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/hook"
+	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/datapath/internal/verify"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
@@ -218,7 +221,7 @@ func TestShortageIsNoFault(t *testing.T) {
 }
 
 // Another program that runs before ours is run on a synthetic packet if this is permitted. Otherwise a warning says
-// that it is not.
+// that it is not, except about our service proxy.
 func TestProgramsThatMayNotBeExamined(t *testing.T) {
 	t.Parallel()
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
@@ -229,6 +232,24 @@ func TestProgramsThatMayNotBeExamined(t *testing.T) {
 		return strings.Join(lbtest.Texts(fx.d.Findings()), "; ")
 	}
 	must.Row(t, "warnings with all capabilities", "", look())
+	const want = "eth0: cannot verify without CAP_SYS_ADMIN whether other programs that run before ours (id "
+	w := fx.withoutAdmin()
+	must.True(t, strings.HasPrefix(w, want), "warnings %q; want %q", w, want)
+	fx.do(func() error { return dptest.DetachXDP("eth0") })
+	if labtest.TCHook(t) == "tcx" {
+		pins := filepath.Join(fx.o.PinPath, pin.Schema, "inside", "tcx")
+		fx.do(func() error { return dptest.AttachTCX("eth0", pins) })
+		must.Row(t, "warnings about the service proxy", "", fx.withoutAdmin())
+		fx.do(func() error { return os.RemoveAll(pins) }) // ends the link
+		fx.do(func() error { return dptest.AttachTCX("eth0", filepath.Join(fx.o.PinPath, "other")) })
+		w := fx.withoutAdmin()
+		must.True(t, strings.HasPrefix(w, want), "warnings %q; want %q", w, want)
+	}
+	x.is("")
+}
+
+// withoutAdmin returns the findings after a round without CAP_SYS_ADMIN.
+func (fx *fixture) withoutAdmin() string {
 	fx.d.hooks.Foreign = map[string]hook.Foreign{} // forget the result, which would be used for a while
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var all [2]unix.CapUserData
@@ -242,10 +263,7 @@ func TestProgramsThatMayNotBeExamined(t *testing.T) {
 		fx.d.verifier.Changed(route.Changes{Links: true, Routes: true})
 		return unix.Capset(&header, &all[0])
 	})
-	const want = "eth0: cannot verify without CAP_SYS_ADMIN whether other programs that run before ours (id "
-	w := strings.Join(lbtest.Texts(fx.d.Findings()), "; ")
-	must.True(t, strings.HasPrefix(w, want), "warnings %q; want %q", w, want)
-	x.is("")
+	return strings.Join(lbtest.Texts(fx.d.Findings()), "; ")
 }
 
 // If routers know the VIPs, a warning says that clients behind them receive no replies because there is no route.

@@ -2,9 +2,12 @@ package dptest
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 )
 
@@ -23,6 +26,34 @@ func AttachXDP(name string, result int32) error {
 	}
 	defer prog.Close()
 	return setXDP(name, prog.FD())
+}
+
+// AttachTCX attaches a program that passes all packets on, before all others at tcx ingress of an interface, and pins
+// its link in a directory as our service proxy does.
+func AttachTCX(name, dir string) error {
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "first", Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
+	})
+	if err != nil {
+		return fmt.Errorf("load a tc program: %w", err)
+	}
+	defer prog.Close()
+	nic, err := netlink.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("interface %s: %w", name, err)
+	}
+	l, err := link.AttachTCX(link.TCXOptions{
+		Interface: nic.Attrs().Index, Program: prog, Attach: ebpf.AttachTCXIngress, Anchor: link.Head(),
+	})
+	if err != nil {
+		return err
+	}
+	defer l.Close() // ends the link unless it is pinned
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	return l.Pin(filepath.Join(dir, fmt.Sprintf("%d-sy_in", nic.Attrs().Index)))
 }
 
 // DetachXDP removes the XDP program from an interface.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -21,7 +22,7 @@ import (
 // Programs of other software on the same interface may run before ours. Most pass on packets that they do not know. To
 // detect one that does not, the agent runs it on a synthetic packet.
 
-// Foreign describes the programs of other software that run before ours on an interface.
+// Foreign describes the programs of other software, except our service proxy, that run before ours on an interface.
 type Foreign struct {
 	ids   []ebpf.ProgramID
 	at    time.Time
@@ -91,9 +92,28 @@ func (a *Hooks) ahead(nic netlink.Link, hook string) (xdp, tc []ebpf.ProgramID, 
 		if p.ID == ours {
 			break
 		}
-		tc = append(tc, p.ID)
+		if id, ok := p.LinkID(); !ok || !a.isServiceProxy(nic, id) {
+			tc = append(tc, p.ID)
+		}
 	}
 	return xdp, tc, nil
+}
+
+// isServiceProxy reports whether a tcx link is one of this node's service proxy (package inside), which pins them.
+func (a *Hooks) isServiceProxy(nic netlink.Link, id link.ID) bool {
+	pins, err := filepath.Glob(filepath.Join(a.Pins.Dir, "inside", "tcx", fmt.Sprintf("%d-*", nic.Attrs().Index)))
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(pins, func(path string) bool {
+		l, err := link.LoadPinnedLink(path, nil)
+		if err != nil {
+			return false
+		}
+		defer l.Close()
+		info, err := l.Info()
+		return err == nil && info.ID == id
+	})
 }
 
 type xdpContext struct{ Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32 }
