@@ -118,7 +118,7 @@ conformance: root build controlplane conformance-programs ## run Kubernetes' tes
 		go test ./e2e/cluster -run '^TestUpstream$$' -v -count 1 -timeout 6h
 
 # ENVIRONMENTS=REGEXP selects some, such as iptables/flannel.
-environments: root build controlplane conformance-programs $(FLANNEL) ## test the rows of docs/environments.md, an hour (root)
+environments: root build controlplane conformance-programs $(FLANNEL) ## test the rows of docs/environments.md, half an hour (root)
 	sh e2e/deps.sh kubernetes
 	STEELYARD_BINARY='$(CURDIR)/steelyard' \
 		go test -tags environments ./e2e/cluster -run '^TestEnvironments$$/$(ENVIRONMENTS)' -v -count 1 -timeout 3h
