@@ -29,13 +29,14 @@ func main() {
 }
 
 // parts are the values of -only.
-var parts = []string{"cost", "live", "connections", "scale", "convergence", "cluster"}
+var parts = []string{"cost", "live", "trace", "connections", "scale", "convergence", "cluster"}
 
 // result has everything that was measured.
 type result struct {
 	Machine string               `json:"machine"`
 	Cost    []packets.Cell       `json:"cost,omitempty"`
 	Live    []packets.Rate       `json:"live,omitempty"`
+	Traced  []packets.Traced     `json:"traced,omitempty"`
 	Conns   []connections.Result `json:"connections,omitempty"`
 	Apply   []scale.Applied      `json:"apply,omitempty"`
 	Agent   []scale.Running      `json:"agent,omitempty"`
@@ -51,7 +52,7 @@ func run() error {
 	flag.IntVar(&cost.Packets, "packets", 50_000, "cost: packets in a round")
 	flag.IntVar(&cost.Rounds, "rounds", 15, "cost: rounds")
 	live := packets.LiveOptions{Packets: 100_000, Log: os.Stderr}
-	flag.IntVar(&live.Rounds, "liverounds", 10, "live: rounds")
+	flag.IntVar(&live.Rounds, "liverounds", 10, "live, trace: rounds")
 	conns := connections.Options{Log: os.Stderr}
 	flag.IntVar(&conns.Rounds, "connrounds", 6, "connections: rounds")
 	ways := flag.String("ways", ".", "connections: regular expression of the `ways` to measure")
@@ -115,6 +116,8 @@ func measure(
 			r.Cost, err = packets.Cost(cost)
 		case "live":
 			r.Live, err = packets.Live(live)
+		case "trace":
+			r.Traced, err = packets.Trace(live)
 		case "connections":
 			conns.Binary, conns.ControlPlane = binary, large.ControlPlane
 			r.Conns, err = connections.Run(conns)

@@ -30,6 +30,9 @@ func (r result) tables() (all []table) {
 	if len(r.Live) != 0 {
 		all = append(all, liveTable(r.Live))
 	}
+	if len(r.Traced) != 0 {
+		all = append(all, tracedTable(r.Traced))
+	}
 	if len(r.Conns) != 0 {
 		all = append(all, connectionsTable(r.Conns))
 	}
@@ -98,6 +101,18 @@ func liveTable(rates []packets.Rate) table {
 		func(r packets.Rate) string {
 			return fmt.Sprintf("%.0f (%.2f, %.2f–%.2f)", r.PerSecond/1000, r.Ratio, r.Low, r.High)
 		})
+}
+
+func tracedTable(all []packets.Traced) table {
+	t := table{
+		title: "Trace of 10,000 packets/s by nat: rate of other packets (ratio to no trace: median, lowest–highest)",
+		head:  []string{"hook", "ratio", "traced", "sent"},
+	}
+	for _, x := range all {
+		t.rows = append(t.rows, []string{x.Hook, fmt.Sprintf("%.2f, %.2f–%.2f", x.Ratio, x.Low, x.High),
+			fmt.Sprint(x.Traced), fmt.Sprint(x.Sent)})
+	}
+	return t
 }
 
 func connectionsTable(all []connections.Result) table {

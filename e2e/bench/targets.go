@@ -61,6 +61,8 @@ func (r result) targets() []target {
 			r.rate("Steelyard to pods, XDP and tc", "32k flows")},
 		{"packets/s by ipip, gue, dsr, 32k flows", 0.9, "× XDP_TX", true,
 			-worst(ways, func(w string) float64 { return -r.rate(w, "32k flows") })},
+		{"rate of other packets during a trace of 10,000 packets/s", 0.9, "× no trace", true, r.tracedRatio()},
+		{"of these packets, traced", 100, "%", true, r.tracedShare()},
 		{"new connections/s by nat, one backend, sustained", 1, "× nftables DNAT", true,
 			r.sustained("Steelyard nat, tc") / r.sustained("nftables DNAT")},
 		{"the same", 1, "× HAProxy", true, r.sustained("Steelyard nat, tc") / r.sustained("HAProxy")},
@@ -105,6 +107,26 @@ func (r result) rate(way, load string) float64 {
 		}
 	}
 	return math.NaN()
+}
+
+// tracedRatio returns the worst ratio of the hooks.
+func (r result) tracedRatio() float64 {
+	worst := math.NaN()
+	for _, x := range r.Traced {
+		if !(x.Ratio >= worst) {
+			worst = x.Ratio
+		}
+	}
+	return worst
+}
+
+// tracedShare returns the share of the packets that were traced, in percent.
+func (r result) tracedShare() float64 {
+	var sent, traced float64
+	for _, x := range r.Traced {
+		sent, traced = sent+float64(x.Sent), traced+float64(x.Traced)
+	}
+	return 100 * traced / sent
 }
 
 func (r result) sustained(way string) float64 { return r.connections(way, connections.Sustained) }
