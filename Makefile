@@ -60,6 +60,7 @@ test-all: ## test, test-kubernetes and test-kernels (root)
 
 test-release: ## what takes hours, before a release: all tests of Kubernetes, mutants, long fuzzing, attacks (root)
 	$(MAKE) test-all ROWS=all
+	$(MAKE) test-packages CLUSTER=1
 	$(MAKE) test-browser
 	$(MAKE) conformance
 	$(MAKE) environments

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -44,6 +45,8 @@ type cluster struct {
 	allocators []*lab.Process
 	pods       map[string]*pod
 	forward    string // kubernetes.forward
+	// release has the files of a release, whose program prints the manifest. It is empty for the program under test.
+	release string
 	// ownWatches are the API server's own watches of allNodes and allLeases.
 	ownWatches [2]float64
 }
@@ -155,12 +158,16 @@ func (c *cluster) apply(t *testing.T, config string, args ...string) {
 	})
 }
 
-// eachObject calls f for each object of "steelyard manifest" with these arguments.
+// eachObject calls f for each object of "steelyard manifest" with these arguments. A release's names its own image.
 func (c *cluster) eachObject(
 	t *testing.T, args []string, f func(dynamic.ResourceInterface, *unstructured.Unstructured),
 ) {
 	t.Helper()
-	manifest, err := exec.Command(binary, append([]string{"manifest", "--image", agentImage}, args...)...).Output()
+	program, args := binary, append([]string{"manifest", "--image", agentImage}, args...)
+	if c.release != "" {
+		program, args = releaseFile(t, c.release, "linux-"+runtime.GOARCH), slices.Delete(args, 1, 3)
+	}
+	manifest, err := exec.Command(program, args...).Output()
 	must.Do(t, err)
 	client := must.Get(dynamic.NewForConfig(c.rest))(t)
 	groups := must.Get(restmapper.GetAPIGroupResources(c.api.Discovery()))(t)

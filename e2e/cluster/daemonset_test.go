@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -48,15 +50,23 @@ func daemonConfig(gw lab.Node) string {
 }
 
 // TestDaemonSet runs the agent in the pods of a DaemonSet: a static binary in an image, run by real kubelets with the
-// manifest's rights, from "kubectl apply" to a rollout under load.
+// manifest's rights, from "kubectl apply" to a rollout under load. With STEELYARD_RELEASES, two directories separated
+// by a colon, it uses only the files of these releases. The rollout is then the upgrade from the first to the second.
 func TestDaemonSet(t *testing.T) {
 	needRuntime(t)
 	c := startCluster(t, 2, "tunnel")
+	images, next := []kube.Image{agentsImage()}, ""
+	if first, second, ok := strings.Cut(os.Getenv("STEELYARD_RELEASES"), ":"); ok {
+		c.release, next, images = first, second, nil
+		for _, dir := range []string{first, second} {
+			images = append(images, kube.Image{Archive: releaseFile(t, dir, "image.tar")})
+		}
+	}
 	must.Do(t, c.control.StartControllers(kube.ManifestControllers))
 	for i, n := range c.Balancers {
 		c.join(t, i)
 		c.startProxy(t, n)
-		kubelet := must.Get(c.control.StartKubelet(n, kube.Kubelet{Images: []kube.Image{agentsImage()}}))(t)
+		kubelet := must.Get(c.control.StartKubelet(n, kube.Kubelet{Images: images}))(t)
 		t.Cleanup(func() {
 			if t.Failed() {
 				t.Logf("log of the kubelet on %s:\n%s\nlog of the agent:\n%s", n, kubelet.Log.Tail(40), c.daemonLog(n))
@@ -83,7 +93,11 @@ func TestDaemonSet(t *testing.T) {
 		streams = append(streams, c.Client().Stream(t.Context(), labtest.URL(vip), 10*time.Millisecond, 2*time.Second))
 	}
 	c.editConfiguration(t, daemonConfig(gw))
-	c.rollout(t)
+	if next != "" {
+		c.upgrade(t, next, daemonConfig(gw))
+	} else {
+		c.rollout(t)
+	}
 	for _, x := range streams {
 		x.Stop()
 		r := x.Between(time.Time{}, time.Time{})
@@ -217,6 +231,28 @@ func (c *cluster) rollout(t *testing.T) {
 	d, err := api.Patch(t.Context(), "steelyard", types.StrategicMergePatchType, []byte(patch), meta.PatchOptions{})
 	must.Do(t, err)
 	labtest.Until(t, fmt.Sprintf("generation %d is ready", d.Generation), c.daemonsReady(t))
+}
+
+// upgrade applies the manifest of another release, and waits until its pods run.
+func (c *cluster) upgrade(t *testing.T, release, config string) {
+	t.Helper()
+	image := func() string {
+		d := must.Get(c.api.AppsV1().DaemonSets("steelyard").Get(t.Context(), "steelyard", meta.GetOptions{}))(t)
+		return d.Spec.Template.Spec.Containers[0].Image
+	}
+	before := image()
+	c.release = release
+	c.apply(t, config)
+	must.True(t, image() != before, "both releases have the image %s", before)
+	labtest.Until(t, "the new release is ready", c.daemonsReady(t))
+}
+
+// releaseFile returns the file of a release whose name ends like this.
+func releaseFile(t *testing.T, dir, end string) string {
+	t.Helper()
+	files := must.Get(filepath.Glob(filepath.Join(dir, "steelyard-*-"+end)))(t)
+	must.Need(t, len(files) == 1, "%d files in %s end with %s", len(files), dir, end)
+	return files[0]
 }
 
 // daemonLog returns the last log lines of our containers on a node.

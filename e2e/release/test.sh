@@ -17,3 +17,6 @@ diff "$one/dist/0.1.0/sha256sums" "$two/dist/0.1.0/sha256sums"
 (cd "$two/dist/0.1.0" && sha256sum --check --quiet sha256sums)
 make -C "$one" release VERSION=0.1.1 ARCH="$arch"
 e2e/release/packages.sh "$one/dist/0.1.0" "$one/dist/0.1.1"
+# CLUSTER=1: a cluster of kubelets runs the images, and upgrades without a lost request ("make controlplane" first).
+[ -z "${CLUSTER:-}" ] || STEELYARD_RELEASES="$one/dist/0.1.0:$one/dist/0.1.1" \
+	go test ./e2e/cluster -run '^TestDaemonSet$' -count 1 -timeout 20m

@@ -27,10 +27,16 @@ type Image struct {
 	Programs []string
 	// Files are other files by path in the image, and Links symbolic links.
 	Files, Links map[string]string
+	// Archive is a file with an image, as from "make release", instead of all the above.
+	Archive string
 }
 
-// archive returns the image in the format of "docker save".
+// archive returns the image in the format of "docker save", or its Archive.
 func (i Image) archive() (string, error) {
+	if i.Archive != "" {
+		b, err := os.ReadFile(i.Archive)
+		return string(b), err
+	}
 	files := map[string][]byte{}
 	for to, text := range i.Files {
 		files[strings.TrimPrefix(to, "/")] = []byte(text)
