@@ -14,7 +14,7 @@
 //   - With --shell, the network stays until the user's shell ends (shell.go), with one of the incidents for practice
 //     (incidents.go). Even SIGKILL leaves no process, because all are in a PID namespace.
 //
-// Parameters: the hold time is 3 s, the minimum of BGP (RFC 4271 §4.2); checks run every 200 ms with a timeout of 500
-// ms, and a server is unhealthy after two failures in a row. The takeover by the other balancer is shown with a loss of
-// power, because the end of the process alone does not interrupt traffic, as another step shows.
+// Parameters: the hold time is 3 s, the minimum of BGP (RFC 4271 §4.2); checks run every 200 ms, and a server is
+// unhealthy after four failures in a row. The takeover by the other balancer is shown with a loss of power, because the
+// end of the process alone does not interrupt traffic, as another step shows.
 package demo

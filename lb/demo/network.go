@@ -19,12 +19,12 @@ const (
 	echoPort    = 7    // of both: long-lived connections
 )
 
-// The service's check. A server that refuses connections is unhealthy after two failures in a row, so within interval ×
-// fall + timeout = 900 ms. The timeout allows for a busy machine: a false alarm resets connections.
+// The service's check. A server that refuses connections is unhealthy after four failures in a row, so within
+// interval × fall + timeout = 1 s. Four, because this machine may be busy, and a false alarm resets connections.
 const (
 	checkInterval    = 200 * time.Millisecond
-	checkTimeout     = 500 * time.Millisecond
-	checkFall        = 2
+	checkTimeout     = 200 * time.Millisecond
+	checkFall        = 4
 	unhealthyTimeout = checkFall*checkInterval + checkTimeout
 )
 
